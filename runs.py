@@ -1,0 +1,180 @@
+"""One folder a run: arguments, input rows, logs, checkpoints. Nothing in a run's folder is ever overwritten unasked."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import distributions
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
+
+import pandas as pd
+import torch
+import tyro
+from accelerate import PartialState
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
+
+def fail(message: str) -> None:
+    """Bad input: one line on stderr, exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args(args_class: type, presets: dict[str, dict]):
+    """Arguments of the command line: default < preset < flag. Unknown names and values exit with 2."""
+    words = [w for arg in sys.argv[1:] for w in arg.split("=", 1)]
+    name = words[words.index("--preset") + 1] if "--preset" in words[:-1] else ""
+    if name and name not in presets:
+        fail(f"unknown preset {name!r}; known: {', '.join(presets)}")
+    return tyro.cli(args_class, default=dataclasses.replace(args_class(), **presets.get(name, {})))
+
+
+def read_rows(path: Path | str, *fields: str) -> list[dict]:
+    """Rows of a .jsonl, .jsonl.gz or .parquet file, each with `fields`; exits with 2 naming file, line and field.
+
+    A `prompt` column that holds messages is read as `messages`; a row without `id` gets `<file name>-<row>`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        fail(f"{path}: no such file; data/README.md says how to make it")
+    if path.suffix == ".parquet":
+        rows = json.loads(pd.read_parquet(path).to_json(orient="records"))
+    else:
+        rows = []
+        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as f:
+            for number, line in enumerate(f, 1):
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as e:
+                    fail(f"{path}:{number}: not JSON ({e.msg})")
+    for number, row in enumerate(rows, 1):
+        if "messages" not in row and isinstance(row.get("prompt"), list):
+            row["messages"] = row.pop("prompt")
+        row.setdefault("id", f"{path.stem}-{number - 1}")
+        for field in fields:
+            if field not in row:
+                fail(f"{path}:{number}: no field {field!r} (found {', '.join(row)}); data/README.md has the schemas")
+        messages = row.get("messages", [])
+        if "messages" in fields and not (
+            messages and all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
+        ):
+            fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
+    if not rows:
+        fail(f"{path}: no rows")
+    return rows
+
+
+def append_jsonl(path: Path, rows: list[dict]) -> None:
+    with open(path, "a") as f:
+        f.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def start_run(args, script: str, model: str) -> Path:
+    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; called on every rank.
+
+    It is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the configuration}, so the same command
+    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available())
+    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite")}
+    key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
+    name = f"{script}__{(args.preset or Path(model).name).replace('/', '-')}__s{args.seed}__{key}"
+    run = Path(args.out or Path("results") / name)
+    if state.is_main_process:
+        if (run / "config.json").exists() and args.resume:
+            before = json.loads((run / "config.json").read_text())["args"]
+            if differ := [f"{k} ({before.get(k)} -> {v})" for k, v in same.items() if before.get(k) != v]:
+                fail(f"--resume: {run} was started with other arguments: {', '.join(differ)}")
+        elif run.exists() and any(run.iterdir()) and not args.overwrite:
+            fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
+        elif run.exists():
+            shutil.rmtree(run)
+        run.mkdir(parents=True, exist_ok=True)
+        git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+               for a in (["rev-parse", "HEAD"], ["diff", "HEAD"])]  # fmt: skip
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
+        packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
+        (run / "config.json").write_text(json.dumps({"args": config, "processes": state.num_processes}, indent=1))
+        (run / "command.txt").write_text(shlex.join([sys.executable, *sys.argv]) + "\n")
+        (run / "env.txt").write_text("\n".join([git[0].strip(), *gpus, *packages, git[1]]))
+    state.wait_for_everyone()
+    return run
+
+
+def cut_log(path: Path, checkpoint: Path | None) -> None:
+    """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
+    if PartialState().is_main_process and path.exists():
+        last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["step"] <= last]
+        path.write_text("".join(line + "\n" for line in lines))
+    PartialState().wait_for_everyone()
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub name; exits with 2 when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as e:
+        fail(f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({str(e).splitlines()[0]})")
+
+
+def save_model(trainer, folder: Path, think_format: str) -> None:
+    """Saves an ordinary model folder: weights (LoRA merged, the adapter beside it), tokenizer with chat template,
+    generation config that stops at the end of turn, and think_format.json. Every rank calls it."""
+    tokenizer = trainer.processing_class
+    peft = hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_and_unload")
+    trainer.save_model(str(folder.parent / "adapter" if peft else folder))
+    if PartialState().is_main_process:
+        if peft:
+            trainer.accelerator.unwrap_model(trainer.model).merge_and_unload().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
+        (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+    PartialState().wait_for_everyone()
+
+
+def write_summary(run: Path, summary: dict) -> None:
+    if PartialState().is_main_process:
+        (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        print(json.dumps(summary), flush=True)
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run that was written to its end (None if there is none)."""
+    done = [c for c in run.glob("checkpoint-*") if (c / "complete").exists()]
+    return max(done, key=lambda c: int(c.name.split("-")[1]), default=None)
+
+
+class RunLogger(TrainerCallback):
+    """Writes metrics.jsonl, prints one line a step, and makes every checkpoint a complete, servable folder."""
+
+    def __init__(self, run: Path, columns: dict[str, str], think_format: str):
+        self.run, self.columns, self.think_format, self.started = run, columns, think_format, None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = (time.time(), state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        seconds = time.time() - self.started[0]
+        append_jsonl(self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}])
+        left = seconds / max(1, state.global_step - self.started[1]) * (state.max_steps - state.global_step)
+        shown = [f"{name} {logs[key]:.4g}" for name, key in self.columns.items() if key in logs]
+        print(f"step {state.global_step}/{state.max_steps}", *shown, f"left {left / 60:.1f} min", sep="  ", flush=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero:
+            (folder / "think_format.json").write_text(json.dumps({"think_format": self.think_format}))
+        PartialState().wait_for_everyone()  # every rank has written its part
+        if state.is_world_process_zero:
+            (folder / "complete").touch()

@@ -1,0 +1,342 @@
+"""data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts where they are.
+
+Run from the repository root: `pytest tests/test_prepare.py`. No network, no GPU.
+"""
+
+import gzip
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from data import prepare  # noqa: E402
+from data.prepare import Args  # noqa: E402
+
+REAL = ROOT.parent / "shared" / "data" / "wildchat_if"
+
+
+def chat(*texts: str, system: str | None = None) -> list[dict]:
+    """Messages that alternate user, assistant, user, ... after an optional system turn."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return ([{"role": "system", "content": system}] if system is not None else []) + turns
+
+
+def write(path: Path, rows: list) -> Path:
+    """Write rows in the format that the name of the file says."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".parquet":
+        pandas.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    else:
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else lines)
+    return path
+
+
+def run(kind: str, source: Path, **more) -> tuple[list[dict], dict]:
+    """main(Args) on a file; returns the rows and the report from disk after checking what holds for every report."""
+    out = source.parent / "out.jsonl"
+    prepare.main(Args(kind=kind, out=out, input=str(source), **more))
+    rows = [json.loads(line) for line in out.read_text().split("\n")[:-1]]
+    report = json.loads(Path(f"{out}.report.json").read_text())
+    assert report["n_in"] == report["n_out"] + sum(report["dropped"].values())
+    assert report["n_out"] == len(rows) == len({row["id"] for row in rows})
+    assert report["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert {reason: min(5, n) for reason, n in report["dropped"].items()} == {
+        reason: len(ids) for reason, ids in report["examples"].items()
+    }
+    return rows, report
+
+
+def refuse(capsys, kind: str, source: Path | str, *parts: str, **more) -> None:
+    """main(Args) must exit with 2 after one line that holds all `parts`, and write nothing."""
+    out = more.pop("out", Path(source).parent / "out.jsonl")
+    before = {path: path.read_bytes() for path in out.parent.iterdir() if path.is_file()}
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(Args(kind=kind, out=out, input=str(source), **more))
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and message.count("\n") == 1
+    for part in parts:
+        assert part in message, message
+    assert before == {path: path.read_bytes() for path in out.parent.iterdir() if path.is_file()}
+
+
+# --- every kind
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.jsonl", "in.jsonl.gz", "in.json"])
+def test_wildchat_verl_rows_from_every_file_type(tmp_path, name):
+    rows = [
+        {"data_source": "wildchat-if", "prompt": chat(f"Wörld {i}\u2028"), "extra_info": {"index": i, "split": "train"}}
+        for i in range(3)
+    ]
+    got, report = run("wildchat-if", write(tmp_path / name, rows))
+    assert got[1] == {"id": "wildchat-if-train-1", "messages": chat("Wörld 1\u2028"), "source": "wildchat-if"}
+    assert (report["kind"], report["input"], report["n_in"], report["dropped"]) == (
+        "wildchat-if", str(tmp_path / name), 3, {})  # fmt: skip
+
+
+def test_wildchat_hub_rows_take_the_turns_before_the_answer(tmp_path):
+    rows = [
+        {"id": 7, "prompt": "b?", "chosen": chat("a?", "a", "b?", "b"), "rejected": chat("a?", "a", "b?", "c")},
+        {"prompt": "only text"},
+        {"prompt": "only text"},
+        {"prompt": " "},
+    ]
+    got, report = run("wildchat-if", write(tmp_path / "hub.jsonl", rows))
+    assert got[0] == {"id": "7", "messages": chat("a?", "a", "b?"), "source": "hub.jsonl"}
+    assert got[1]["messages"] == chat("only text") and len(got[1]["id"]) == 16
+    assert report["dropped"] == {"duplicate_prompt": 1, "empty_prompt": 1}
+    assert report["examples"] == {"duplicate_prompt": [got[1]["id"]], "empty_prompt": ["row 4"]}
+
+
+def test_prompt_faults_are_counted(tmp_path):
+    rows = [{"id": str(i), "messages": messages} for i, messages in enumerate([
+        chat("good", system=""), chat("q", "a"), [], chat(""), chat("q", "", "q2"), chat("q", "a", " "),
+        [{"role": "tool", "content": "x"}], chat("a") + chat("b"), chat("a", "b") + chat("c", system="late"),
+        chat("half \ud800"), chat(system="alone"),
+    ])]  # fmt: skip
+    got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows))
+    assert [row["id"] for row in got] == ["0"] and got[0]["messages"] == chat("good", system="")
+    assert report["examples"] == {
+        "not_ending_in_user": ["1"], "empty_prompt": ["2", "3", "10"], "empty_turn": ["4", "5"],
+        "unsupported_role": ["6"], "turns_not_alternating": ["7", "8"], "broken_unicode": ["9"],
+    }  # fmt: skip
+
+
+def ultrafeedback_rows() -> list[dict]:
+    def row(i, good, bad, scores=(8.0, 6.5)):
+        return {
+            "prompt": f"q{i}", "prompt_id": f"p{i}", "chosen": chat(f"q{i}", good), "rejected": chat(f"q{i}", bad),
+            "messages": chat(f"q{i}", good), "score_chosen": scores[0], "score_rejected": scores[1],
+        }  # fmt: skip
+
+    other_prompt = {**row(7, "a", "b"), "rejected": chat("q8", "b")}
+    return [row(0, "a", "b"), row(1, "a", " a"), row(2, "a", "b", (5.0, 5.0)), row(3, "a", "b", (4.0, 5.0)),
+            row(4, "", "b"), row(0, "a", "b"), row(0, "a", "c"), other_prompt]  # fmt: skip
+
+
+def test_ultrafeedback_prompts(tmp_path):
+    got, report = run("ultrafeedback", write(tmp_path / "uf.parquet", ultrafeedback_rows()))
+    assert [row["id"] for row in got] == ["p0", "p1", "p2", "p3", "p4", "p7"]
+    assert got[0] == {"id": "p0", "messages": chat("q0"), "source": "uf.parquet"}
+    assert report["dropped"] == {"duplicate_prompt": 2}
+
+
+def test_ultrafeedback_pairs(tmp_path):
+    got, report = run("ultrafeedback", write(tmp_path / "uf.parquet", ultrafeedback_rows()), pairs=True)
+    assert got[0] == {"id": "p0", "messages": chat("q0"), "chosen": "a", "rejected": "b"}
+    assert got[1]["rejected"] == "c" and got[1]["id"].startswith("p0-") and report["renamed_ids"] == 1
+    assert report["dropped"] == {
+        "identical_pair": 1, "tied_scores": 1, "reversed_scores": 1, "empty_response": 1, "duplicate_pair": 1,
+        "different_prompts": 1,
+    }  # fmt: skip
+
+
+def test_tulu_prompts_exclude_and_sample(tmp_path):
+    mixture = [{"id": f"t{i}", "messages": chat(f"q{i}", "a", f"more {i}", "b"), "source": "flan"} for i in range(20)]
+    mixture += [{"id": "t20", "messages": chat("no answer"), "source": "flan"}]
+    mixture += [{"id": "t21", "messages": chat("Q  of RL", "a", "more", "b", "left over"), "source": "wildchat"}]
+    rl = write(tmp_path / "rl.jsonl", [{"id": "t3", "messages": chat("x")}, {"id": "r", "messages": chat("Q of\nRL")}])
+    source = write(tmp_path / "tulu.jsonl", mixture)
+    got, report = run("tulu3-random", source, n=8, seed=1, exclude=(rl,))
+    assert report["dropped"] == {"excluded_id": 1, "no_assistant_turn": 1, "excluded_prompt": 1, "not_sampled": 11}
+    assert report["args"]["seed"] == 1 and report["args"]["n"] == 8
+    numbers = [int(row["id"][1:]) for row in got]
+    assert numbers == sorted(numbers) and 3 not in numbers
+    assert got[0] == {
+        "id": f"t{numbers[0]}", "messages": chat(f"q{numbers[0]}", "a", f"more {numbers[0]}"), "source": "flan",
+    }  # fmt: skip
+    assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
+    assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
+
+
+def test_skywork_pairs(tmp_path):
+    rows = [
+        {"chosen": chat("a", "b", "c", "good"), "rejected": chat("a", "b", "c", "bad"), "source": "magpie"},
+        {"chosen": chat("q", "one"), "rejected": chat("q", "two"), "source": "magpie"},
+        {"chosen": chat("q", "three"), "rejected": chat("q", "two"), "source": "magpie"},
+        {"chosen": chat("q"), "rejected": chat("q", "two"), "source": "magpie"},
+    ]
+    got, report = run("skywork", write(tmp_path / "sky.parquet", rows))
+    assert {key: got[0][key] for key in got[0] if key != "id"} == {
+        "messages": chat("a", "b", "c"), "chosen": "good", "rejected": "bad"}  # fmt: skip
+    assert len(got) == 3  # one prompt with two different pairs keeps both, each with its own id
+    assert report["dropped"] == {"not_ending_in_assistant": 1}
+
+
+def test_traces(tmp_path):
+    pytest.importorskip("torch", reason="utils.py needs torch")
+    own = {"id": "o", "messages": chat("q"), "thinking": "z", "response": "y", "teacher": "T"}
+    tagged = [
+        "<think> z </think> y", "<think> z y", "z </think> y", "<think> z </think>", "<think></think> y",
+        "<think> a <think> z </think> y", "<think> z </think> y <response>",
+    ]  # fmt: skip
+    rows = [own, {**own, "id": "again"}, {**own, "id": "in", "response": "a </think> b"},
+            {**own, "id": "no z", "thinking": " "}, {**own, "id": "no y", "response": ""}]  # fmt: skip
+    rows += [{"id": f"s{i}", "prompt": chat("q", "a", "r"), "output": text} for i, text in enumerate(tagged)]
+    rows += [{"id": "cut", "messages": chat("q"), "completion": tagged[0], "finish_reason": "length"}]
+    got, report = run("traces", write(tmp_path / "in.jsonl", rows), teacher="G")
+    assert got[0] == own
+    assert got[1] == {
+        "id": "s0", "messages": chat("q", "a", "r"), "thinking": "z", "response": "y", "teacher": "G"}  # fmt: skip
+    assert report["examples"] == {
+        "duplicate_trace": ["again"], "tag_inside_text": ["in", "s6"], "empty_thinking": ["no z", "s4"],
+        "empty_response": ["no y", "s3"], "no_close": ["s1"], "no_open": ["s2"], "nested": ["s5"],
+        "truncated": ["cut"],
+    }  # fmt: skip
+
+
+def test_traces_with_a_tagged_response(tmp_path):
+    pytest.importorskip("torch", reason="utils.py needs torch")
+    texts = ["<think> z </think> <response> y </response>", "<think> z </think> <response> y </response> P.S."]
+    rows = [{"messages": chat("q"), "output": text, "teacher": "T"} for text in texts]
+    got, report = run("traces", write(tmp_path / "in.jsonl", rows), think_format="zero_think")
+    assert (got[0]["thinking"], got[0]["response"]) == ("z", "y")
+    assert report["dropped"] == {"text_after_response": 1}
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    "kind, line, parts",
+    [
+        ("wildchat-if", '{"messages": [', ["line 2", "not JSON"]),
+        ("wildchat-if", "[1]", ["line 2", "list"]),
+        ("wildchat-if", "null", ["line 2", "NoneType"]),
+        ("wildchat-if", '{"id": "x", "text": "q"}', ["line 2", "field messages is missing", "id, text", "add it"]),
+        ("wildchat-if", '{"prompt": 3}', ["line 2", "field prompt is a int"]),
+        ("wildchat-if", '{"messages": [{"role": "user"}]}', ["line 2", "field messages[0].content"]),
+        ("wildchat-if", '{"messages": ["q"]}', ["line 2", "field messages[0].role"]),
+        ("ultrafeedback", '{"prompt_id": "p", "chosen": "q"}', ["line 2", "field messages"]),
+        ("tulu3-random", '{"prompt": "q"}', ["line 2", "field messages is missing"]),
+        ("skywork", '{"chosen": []}', ["line 2", "field rejected is missing"]),
+        ("skywork", '{"chosen": "good", "rejected": "bad"}', ["line 2", "field chosen is a str"]),
+    ],
+)
+def test_malformed_rows_name_the_line(tmp_path, capsys, kind, line, parts):
+    source = tmp_path / "in.jsonl"
+    good = {"messages": chat("q", "a"), "chosen": chat("q", "a"), "rejected": chat("q", "b")}
+    source.write_text(json.dumps(good) + "\n" + line + "\n")
+    refuse(capsys, kind, source, str(source), *parts)
+
+
+def test_malformed_traces_name_the_line(tmp_path, capsys):
+    pytest.importorskip("torch", reason="utils.py needs torch")
+    source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "teacher": "T"}])
+    refuse(capsys, "traces", source, "line 1", "output or completion")
+    source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "output": "<think> z </think> y"}])
+    refuse(capsys, "traces", source, "line 1", "field teacher is missing")
+
+
+def test_unreadable_files(tmp_path, capsys):
+    for name, data, part in (
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99)[:-9], "cannot be read"), ("b.parquet", b"no", "cannot"),
+        ("c.jsonl", b'{"prompt": "\xff"}\n', "cannot be read"), ("d.json", b'{"prompt": "q"}', "no list"),
+        ("e.json", b'[\n{"prompt": }]', "line 2"), ("f.csv", b"prompt\nq\n", "use one of"), ("g.jsonl", b"", "0 rows"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+        refuse(capsys, "wildchat-if", tmp_path / name, name, part)
+
+
+def test_arguments_that_cannot_work(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [{"prompt": "q"}, {"prompt": ""}])
+    refuse(capsys, "wildchat-if", tmp_path / "gone.jsonl", "not a file")
+    refuse(capsys, "wildchat-if", tmp_path, "not a file")
+    refuse(capsys, "wildchat-if", source, "not a file", exclude=(tmp_path / "gone.jsonl",))
+    refuse(capsys, "wildchat-if", source, "2 rows in, 1 usable, 5 wanted", "'empty_prompt': 1", n=5)
+    refuse(capsys, "wildchat-if", source, "--n 0", n=0)
+    refuse(capsys, "wildchat-if", source, "--pairs", pairs=True)
+    refuse(capsys, "wildchat-if", source, "--teacher", teacher="T")
+    refuse(capsys, "wildchat-if", source, "--split", split="train")
+    refuse(capsys, "wildchat-if", source, ".jsonl", out=tmp_path / "out.json")
+    refuse(capsys, "wildchat-if", source, "is an input", out=source, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_overwrite_only_when_asked(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [{"prompt": "q"}])
+    run("wildchat-if", source)
+    refuse(capsys, "wildchat-if", source, "out.jsonl exists", "--overwrite")
+    write(source, [{"prompt": "another"}])
+    assert run("wildchat-if", source, overwrite=True)[0][0]["messages"] == chat("another")
+    write(source, [{"prompt": 1}])
+    refuse(capsys, "wildchat-if", source, "field prompt", overwrite=True)  # and the old output stays
+    (tmp_path / "out.jsonl").unlink()
+    refuse(capsys, "wildchat-if", source, "report.json exists")
+
+
+def test_hub_split_is_passed_on(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    calls = []
+
+    def load_dataset(name, split, revision):
+        calls.append((name, split, revision))
+        return datasets.Dataset.from_list([{"id": "1", "prompt": "q"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    prepare.main(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
+    prepare.main(Args(kind="wildchat-if", out=tmp_path / "b.jsonl", input="o/d", split="val", revision="abc"))
+    assert calls == [("HuggingFaceH4/ultrafeedback_binarized", "train_prefs", None), ("o/d", "val", "abc")]
+    assert json.loads((tmp_path / "b.jsonl").read_text()) == {"id": "1", "messages": chat("q"), "source": "d"}
+
+
+# --- the script itself
+
+
+def script(*args: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "data" / "prepare.py"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_script(tmp_path):
+    source = write(tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}])
+    failed = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
+    assert failed.returncode == 2 and "line 3: field messages is missing" in failed.stderr
+    assert "Traceback" not in failed.stderr and not (tmp_path / "sub").exists()
+    write(source, [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}])
+    done = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "2 rows in, 1 out" in done.stdout and "1  duplicate_prompt  (first: b)" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["out.jsonl", "out.jsonl.report.json"]
+    assert script("wildchat", "--out", tmp_path / "x.jsonl").returncode == 2
+
+
+def test_commands_of_the_readme_parse():
+    text = (ROOT / "data" / "README.md").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line)[2:] for line in text.split("\n") if line.startswith("python data/prepare.py ")]
+    parsed = [tyro.cli(Args, args=command) for command in commands]
+    assert {args.kind for args in parsed} == set(prepare.KINDS)
+
+
+@pytest.mark.skipif(
+    not REAL.is_dir(), reason="the released WildChat-IF files are not beside the repository, in shared/data/wildchat_if"
+)
+def test_released_wildchat_if(tmp_path):
+    for split, n in (("train", 7544), ("val", 250)):
+        out = tmp_path / f"{split}.jsonl"
+        done = script("wildchat-if", "--input", REAL / f"wildchat-if_{split}.parquet", "--out", out)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(Path(f"{out}.report.json").read_text())
+        assert (report["n_in"], report["n_out"], report["dropped"]) == (n, n, {})
+    rows = {s: [json.loads(line) for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "val")}
+    assert [len(rows["train"]), len(rows["val"])] == [7544, 250]
+    for key in ("id", "messages"):
+        train, val = ({json.dumps(row[key]) for row in rows[s]} for s in ("train", "val"))
+        assert len(train) == 7544 and len(val) == 250 and not train & val
+    assert all([m["role"] for m in row["messages"]] == ["user"] for row in rows["train"] + rows["val"])
+    # the check that keeps two files disjoint agrees, and sees the overlap of a file with itself
+    everything = tmp_path / "everything.jsonl"
+    everything.write_text((tmp_path / "train.jsonl").read_text() + (tmp_path / "val.jsonl").read_text())
+    rest, report = run("wildchat-if", everything, exclude=(tmp_path / "val.jsonl",))
+    assert [row["id"] for row in rest] == [row["id"] for row in rows["train"]]
+    assert report["dropped"] == {"excluded_id": 250}

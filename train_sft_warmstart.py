@@ -1,0 +1,209 @@
+"""Warm start: supervised fine-tuning on (prompt, thinking, response) traces (paper section 2.3, tables 5 and A).
+
+The loss is on the assistant's tokens only, by position: prompt tokens are never trained on, the end-of-turn token always
+is. `--no-think` trains on the same rows with the thinking left out, which gives the start of the RLHF twin.
+
+    python train_sft_warmstart.py --model data/toy/base --traces data/toy/sft_traces.jsonl --preset toy
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py --preset llama3.1-8b \\
+        --traces data/gemini_traces.jsonl
+
+Deviation from the released code: the thinking target is the same in SFT, DPO and RL (there, one newline after </think> in
+DPO data and two in SFT data). Hardware and hours as the paper's README reports them: 8 H100, about 2.5 hours; not measured
+here. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and
+model/, an ordinary Hugging Face folder (with LoRA: merged, the adapter beside it in adapter/).
+"""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from peft import LoraConfig, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+
+import runs
+import utils
+
+
+@dataclass
+class Args:
+    # model and data
+    model: str = "meta-llama/Llama-3.1-8B"
+    """Hub name or folder of the model to start from."""
+    traces: str = "data/traces.jsonl"
+    """Trace rows {id, messages, thinking, response, teacher}; see data/README.md."""
+    think: bool = True
+    """Train on thinking and response; --no-think: on the response alone, same rows."""
+    chat_template: str = "auto"
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    max_length: int = 20000
+    """Tokens of prompt and completion together; longer rows are dropped, counted and listed (released script: 20000)."""
+    # optimisation
+    epochs: float = 2
+    """Paper table 5."""
+    batch_size: int = 16
+    """Rows an optimizer step, over all GPUs (paper table 5). With --packing: packed rows."""
+    micro_batch_size: int = 1
+    """Rows a forward, per GPU (released script)."""
+    learning_rate: float = 4e-6
+    """Paper table 5. LoRA wants about ten times as much."""
+    warmup_ratio: float = 0.1
+    """Share of the steps (paper table 5); then cosine decay to zero."""
+    weight_decay: float = 1e-4
+    """Paper table 5; Adam betas are 0.9 and 0.95."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass (released script)."""
+    packing: bool = False
+    """Fill rows of `max_length` tokens with several traces, none attending to another (best with flash attention)."""
+    lora_r: int = 0
+    """LoRA rank; 0 trains all weights."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit (needs --lora-r)."""
+    # run
+    preset: str = ""
+    """A name from PRESETS at the top of this script; flags override it."""
+    save_steps: int = 100
+    """Optimizer steps between checkpoints."""
+    seed: int = 0
+    out: str = ""
+    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
+    resume: bool = False
+    """Continue from the run's last complete checkpoint."""
+    overwrite: bool = False
+    """Delete an existing run folder first."""
+    dry_run: bool = False
+    """Check arguments and data, print what would run, and stop before a model is loaded."""
+
+
+PRESETS: dict[str, dict] = {
+    "llama3.1-8b": {},  # paper table 5
+    "llama3.1-8b-instruct": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
+    "qwen2.5-7b": {"model": "Qwen/Qwen2.5-7B"},  # released: batch 8 for Qwen; table 5 prints 16 for both
+    "qwen2.5-7b-instruct": {"model": "Qwen/Qwen2.5-7B-Instruct"},
+    "toy": {"model": "data/toy/base", "traces": "data/toy/sft_traces.jsonl", "max_length": 512, "micro_batch_size": 16,
+            "learning_rate": 2e-3, "gradient_checkpointing": False},  # our choice: what a 0.9M model needs
+}  # fmt: skip
+
+
+def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) -> tuple[list[dict], list[dict]]:
+    """Tokenised rows {input_ids, labels} and the dropped ones {id, reason, tokens}.
+
+    A row is dropped when its own text breaks the think format (tags inside, nothing to answer) or when it is longer than
+    `max_length` tokens. Labels are -100 on the prompt and the token ids on the completion and its end of turn.
+    """
+    kept, dropped = [], []
+    for row in rows:
+        text = utils.join_thinking(row["thinking"], row["response"], think_format)
+        status = utils.split_thinking(text, think_format).status
+        if status == "ok" and any(tag in row["thinking"] + row["response"] for tag in utils.TAGS):
+            status = "tag_inside_text"
+        if status == "ok" and not row["thinking"].strip():
+            status = "empty_thinking"  # dropped without thinking too, so that both twins see the same rows
+        if status != "ok":
+            dropped.append({"id": row["id"], "reason": status})
+            continue
+        prompt, completion = utils.encode_prompt(tokenizer, row["messages"]), utils.encode_completion(tokenizer, text)
+        if len(prompt) + len(completion) > max_length:
+            dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(prompt) + len(completion)})
+            continue
+        kept.append({"input_ids": prompt + completion, "labels": [-100] * len(prompt) + completion})
+    return kept, dropped
+
+
+def main(args: Args) -> None:
+    think_format = "think" if args.think else "plain"
+    world = PartialState(cpu=not torch.cuda.is_available()).num_processes
+    accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
+    if rest:
+        runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
+                   f"{world} processes")  # fmt: skip
+    if args.load_in_4bit and not args.lora_r:
+        runs.fail("--load-in-4bit trains adapters only; add --lora-r 64, say")
+
+    # --- 1. data
+    rows = runs.read_rows(args.traces, "messages", "thinking", "response")
+    tokenizer = runs.load_tokenizer(args.model)
+    print(utils.prepare_tokenizer(tokenizer, think_format, args.chat_template))
+    kept, dropped = build_rows(rows, tokenizer, think_format, args.max_length)
+    reasons = {r: sum(d["reason"] == r for d in dropped) for r in sorted({d["reason"] for d in dropped})}
+    tokens = sum(len(r["input_ids"]) for r in kept)
+    print(f"{len(rows)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; {tokens / max(1, len(kept)):.0f} tokens a row")
+    if reasons.get("too_long", 0) > 0.01 * len(rows):
+        longest = max(d.get("tokens", 0) for d in dropped)
+        runs.fail(f"{reasons['too_long']} of {len(rows)} traces are longer than --max-length {args.max_length} and would lose "
+                   f"their end; {longest} fits all")  # fmt: skip
+    if not kept:
+        runs.fail(f"{args.traces}: no usable trace")
+    print(f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes")
+    if args.dry_run:
+        return
+    run = runs.start_run(args, "sft", args.model)
+    if PartialState().is_main_process:
+        (run / "dropped.jsonl").write_text("".join(json.dumps(d) + "\n" for d in dropped))
+
+    # --- 2. model
+    on_gpu = torch.cuda.is_available()
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                      bnb_4bit_compute_dtype=torch.bfloat16) if args.load_in_4bit else None  # fmt: skip
+    torch.manual_seed(args.seed)
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model,
+        dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
+        quantization_config=quantization,
+        attn_implementation="flash_attention_2" if args.packing and on_gpu else "sdpa",
+    )
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    if args.load_in_4bit:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
+    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    # --- 3. train
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir=str(run),
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.micro_batch_size,
+            gradient_accumulation_steps=accumulation,
+            learning_rate=args.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=args.warmup_ratio,
+            weight_decay=args.weight_decay,
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            max_grad_norm=1.0,
+            max_length=args.max_length if args.packing else None,
+            packing=args.packing,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=args.gradient_checkpointing,
+            ddp_find_unused_parameters=False,
+            save_strategy="steps",
+            save_steps=args.save_steps,
+            save_total_limit=2,
+            logging_steps=1,
+            seed=args.seed,
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=on_gpu,
+        ),
+        train_dataset=Dataset.from_list(kept),
+        processing_class=tokenizer,
+        peft_config=lora if args.lora_r else None,
+        callbacks=[runs.RunLogger(run, {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}, think_format)],
+    )
+    checkpoint = runs.last_checkpoint(run) if args.resume else None
+    runs.cut_log(run / "metrics.jsonl", checkpoint)
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    # --- 4. save
+    runs.save_model(trainer, run / "model", think_format)
+    runs.write_summary(run, {"train_loss": result.training_loss, "steps": trainer.state.global_step, "n_rows": len(kept),
+                              "dropped": reasons, "tokens": tokens})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(runs.parse_args(Args, PRESETS))
