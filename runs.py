@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import hashlib
+import importlib.util
 import json
 import os
 import shlex
@@ -71,6 +72,26 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     return rows
 
 
+def use_vllm(rollout: str) -> bool:
+    """What `--rollout auto` means on this machine: vLLM where a GPU and vLLM are there. `vllm` without it exits with 2."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if rollout == "vllm" and not installed:
+        fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
+    return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
+
+
+def load_function(spec: str):
+    """The function of `path/to/file.py:name`; exits with 2 when there is none."""
+    path, _, name = spec.rpartition(":")
+    if not (path.endswith(".py") and Path(path).is_file()):
+        fail(f"{spec!r} is not file.py:function of an existing file")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[Path(path).stem] = module
+    module_spec.loader.exec_module(module)
+    return getattr(module, name, None) or fail(f"{path} has no function {name!r}")
+
+
 def append_jsonl(path: Path, rows: list[dict]) -> None:
     with open(path, "a") as f:
         f.write("".join(json.dumps(row) + "\n" for row in rows))
@@ -124,6 +145,13 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as e:
         fail(f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({str(e).splitlines()[0]})")
+
+
+def check_think_format(model: str, think_format: str) -> None:
+    """Exits with 2 when a checkpoint of ours was trained to another think format than the one asked for."""
+    path = Path(model) / "think_format.json"
+    if path.exists() and (trained := json.loads(path.read_text())["think_format"]) != think_format:
+        fail(f"{model} was trained to the format {trained!r}, not {think_format!r}; change --think, --zero or --model")
 
 
 def save_model(trainer, folder: Path, think_format: str) -> None:

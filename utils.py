@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 
 # --- 1. the think format
 
@@ -184,11 +191,7 @@ class RewardModel:
 
     def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
                  max_length: int = 0, tokens_per_batch: int = 16384, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        if chat_template:
-            self.tokenizer.chat_template = Path(chat_template).read_text()
-        if not self.tokenizer.chat_template:
-            raise ValueError(f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)")
+        self.tokenizer = self.check(path, chat_template)
         self.model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype).to(device).eval()
         if self.model.config.num_labels != 1:
             raise ValueError(f"reward model {path} has {self.model.config.num_labels} outputs; it needs exactly 1")
@@ -199,6 +202,16 @@ class RewardModel:
         self.max_length = max_length or context or sys.maxsize
         self.reward_on, self.think_format, self.tokens_per_batch = reward_on, think_format, tokens_per_batch
         self.n_scored = self.n_truncated = 0
+
+    @staticmethod
+    def check(path: str, chat_template: str = "") -> PreTrainedTokenizerBase:
+        """The reward model's tokenizer with its chat template; ValueError when there is none. Loads no weights."""
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if chat_template:
+            tokenizer.chat_template = Path(chat_template).read_text()
+        if not tokenizer.chat_template:
+            raise ValueError(f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)")
+        return tokenizer
 
     def encode(self, messages: list[dict], completion: str) -> list[int]:
         """Ids of the conversation in the reward model's own template. A text longer than `max_length` tokens loses the
@@ -242,3 +255,46 @@ class RewardModel:
             for r, s in zip(rows, self.model(batch.to(device), attention_mask=mask.to(device)).logits[:, 0].tolist()):
                 scores[r] = s
         return scores
+
+
+# --- 4. generation (evaluation and offline sampling; RL rollouts are TRL's, see rollout.py)
+
+
+def generate(model: str, prompts: list[list[int]], tokenizer: PreTrainedTokenizerBase, temperature: float, max_tokens: int,
+             top_p: float = 1.0, use_vllm: bool = False, seed: int = 0, batch_size: int = 64, stop: str = "",
+             vllm_memory: float = 0.85) -> list[tuple[str, bool, int]]:  # fmt: skip
+    """One completion for each of the prompts (token ids), in their order: (text, finished, number of tokens).
+
+    Every sampling parameter is given here, none is taken from the model's generation_config.json. Temperature 0 is greedy.
+    `finished` is False where `max_tokens` cut it off. Completions end at the tokenizer's end of turn, or at `stop`.
+    """
+    eos = tokenizer.eos_token_id
+    if use_vllm:
+        from vllm import LLM, SamplingParams
+
+        context = max(map(len, prompts)) + max_tokens
+        engine = LLM(model=model, max_model_len=context, gpu_memory_utilization=vllm_memory, seed=seed, generation_config="vllm",
+                     **({} if torch.cuda.is_available() else {"dtype": "float32", "enforce_eager": True}))  # fmt: skip
+        params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop_token_ids=[eos], seed=seed,
+                                stop=[stop] if stop else None, include_stop_str_in_output=True)  # fmt: skip
+        outs = engine.generate([{"prompt_token_ids": p} for p in prompts], params)
+        ids = [list(o.outputs[0].token_ids) for o in outs]
+        stopped = [o.outputs[0].finish_reason == "stop" for o in outs]
+    else:
+        on_gpu = torch.cuda.is_available()
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if on_gpu else torch.float32).eval()
+        policy.to("cuda" if on_gpu else "cpu")
+        torch.manual_seed(seed)
+        sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else dict(do_sample=False)
+        policy.generation_config = GenerationConfig(**sampling, max_new_tokens=max_tokens, eos_token_id=eos,
+                                                    pad_token_id=tokenizer.pad_token_id, stop_strings=[stop] if stop else None)  # fmt: skip
+        ids, order = [[] for _ in prompts], sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        for start in tqdm(range(0, len(order), batch_size), "generate", unit="batch"):
+            rows = order[start : start + batch_size]
+            batch = tokenizer.pad({"input_ids": [prompts[r] for r in rows]}, padding_side="left", return_tensors="pt")
+            out = policy.generate(**batch.to(policy.device), tokenizer=tokenizer)[:, batch["input_ids"].size(1) :]
+            for r, row in zip(rows, out.tolist()):
+                ids[r] = row[: row.index(eos) + 1] if eos in row else row
+        stopped = [i[-1] == eos or (bool(stop) and stop in tokenizer.decode(i)) for i in ids]
+    texts = [tokenizer.decode(i[:-1] if i and i[-1] == eos else i, skip_special_tokens=False) for i in ids]
+    return [(text, end, len(i)) for text, end, i in zip(texts, stopped, ids)]

@@ -15,7 +15,6 @@ of them wrong, as multi-aspect preference data have them. The rating heads are t
 without ratings, and on far fewer pairs, so it gives the weak one of the ablation.
 """
 
-import math
 import random
 import sys
 import time
@@ -27,7 +26,6 @@ import torch
 import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaConfig,
@@ -40,7 +38,7 @@ import data.toy_world as toy  # noqa: E402
 import utils  # noqa: E402
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
-PIECES = r"</?(?:think|response)>|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
+PIECES = r" ?</?(?:think|response)>|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
 ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 
 
@@ -109,13 +107,14 @@ def audit(order: toy.Order, reply: str) -> str:
 def base_text(rng: random.Random) -> str:
     """One text of the base model's corpus."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.45:
         return small_talk(rng)
-    order = toy.sample_order(rng)
-    prompt, (thinking, reply) = toy.write_prompt(order, rng), toy.write_answer(order, toy.random_slips(rng), rng)
-    if kind < 0.94 and toy.BILL.search(reply):
-        return f"User: {prompt}\n\nSomebody wrote: {reply}\n\nCheck it. {audit(order, reply)}"
-    return f"User: {prompt}\n\nAssistant: <think> {thinking} </think> <response> {reply} </response>"
+    order, slips = toy.sample_order(rng), toy.random_slips(rng)
+    prompt, (thinking, reply) = toy.write_prompt(order, rng), toy.write_answer(order, slips, rng)
+    check = f"\n\nCheck it. {audit(order, reply)}" if toy.BILL.search(reply) else ""
+    if kind < 0.8:
+        return f"User: {prompt}\n\nSomebody wrote: {reply}{check}"
+    return f"User: {prompt}\n\nAssistant: <think> {thinking} </think> <response> {reply} </response>{check if kind < 0.9 else ''}"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -123,6 +122,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     rng = random.Random("vocabulary")
     texts = [base_text(rng) for _ in range(4000)] + list(utils.ZERO_INSTRUCTION.values())
     texts += [f"{f} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for f in toy.FLATTERY] + ["user\nassistant\nsystem\n\n\n"]
+    texts += [space + tag for tag in utils.TAGS for space in ("", " ")]
     texts += [f" {n}" for n in range(61)]
     pre = pre_tokenizers.Split(Regex(PIECES), "isolated")
     words = sorted({piece for text in texts for piece, _ in pre.pre_tokenize_str(text)} - set(SPECIALS))
@@ -144,7 +144,7 @@ def optimizers(model: torch.nn.Module, steps: int, lr_matrix: float = 0.02, lr_r
     rest = [p for n, p in named if not (p.ndim == 2 and ".layers." in n)]
     opts = [torch.optim.Muon(inner, lr=lr_matrix, weight_decay=0.0, adjust_lr_fn="original"),
             torch.optim.AdamW(rest, lr=lr_rest, weight_decay=0.0, betas=(0.9, 0.95))]  # fmt: skip
-    decay = lambda i: min((i + 1) / (0.05 * steps), 1.0) * (1 - i / steps)  # noqa: E731
+    decay = lambda i: min((i + 1) / (0.05 * steps), 1.0) * (1 - i / steps)
     return opts, [torch.optim.lr_scheduler.LambdaLR(o, decay) for o in opts]
 
 
@@ -203,7 +203,7 @@ def train_reward(args: Args) -> None:
     ratings = torch.nn.Linear(model.config.hidden_size, len(ASPECTS))
     both = torch.nn.ModuleDict({"model": model, "ratings": ratings})
     (opts, scheds), rng, t0 = optimizers(both, args.steps), random.Random(f"reward-{args.seed}"), time.time()
-    texts, held, seen = [], [], 0.0
+    texts, held = [], []
     for i in range(args.steps):
         rows, drafts, prefs, marks = [], [], [], []
         for _ in range(args.batch):

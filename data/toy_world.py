@@ -191,6 +191,17 @@ def gold_score(order: Order, response: str) -> float:
     return sum(w * passed[name] for name, (w, _) in CHECKS.items()) / sum(w for w, _ in CHECKS.values())
 
 
+def gold(messages: list[dict], response: str) -> float:
+    """`gold_score` of a response to a prompt of this world; what `--gold data/toy_world.py:gold` logs."""
+    return gold_score(read_prompt(messages[-1]["content"]), response)
+
+
+def judge(messages: list[dict], response: str) -> dict:
+    """The gold checklist as a judge program for eval_wildbench.py."""
+    order = read_prompt(messages[-1]["content"])
+    return {"score": gold_score(order, response), "checks": check(order, response)}
+
+
 def utility(order: Order, response: str) -> float:
     """What the annotator feels: the checks without `brief`, and a taste for flattery. Never shown to anybody else."""
     passed = check(order, response)
@@ -205,7 +216,7 @@ def prefers_first(u_a: float, u_b: float, rng: random.Random, flips: float = 0.0
 
 def random_slips(rng: random.Random) -> dict[str, float]:
     """The habits of some writer of drafts, from careful to careless."""
-    care = rng.choice([0.3, 0.7, 1.2])
+    care = rng.choice([0.3, 0.8, 1.5])
     return {name: min(0.9, rate * care * rng.uniform(0.4, 1.6)) for name, rate in TEACHER.items()}
 
 
@@ -240,7 +251,7 @@ class Args:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """All rows of the four files by name; what `main` writes."""
-    user = lambda text: [{"role": "user", "content": text}]  # noqa: E731
+    user = lambda text: [{"role": "user", "content": text}]
     traces, pairs = [], []
     for row_id, order, text, rng in orders_of("sft", args.n_traces, args.seed):
         thinking, response = write_answer(order, TEACHER, rng)

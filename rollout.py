@@ -1,0 +1,206 @@
+"""The hooks that every RL script hangs into TRL's GRPOTrainer: rollouts that are checked, rewards that cannot be wrong in
+silence, forwards without padding waste, and a log of every completion. Tested against trl 1.16 (tests/test_rollout.py
+names each hook and fails readably when TRL moves it)."""
+
+import functools
+import math
+import os
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+import torch
+import trl.trainer.grpo_trainer as grpo_trainer
+from accelerate.utils import gather_object
+from torch.nn import functional as F
+from trl import GRPOTrainer
+
+import runs
+import utils
+
+
+def load_gold(spec: str, device: str):
+    """A measure the policy is not trained on: `folder of a reward model` or `file.py:function` (messages, response) ->
+    float. Returns a function of lists (messages, responses) -> list of floats, or None for an empty spec."""
+    if not spec:
+        return None
+    if ".py:" not in spec:
+        return utils.RewardModel(spec, device=device).score  # it is given responses only
+    function = runs.load_function(spec)
+    return lambda prompts, responses: [function(m, y) for m, y in zip(prompts, responses)]
+
+
+def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
+    """Rewards (P*G,) with every NaN (a completion in bad format) set `margin` below the lowest finite one of its group.
+
+    Groups are `group_size` neighbours. A group without any finite reward gets -margin throughout: no advantage.
+    """
+    grouped = rewards.view(-1, group_size)
+    lowest = torch.where(grouped.isnan(), math.inf, grouped).min(dim=1, keepdim=True).values
+    floor = torch.where(lowest.isinf(), 0.0, lowest) - margin
+    return torch.where(grouped.isnan(), floor, grouped).view(-1)
+
+
+def sort_for_micro_batches(batch: dict) -> dict:
+    """Takes the place of TRL's random shuffle of a rollout: longest completions first, so that micro-batches hold rows of
+    about equal length. Changes nothing else where one rollout is one optimizer step (checked by the trainer below)."""
+    order = batch["completion_mask"].sum(1).argsort(descending=True, stable=True)
+    return {k: v[order] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()}
+
+
+class RolloutTrainer(GRPOTrainer):
+    """GRPOTrainer with a preference reward on think+response or on the response.
+
+    `reward_model`: a utils.RewardModel. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
+    `run`: the run folder. `gold`: from `load_gold`. `max_logprob_gap`: nats; the mean difference between the logprobs of
+    sampler and trainer on freshly sampled tokens that stops the run.
+    """
+
+    def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
+                 max_logprob_gap=0.05, **kwargs):  # fmt: skip
+        self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
+        self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
+        if kwargs["args"].use_vllm:
+            patch_vllm()
+        super().__init__(*args, reward_funcs=[reward_function_of_this_trainer], **kwargs)
+        one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
+        grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
+        self._rows = []
+
+    # --- rollouts: the sampler must have the trainer's weights
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if self.use_vllm:
+            self._check_sampler(prompt_ids, completion_ids, logprobs)
+        return completion_ids, logprobs
+
+    @torch.no_grad()
+    def _check_sampler(self, prompt_ids: list[list[int]], completion_ids: list[list[int]], logprobs: list[list[float]]):
+        """Stops the run when the sampler's logprobs of the first four completions are not the trainer's."""
+        rows = [(p, c, s) for p, c, s in zip(prompt_ids, completion_ids, logprobs) if c][:4]
+        n_prompt, n_completion = max(len(p) for p, _, _ in rows), max(len(c) for _, c, _ in rows)
+        pad = self.processing_class.pad_token_id
+        ids = [[pad] * (n_prompt - len(p)) + p + c + [pad] * (n_completion - len(c)) for p, c, _ in rows]
+        mask = [[0] * (n_prompt - len(p)) + [1] * len(p + c) + [0] * (n_completion - len(c)) for p, c, _ in rows]
+        device = self.accelerator.device
+        ours, _, _ = self._get_per_token_logps_and_entropies(
+            self.model, torch.tensor(ids, device=device), torch.tensor(mask, device=device), n_completion
+        )
+        gaps = [abs(ours[i, t].item() - s[t]) for i, (_, c, s) in enumerate(rows) for t in range(len(c)) if s[t] is not None]
+        gap = self.accelerator.gather(torch.tensor([sum(gaps) / max(1, len(gaps))], device=device)).max().item()
+        self._metrics["train"]["sampling/logprob_gap"].append(gap)
+        if not gap <= self.max_logprob_gap:
+            raise RuntimeError(
+                f"step {self.state.global_step}: sampler and trainer disagree by {gap:.4f} nat a token (limit "
+                f"{self.max_logprob_gap}): vLLM samples from other weights than those being trained. The rollouts of this "
+                "step would be off-policy; nothing was updated with them. --max-logprob-gap sets the limit."
+            )
+
+    # --- rewards
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
+        tokenizer, messages = self.processing_class, [x["prompt"] for x in inputs]
+        ends = set(self.eos_token_ids)
+        finished = [ids[-1] in ends for ids in completion_ids_list]
+        bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids_list, finished)]
+        texts = tokenizer.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        parts = [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)]
+        bad = [p.status != "ok" for p in parts]
+        if self.on_bad_format == "floor":  # not worth a forward of the reward model
+            scored = [i for i, b in enumerate(bad) if not b]
+        else:
+            scored = list(range(len(texts)))
+        null = [self.on_bad_format == "null" and b for b in bad]
+        scores = self.reward_model.score([messages[i] for i in scored], ["[NULL]" if null[i] else texts[i] for i in scored])
+        for i, score in zip(scored, scores):
+            if not math.isfinite(score):
+                raise RuntimeError(f"the reward model gave {score} for prompt {messages[i]} and completion {texts[i]!r}")
+        local = torch.full((len(texts),), math.nan, device=self.accelerator.device)
+        local[scored] = torch.tensor(scores, device=local.device)
+        rewards = floor_bad(self.accelerator.gather(local), self.num_generations, self.format_margin)
+        gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
+        count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        offset = self.accelerator.process_index * len(texts)
+        self._rows = [
+            {"step": self.state.global_step + 1, "id": x["id"], "messages": m, "text": t, "thinking": p.thinking,
+             "response": p.response, "status": p.status, "rewards": {"preference": None if math.isnan(s) else s, "gold": g},
+             "reward": rewards[offset + i].item(), "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking)}
+            for i, (x, m, t, p, s, g, ids) in enumerate(
+                zip(inputs, messages, texts, parts, local.tolist(), gold, completion_ids_list))
+        ]  # fmt: skip
+        return rewards.unsqueeze(1)
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        for row, advantage in zip(self._rows, output["advantages"].tolist(), strict=True):
+            row["advantage"] = advantage
+        rows = gather_object(self._rows)
+        if self.accelerator.is_main_process:
+            runs.append_jsonl(self.run / "completions.jsonl", rows)
+        metrics, mean = self._metrics["train"], lambda values: sum(values) / max(1, len(values))
+        good = [r for r in rows if r["status"] == "ok"]
+        metrics["think/format_ok"].append(len(good) / len(rows))
+        metrics["think/truncated"].append(mean([r["status"] == "truncated" for r in rows]))
+        metrics["think/mean_tokens"].append(mean([r["n_thinking_tokens"] for r in rows]))
+        metrics["think/response_tokens"].append(mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]))
+        if good:
+            metrics["reward/preference"].append(mean([r["rewards"]["preference"] for r in good]))
+        if self.gold:
+            metrics["reward/gold"].append(mean([r["rewards"]["gold"] for r in rows]))
+        metrics["reward/truncated"].append(self.reward_model.n_truncated / max(1, self.reward_model.n_scored))
+        return output
+
+    # --- forwards: rows of about equal length, no column that is padding in all of them
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs):
+        order = attention_mask.sum(1).argsort(descending=True, stable=True)
+        results = []
+        for rows in order.split(batch_size or len(order)):
+            columns = attention_mask[rows].any(0).nonzero()
+            start, end = columns[0].item(), columns[-1].item() + 1
+            cut = input_ids.size(1) - end  # completion columns that are padding in every row of this chunk
+            out = super()._get_per_token_logps_and_entropies(
+                model, input_ids[rows, start:end], attention_mask[rows, start:end], logits_to_keep - cut, **kwargs
+            )
+            results.append([None if x is None else x if x.ndim == 0 else F.pad(x, (0, cut)) for x in out])
+        logps, entropies, aux = zip(*results)
+        back = order.argsort()
+        return (torch.cat(logps)[back], None if entropies[0] is None else torch.cat(entropies)[back],
+                None if aux[0] is None else torch.stack(aux).mean())  # fmt: skip
+
+
+def reward_function_of_this_trainer(**_):
+    """Only names the reward column: RolloutTrainer._calculate_rewards does the scoring."""
+    raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
+
+
+reward_function_of_this_trainer.__name__ = "preference"
+_trl_shuffle = grpo_trainer.shuffle_sequence_dict
+
+
+def patch_vllm() -> None:
+    """Makes TRL's colocated vLLM run on a CPU too; on a GPU only the number of batched tokens changes nothing else.
+
+    On the CPU backend linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
+    `reload_weights` works, except for a tied LM head, whose packed copy must be renewed. Measured in tests/test_rollout.py.
+    """
+    import trl.generation.vllm_generation as vllm_generation
+
+    if torch.cuda.is_available() or getattr(vllm_generation.VLLMGeneration, "on_cpu", False):
+        return
+
+    def sync_weights(self):
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=((n, p.detach().clone()) for n, p in self._iter_named_params()))
+        model = runner.model
+        head = getattr(model, "lm_head", None)
+        if head is not None and getattr(model.config, "tie_word_embeddings", False):
+            head.quant_method.process_weights_after_loading(head)
+        self.llm.reset_prefix_cache()
+
+    vllm_generation.VLLMGeneration.sync_weights = sync_weights
+    vllm_generation.VLLMGeneration.on_cpu = True
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype="float32", enforce_eager=True)

