@@ -103,7 +103,7 @@ def main(args: Args) -> None:
     think_format = args.think_format
     if think_format == "auto":
         think_format = json.loads(stored.read_text())["think_format"] if stored.exists() else "plain"
-    print(utils.prepare_tokenizer(tokenizer, think_format, args.chat_template))
+    print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     prompts = [utils.encode_prompt(tokenizer, t["messages"]) for t in tasks]
     judge = runs.load_function(args.judge)
     use_vllm = runs.use_vllm(args.rollout)

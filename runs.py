@@ -28,6 +28,14 @@ def fail(message: str) -> None:
     sys.exit(2)
 
 
+def or_fail(function, *args):
+    """function(*args); its ValueError or OSError becomes one line and exit code 2. For checks before anything expensive."""
+    try:
+        return function(*args)
+    except (ValueError, OSError) as e:
+        fail(str(e).splitlines()[0])
+
+
 def parse_args(args_class: type, presets: dict[str, dict]):
     """Arguments of the command line: default < preset < flag. Unknown names and values exit with 2."""
     words = [w for arg in sys.argv[1:] for w in arg.split("=", 1)]
@@ -154,9 +162,10 @@ def check_think_format(model: str, think_format: str) -> None:
         fail(f"{model} was trained to the format {trained!r}, not {think_format!r}; change --think, --zero or --model")
 
 
-def save_model(trainer, folder: Path, think_format: str) -> None:
+def save_model(trainer, folder: Path, think_format: str | None) -> None:
     """Saves an ordinary model folder: weights (LoRA merged, the adapter beside it), tokenizer with chat template,
-    generation config that stops at the end of turn, and think_format.json. Every rank calls it."""
+    generation config that stops at the end of turn, and think_format.json (a reward model, None, has neither). Every rank
+    calls it."""
     tokenizer = trainer.processing_class
     peft = hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_and_unload")
     trainer.save_model(str(folder.parent / "adapter" if peft else folder))
@@ -164,8 +173,9 @@ def save_model(trainer, folder: Path, think_format: str) -> None:
         if peft:
             trainer.accelerator.unwrap_model(trainer.model).merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
-        (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+        if think_format:  # a policy
+            GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
+            (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
     PartialState().wait_for_everyone()
 
 
@@ -184,24 +194,28 @@ def last_checkpoint(run: Path) -> Path | None:
 class RunLogger(TrainerCallback):
     """Writes metrics.jsonl, prints one line a step, and makes every checkpoint a complete, servable folder."""
 
-    def __init__(self, run: Path, columns: dict[str, str], think_format: str):
-        self.run, self.columns, self.think_format, self.started = run, columns, think_format, None
+    def __init__(self, run: Path, columns: dict[str, str], think_format: str | None):
+        self.run, self.columns, self.think_format = run, columns, think_format
+        self.started, self.before = (0.0, 0), (0.0, 0)
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started = (time.time(), state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not state.is_world_process_zero:
+        if not state.is_world_process_zero or "train_runtime" in logs:  # the Trainer's closing line is no step
             return
         seconds = time.time() - self.started[0]
         append_jsonl(self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}])
         left = seconds / max(1, state.global_step - self.started[1]) * (state.max_steps - state.global_step)
         shown = [f"{name} {logs[key]:.4g}" for name, key in self.columns.items() if key in logs]
+        if "num_tokens" in logs:
+            shown.append(f"tokens/s {(logs['num_tokens'] - self.before[1]) / max(1e-9, seconds - self.before[0]):.0f}")
+            self.before = (seconds, logs["num_tokens"])
         print(f"step {state.global_step}/{state.max_steps}", *shown, f"left {left / 60:.1f} min", sep="  ", flush=True)
 
     def on_save(self, args, state, control, **kwargs):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and self.think_format:
             (folder / "think_format.json").write_text(json.dumps({"think_format": self.think_format}))
         PartialState().wait_for_everyone()  # every rank has written its part
         if state.is_world_process_zero:

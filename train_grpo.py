@@ -29,7 +29,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig
 
 import rollout
@@ -180,7 +180,7 @@ def main(args: Args) -> None:
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
     runs.check_think_format(args.model, think_format)
-    print(utils.prepare_tokenizer(tokenizer, think_format, args.chat_template))
+    print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     kept, dropped = load_prompts(args, tokenizer)
     print(f"{len(kept)} prompts; {len(dropped)} longer than {args.max_prompt_tokens} tokens dropped"
           + (f": {', '.join(d['id'] for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
@@ -192,7 +192,7 @@ def main(args: Args) -> None:
           f"{accumulation} accumulated x {world} processes x {args.updates_per_rollout} updates; {args.steps} steps; "
           f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; the reward model "
           f"reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
-    utils.RewardModel.check(args.reward_model, args.reward_chat_template)
+    runs.or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template)
     if args.dry_run:
         return
     run = runs.start_run(args, "grpo", args.model)
@@ -280,6 +280,7 @@ def main(args: Args) -> None:
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
     )
     checkpoint = runs.last_checkpoint(run) if args.resume else None
+    trainer.remove_callback(PrinterCallback)
     runs.cut_log(run / "metrics.jsonl", checkpoint)
     runs.cut_log(run / "completions.jsonl", checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

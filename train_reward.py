@@ -20,7 +20,7 @@ import runs  # first: it turns telemetry off before trl is imported
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PrinterCallback
 from trl import RewardConfig, RewardTrainer
 
 import utils
@@ -117,7 +117,7 @@ def main(args: Args) -> None:
     fields = ["chosen_thinking", "rejected_thinking"] if args.reward_on == "think+response" else []
     rows = runs.read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
     tokenizer = runs.load_tokenizer(args.model)
-    print(utils.prepare_tokenizer(tokenizer, "think" if fields else "plain", args.chat_template))
+    print(runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template))
     kept, dropped = build_pairs(rows, tokenizer, args.reward_on, args.max_length)
     random.Random(args.seed).shuffle(kept)
     n_held = max(2, int(args.held_out * len(kept)))
@@ -166,14 +166,15 @@ def main(args: Args) -> None:
         ),
         train_dataset=Dataset.from_list(train),
         processing_class=tokenizer,
-        callbacks=[runs.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, "plain")],
+        callbacks=[runs.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)],
     )
     checkpoint = runs.last_checkpoint(run) if args.resume else None
+    trainer.remove_callback(PrinterCallback)
     runs.cut_log(run / "metrics.jsonl", checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     # --- 4. save, and score the held-out pairs from the saved folder as any other script will
-    runs.save_model(trainer, run / "model", "plain")
+    runs.save_model(trainer, run / "model", None)
     if PartialState().is_main_process:
         scorer = utils.RewardModel(str(run / "model"), device=str(PartialState().device))
         scores = scorer.score_ids([p[side] for p in held for side in ("chosen_ids", "rejected_ids")])

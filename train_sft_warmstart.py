@@ -20,7 +20,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 import runs
@@ -125,7 +125,7 @@ def main(args: Args) -> None:
     # --- 1. data
     rows = runs.read_rows(args.traces, "messages", "thinking", "response")
     tokenizer = runs.load_tokenizer(args.model)
-    print(utils.prepare_tokenizer(tokenizer, think_format, args.chat_template))
+    print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     kept, dropped = build_rows(rows, tokenizer, think_format, args.max_length)
     reasons = {r: sum(d["reason"] == r for d in dropped) for r in sorted({d["reason"] for d in dropped})}
     tokens = sum(len(r["input_ids"]) for r in kept)
@@ -196,6 +196,7 @@ def main(args: Args) -> None:
         callbacks=[runs.RunLogger(run, {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}, think_format)],
     )
     checkpoint = runs.last_checkpoint(run) if args.resume else None
+    trainer.remove_callback(PrinterCallback)
     runs.cut_log(run / "metrics.jsonl", checkpoint)
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 

@@ -230,14 +230,17 @@ class RewardModel:
             ids = ids[: self.max_length - len(tail)] + tail
         return ids
 
-    @torch.inference_mode()
     def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
         """Rewards (B,) of completions (raw text of the policy) to prompts (lists of messages), in their order."""
         texts = list(completions)
         if self.reward_on == "response":
             parts = [split_thinking(t, self.think_format) for t in texts]
             texts = [p.response if p.status == "ok" else t for p, t in zip(parts, texts)]
-        ids = [self.encode(m, t) for m, t in zip(prompts, texts, strict=True)]
+        return self.score_ids([self.encode(m, t) for m, t in zip(prompts, texts, strict=True)])
+
+    @torch.inference_mode()
+    def score_ids(self, ids: list[list[int]]) -> list[float]:
+        """Rewards (B,) of rendered conversations (token ids): the head's output at the last token of each."""
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
         scores, start = [0.0] * len(ids), 0
         while start < len(order):  # rows of about equal length, a bounded number of tokens

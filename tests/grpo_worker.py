@@ -1,0 +1,64 @@
+"""Three GRPO steps whose sampling noise depends on the step and the completion's place in the global batch only, so that
+one process and two sample the same completions. Started by tests/test_scripts.py: grpo_worker.py PROMPTS OUT"""
+
+import sys
+from pathlib import Path
+
+import runs
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+from trl import GRPOConfig
+
+import rollout
+import utils
+
+
+class KeyedGumbel(LogitsProcessor):
+    """argmax(logits / T + Gumbel noise) is a sample from softmax(logits / T); the noise has its own seed a token."""
+
+    def __init__(self, step: int, first_row: int, temperature: float):
+        self.step, self.first_row, self.temperature, self.position = step, first_row, temperature, 0
+
+    def __call__(self, input_ids, scores):
+        noise = []
+        for row in range(self.first_row, self.first_row + len(scores)):
+            rng = torch.Generator().manual_seed((self.step * 1000 + row) * 1000 + self.position)
+            noise.append(-torch.log(-torch.log(torch.rand(scores.size(1), generator=rng).clamp(1e-9, 1 - 1e-7))))
+        self.position += 1
+        return scores / self.temperature + torch.stack(noise)
+
+
+def main(prompts: str, out: Path) -> None:
+    state = PartialState(cpu=True)
+    out.mkdir(exist_ok=True)
+    tokenizer = runs.load_tokenizer("data/toy/base")
+    utils.prepare_tokenizer(tokenizer, "plain")
+    rows = [{"id": r["id"], "prompt": r["messages"]} for r in runs.read_rows(prompts, "messages")]
+    trainer = rollout.RolloutTrainer(
+        model=AutoModelForCausalLM.from_pretrained("data/toy/base"),
+        args=GRPOConfig(
+            output_dir=str(out), max_steps=3, num_generations=4, per_device_train_batch_size=4,
+            gradient_accumulation_steps=4 // state.num_processes, steps_per_generation=4 // state.num_processes,
+            max_completion_length=16, temperature=1.0, beta=0.04, use_bias_correction_kl=False, learning_rate=1e-3,
+            lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
+            logging_steps=1, report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False, dataloader_pin_memory=False,
+        ),
+        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[runs.RunLogger(out, {"reward": "reward"}, "plain")],
+        reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"), think_format="plain",
+        on_bad_format="score", format_margin=1.0, run=out,
+    )  # fmt: skip
+    generate = trainer.model.generate
+
+    def keyed(*args, input_ids=None, **kwargs):
+        noise = KeyedGumbel(trainer.state.global_step, state.process_index * len(input_ids), 1.0)
+        return generate(*args, input_ids=input_ids, logits_processor=LogitsProcessorList([noise]), **kwargs)
+
+    trainer.model.generate = keyed
+    trainer.generation_config.do_sample = trainer.generation_kwargs["do_sample"] = False
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

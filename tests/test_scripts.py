@@ -1,0 +1,284 @@
+"""The real scripts by subprocess on the toy world: what they write, bad input, kill and resume, two processes, real prompts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+GRPO = ["train_grpo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "4", "--group-size", "4",
+        "--micro-batch-size", "8", "--max-completion-tokens", "16", "--steps", "4", "--save-steps", "1",
+        "--on-bad-format", "score"]  # fmt: skip
+
+
+def command(*args) -> list[str]:
+    return [sys.executable, *map(str, args)]
+
+
+def run(*args, ok: bool = True) -> subprocess.CompletedProcess:
+    done = subprocess.run(command(*args), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
+    assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done
+
+
+def jsonl(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def numbers(folder: Path) -> list[dict]:
+    """The metrics of a run without its clocks."""
+    return [{k: v for k, v in r.items() if "time" not in k and "second" not in k and "per_second" not in k} for r in
+            jsonl(folder / "metrics.jsonl") if "train_runtime" not in r]  # fmt: skip
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    x, y = load_file(a / "model" / "model.safetensors"), load_file(b / "model" / "model.safetensors")
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("toy")
+    run("data/toy_world.py", "--out", out, "--n-traces", 96, "--n-prompts", 64, "--n-pairs", 128, "--n-tasks", 24)
+    return out
+
+
+@pytest.fixture(scope="session")
+def sft(toy_data, tmp_path_factory) -> Path:
+    """A short thinking warm start from the shipped base model."""
+    out = tmp_path_factory.mktemp("sft") / "run"
+    run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 6, "--out", out)
+    return out
+
+
+# --- each stage writes what it says
+
+
+def test_sft_writes_a_servable_folder(sft):
+    assert {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "summary.json", "model"} <= set(os.listdir(sft))
+    config, summary = json.loads((sft / "config.json").read_text()), json.loads((sft / "summary.json").read_text())
+    assert config["args"]["epochs"] == 6 and config["processes"] == 1 and summary["n_rows"] == 96 and summary["steps"] == 36
+    losses = [r["loss"] for r in jsonl(sft / "metrics.jsonl") if "loss" in r]
+    assert len(losses) == 36 and losses[-1] < 0.5 * losses[0]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(sft / "model")
+    AutoModelForCausalLM.from_pretrained(sft / "model")
+    assert tokenizer.chat_template and tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token != tokenizer.eos_token
+    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == tokenizer.eos_token_id
+    assert json.loads((sft / "model" / "think_format.json").read_text()) == {"think_format": "think"}
+
+
+def test_grpo_and_evaluation_follow(sft, toy_data, tmp_path):
+    out = tmp_path / "grpo"
+    run("train_grpo.py", "--preset", "toy", "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl", "--steps", 2,
+        "--prompts-per-step", 4, "--out", out)  # fmt: skip
+    rows = jsonl(out / "completions.jsonl")
+    assert len(rows) == 2 * 4 * 8 and {r["step"] for r in rows} == {1, 2}
+    assert {"id", "messages", "text", "thinking", "response", "status", "rewards", "reward", "advantage", "n_tokens",
+            "n_thinking_tokens"} <= set(rows[0])  # fmt: skip
+    assert any(r["status"] == "ok" and r["rewards"]["gold"] > 0 for r in rows)
+    logged = [r for r in jsonl(out / "metrics.jsonl") if "reward" in r]
+    for key in ("reward", "reward/gold", "kl", "think/format_ok", "think/truncated", "think/mean_tokens", "entropy", "grad_norm"):
+        assert all(r[key] == r[key] for r in logged), key
+    done = run("eval_wildbench.py", "--model", out / "model", "--tasks", toy_data / "benchmark_tasks.jsonl", "--max-tokens", 128,
+               "--temperatures", 1.0, 0.0, "--reward-model", "data/toy/reward_model", "--out", tmp_path / "eval")  # fmt: skip
+    summary = json.loads((tmp_path / "eval" / "summary.json").read_text())["temperatures"]
+    for temperature in ("1.0", "0.0"):
+        part = summary[temperature]
+        assert part["n"] == 24 and part["n_invalid"] == 0 and part["interval"][0] <= part["score"] <= part["interval"][1]
+    rows = jsonl(tmp_path / "eval" / "generations.jsonl")
+    assert len(rows) == 48 and all("<think>" not in r["response"] for r in rows if r["status"] == "ok"), done.stdout
+
+
+def test_reward_model_learns_and_is_read_back(toy_data, tmp_path):
+    run("train_reward.py", "--preset", "toy", "--pairs", toy_data / "preference_pairs.jsonl", "--held-out", 0.2, "--out", tmp_path / "rm")
+    held = json.loads((tmp_path / "rm" / "summary.json").read_text())["held_out"]
+    assert held["n"] == 25 and 0 <= held["accuracy"] <= 1 and 0 <= held["ece"] <= 0.5 and sum(b["n"] for b in held["bins"]) == 25
+
+
+@pytest.mark.parametrize("flags", [["--lora-r", "4"], ["--packing", "--max-length", "256", "--batch-size", "4", "--micro-batch-size", "4"]])
+def test_sft_lora_and_packing(toy_data, tmp_path, flags):
+    run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 1, "--out", tmp_path / "x",
+        *flags)  # fmt: skip
+    assert (tmp_path / "x" / "model" / "model.safetensors").exists()
+    assert (tmp_path / "x" / "adapter").exists() == ("--lora-r" in flags)
+
+
+def test_grpo_lora_with_vllm(sft, toy_data, tmp_path):
+    """The adapter is merged into the sampler at every step: the canary would stop the run otherwise."""
+    run("train_grpo.py", "--preset", "toy", "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl", "--steps", 3,
+        "--prompts-per-step", 4, "--lora-r", 4, "--learning-rate", 1e-2, "--rollout", "vllm", "--out", tmp_path / "x")  # fmt: skip
+    gaps = [r["sampling/logprob_gap"] for r in jsonl(tmp_path / "x" / "metrics.jsonl") if "reward" in r]
+    assert len(gaps) == 3 and max(gaps) < 1e-4
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["train_grpo.py", "--preset", "nonsense"], "unknown preset 'nonsense'"),
+        (["train_grpo.py", "--no-such-flag"], "no-such-flag"),
+        ([*GRPO, "--group-size", "1"], "--group-size 1"),
+        ([*GRPO, "--micro-batch-size", "7"], "cannot be split"),
+        ([*GRPO, "--model", "data"], "neither a model folder"),
+        ([*GRPO, "--prompts", "nowhere.jsonl"], "no such file"),
+        ([*GRPO, "--reward-model", "data/toy/base"], "has no chat template; pass --reward-chat-template"),
+        (["train_sft_warmstart.py", "--preset", "toy", "--model", "data/toy/base", "--batch-size", "10"], "not a multiple"),
+    ],
+)
+def test_bad_input_is_one_clear_error(args, message, toy_data):
+    if "--prompts" not in args and args[0] == "train_grpo.py" and len(args) > 4:
+        args = [*args, "--prompts", toy_data / "rl_prompts.jsonl"]
+    done = run(*args, ok=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert message in done.stderr + done.stdout and "Traceback" not in done.stderr
+
+
+def test_bad_rows_name_their_line(toy_data, tmp_path):
+    lines = (toy_data / "rl_prompts.jsonl").read_text().splitlines()
+    (tmp_path / "p.jsonl").write_text("\n".join([lines[0], '{"id": "x", "question": "?"}']))
+    done = run(*GRPO, "--prompts", tmp_path / "p.jsonl", ok=False)
+    assert done.returncode == 2 and "p.jsonl:2: no field 'messages'" in done.stderr
+    (tmp_path / "t.jsonl").write_text('{"id": "x", "messages": [{"role": "user", "content": "a"}], "thinking": "b"}\n')
+    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", tmp_path / "t.jsonl", ok=False)
+    assert done.returncode == 2 and "t.jsonl:1: no field 'response'" in done.stderr
+
+
+def test_traces_that_would_lose_their_end_are_refused(toy_data):
+    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--max-length", 100, ok=False)
+    assert done.returncode == 2 and "would lose their end" in done.stderr
+
+
+def test_a_folder_that_exists_is_not_touched(sft, toy_data):
+    before = (sft / "metrics.jsonl").read_text()
+    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--out", sft, ok=False)
+    assert done.returncode == 2 and "--resume continues it" in done.stderr and (sft / "metrics.jsonl").read_text() == before
+
+
+def test_think_format_of_the_checkpoint_is_respected(sft, toy_data):
+    done = run("train_grpo.py", "--preset", "toy", "--no-think", "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl",
+               ok=False)  # fmt: skip
+    assert done.returncode == 2 and "trained to the format 'think'" in done.stderr
+
+
+# --- kill and resume
+
+
+def kill_and_resume(args: list, out: Path, after_step: int) -> None:
+    """Starts a run, kills it (SIGKILL) when it has logged `after_step`, and lets the same command with --resume finish it."""
+    process = subprocess.Popen(command(*args, "--out", out), cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = out / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and f'"step": {after_step},' in metrics.read_text()):
+        time.sleep(0.02)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run(*args, "--out", out, "--resume")
+
+
+@pytest.mark.parametrize("backend, after_step", [("hf", 1), ("hf", 3), ("vllm", 2)])
+def test_grpo_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, backend, after_step):
+    args = [*GRPO, "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", backend]
+    run(*args, "--out", tmp_path / "whole")
+    kill_and_resume(args, tmp_path / "killed", after_step)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert numbers(tmp_path / "whole") == numbers(tmp_path / "killed")
+    assert jsonl(tmp_path / "whole" / "completions.jsonl") == jsonl(tmp_path / "killed" / "completions.jsonl")
+
+
+def test_sft_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path):
+    args = ["train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 2, "--save-steps", 3]
+    run(*args, "--out", tmp_path / "whole")
+    kill_and_resume(args, tmp_path / "killed", 7)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed") and numbers(tmp_path / "whole") == numbers(tmp_path / "killed")
+
+
+# --- two processes
+
+
+def launch(n: int, *args) -> None:
+    """A script under n processes; two of them by the README's launch config."""
+    start = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml", "--main_process_port", 29517 + n]
+    run(*(start if n == 2 else []), *args)
+
+
+def test_sft_under_two_processes_is_one(toy_data, tmp_path):
+    for n in (1, 2):
+        launch(n, "train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 1,
+               "--micro-batch-size", 8, "--out", tmp_path / str(n))  # fmt: skip
+    one, two = numbers(tmp_path / "1"), numbers(tmp_path / "2")
+    assert json.loads((tmp_path / "2" / "config.json").read_text())["processes"] == 2 and len(one) == len(two) == 6
+    assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-5)
+    x, y = (load_file(tmp_path / n / "model" / "model.safetensors") for n in "12")
+    assert all(torch.allclose(x[k], y[k], atol=1e-5) for k in x)
+
+
+def test_grpo_under_two_processes_is_one(toy_data, tmp_path):
+    """Same sampling noise for the same completion (see grpo_worker.py), so rewards, KL, loss and weights must agree."""
+    for n in (1, 2):
+        launch(n, "tests/grpo_worker.py", toy_data / "rl_prompts.jsonl", tmp_path / str(n))
+    one, two = numbers(tmp_path / "1"), numbers(tmp_path / "2")
+    assert len(one) == len(two) == 3
+    for a, b in zip(one, two):
+        for key in ("reward", "reward_std", "kl", "loss", "completions/mean_length", "think/format_ok", "entropy", "grad_norm"):
+            assert a[key] == pytest.approx(b[key], rel=2e-3, abs=1e-5), key
+    texts = [sorted((r["step"], r["id"], r["text"]) for r in jsonl(tmp_path / n / "completions.jsonl")) for n in "12"]
+    assert texts[0] == texts[1]
+
+
+def test_grpo_script_runs_under_two_processes_with_vllm(toy_data, tmp_path):
+    launch(2, *GRPO, "--micro-batch-size", 4, "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", "vllm", "--out", tmp_path / "x")
+    assert len(jsonl(tmp_path / "x" / "completions.jsonl")) == 4 * 16
+    assert max(r["sampling/logprob_gap"] for r in numbers(tmp_path / "x")) < 1e-4
+
+
+# --- the real prompts
+
+
+def test_grpo_on_real_prompts_with_vllm(tmp_path):
+    source = ROOT.parent / "shared" / "data" / "wildchat_if" / "wildchat-if_train.parquet"
+    if not source.exists():
+        pytest.skip(f"the real WildChat-IF prompts are not at {source}")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+    import pandas as pd
+
+    import utils
+
+    texts = [m["content"] for p in pd.read_parquet(source)["prompt"][:1500] for m in p]
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tok.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+                                                       initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                         num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, num_labels=1,
+                         pad_token_id=0)  # fmt: skip
+    torch.manual_seed(0)
+    for name, cls in [("policy", LlamaForCausalLM), ("rm", LlamaForSequenceClassification)]:
+        cls(config).save_pretrained(tmp_path / name)
+        if name == "rm":
+            tokenizer.chat_template = utils.CHAT_TEMPLATES["chatml"]
+        tokenizer.save_pretrained(tmp_path / name)
+    run("train_grpo.py", "--model", tmp_path / "policy", "--reward-model", tmp_path / "rm", "--prompts", source, "--rollout", "vllm",
+        "--steps", 3, "--prompts-per-step", 4, "--group-size", 4, "--micro-batch-size", 8, "--max-prompt-tokens", 512,
+        "--max-completion-tokens", 24, "--on-bad-format", "score", "--learning-rate", 1e-2, "--out", tmp_path / "run")  # fmt: skip
+    rows, dropped = jsonl(tmp_path / "run" / "completions.jsonl"), jsonl(tmp_path / "run" / "dropped.jsonl")
+    assert len(rows) == 48 and all(isinstance(r["reward"], float) for r in rows)
+    assert dropped and all(d["tokens"] > 512 for d in dropped)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["prompts"] + summary["dropped"] == 7544
+    assert max(r["sampling/logprob_gap"] for r in numbers(tmp_path / "run")) < 1e-4
