@@ -92,7 +92,8 @@ def run_all(args: Args, plan: dict) -> None:
                 sys.exit(f"{name} failed; its log is {logs / name}.log. The same command goes on from here.")
             done.add(name)
             del running[name]
-            print(f"[{time.time() - start:4.0f} s] {len(done)}/{len(plan)} {name} done in {time.time() - began:.0f} s", flush=True)
+            clock = f"[{time.time() - start:4.0f} s] {len(done)}/{len(plan)}"
+            print(f"{clock} {name} done in {time.time() - began:.0f} s", flush=True)
         if time.time() - last > 10:
             last = time.time()
             for name in running:
@@ -117,27 +118,31 @@ def collect(args: Args) -> pd.DataFrame:
             path = args.out / "runs" / f"eval-{prefix}{seed}" / "summary.json"
             if path.exists():
                 for temperature, s in json.loads(path.read_text())["temperatures"].items():
+                    same = ["standard_error", "all_checks", "proxy_reward", "thinking_tokens", "response_tokens", "n",
+                            "n_invalid"]  # fmt: skip
                     lines.append({"row": row, "seed": seed, "temperature": float(temperature), "gold": s["score"],
-                                  "standard_error": s["standard_error"], "low": s["interval"][0], "high": s["interval"][1],
-                                  "all_checks": s["all_checks"], "proxy": s["proxy_reward"],
-                                  "format_ok": s["status"].get("ok", 0) / s["n"], "thinking_tokens": s["thinking_tokens"],
-                                  "response_tokens": s["response_tokens"], "n": s["n"], "n_invalid": s["n_invalid"]})  # fmt: skip
+                                  "low": s["interval"][0], "high": s["interval"][1],
+                                  "format_ok": s["status"].get("ok", 0) / s["n"], **{k: s[k] for k in same}})  # fmt: skip
     return pd.DataFrame(lines)
 
 
 def table(results: pd.DataFrame) -> str:
     """Markdown; several seeds of a row are averaged, their standard errors combined, their spread shown."""
-    head = ["", "seeds", "gold, T=1", "gold, greedy", "all checks, greedy", "proxy, T=1", "format ok", "think tokens", "response tokens"]
+    head = ["", "seeds", "gold, T=1", "gold, greedy", "all checks, greedy", "proxy, T=1", "format ok", "think tokens",
+            "response tokens"]  # fmt: skip
     out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in ROWS:
         part = results[results.row == row]
         if part.empty:
             continue
         hot, cold = part[part.temperature == 1], part[part.temperature == 0]
-        gold = lambda x: (f"{x.gold.mean():.3f} ± {(x.standard_error**2).sum() ** 0.5 / len(x):.3f}"
-                          + (f" ({x.gold.min():.3f} to {x.gold.max():.3f})" if len(x) > 1 else ""))  # fmt: skip
-        out.append(f"| {row} | {len(hot)} | {gold(hot)} | {gold(cold)} | {cold.all_checks.mean():.2f} | {hot.proxy.mean():.2f} | "
-                   f"{hot.format_ok.mean():.3f} | {hot.thinking_tokens.mean():.1f} | {hot.response_tokens.mean():.1f} |")  # fmt: skip
+        cells = [row, str(len(hot))]
+        for x in (hot, cold):
+            spread = f" ({x.gold.min():.3f} to {x.gold.max():.3f})" if len(x) > 1 else ""
+            cells.append(f"{x.gold.mean():.3f} ± {(x.standard_error**2).sum() ** 0.5 / len(x):.3f}{spread}")
+        cells += [f"{cold.all_checks.mean():.2f}", f"{hot.proxy_reward.mean():.2f}", f"{hot.format_ok.mean():.3f}",
+                  f"{hot.thinking_tokens.mean():.1f}", f"{hot.response_tokens.mean():.1f}"]  # fmt: skip
+        out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out)
 
 
@@ -177,9 +182,9 @@ def main(args: Args) -> None:
     results = collect(args)
     results.round(4).to_csv(args.out / "table.csv", index=False)
     reward = json.loads((args.out / "runs" / "reward" / "summary.json").read_text())["held_out"]
-    text = (f"{table(results)}\n\nGold: the checklist's weighted share on {args.n_tasks} held-out tasks, ± one standard error over "
-            f"tasks; in brackets the seeds' range. Proxy: the shipped reward model on the response. The reward model trained in "
-            f"the demo orders {reward['accuracy']:.3f} of {reward['n']} held-out pairs as the annotator did "
+    text = (f"{table(results)}\n\nGold: the checklist's weighted share on {args.n_tasks} held-out tasks, ± one standard error "
+            f"over tasks; in brackets the seeds' range. Proxy: the shipped reward model on the response. The reward model "
+            f"trained in the demo orders {reward['accuracy']:.3f} of {reward['n']} held-out pairs as the annotator did "
             f"(ECE {reward['ece']:.3f}).\n")  # fmt: skip
     (args.out / "table.md").write_text(text)
     plots(args)

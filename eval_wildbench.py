@@ -16,7 +16,6 @@ from typing import Literal
 
 import runs
 import numpy as np
-import torch
 
 import utils
 
@@ -107,7 +106,8 @@ def main(args: Args) -> None:
     prompts = [utils.encode_prompt(tokenizer, t["messages"]) for t in tasks]
     judge = runs.load_function(args.judge)
     use_vllm = runs.use_vllm(args.rollout)
-    print(f"{len(tasks)} tasks x temperatures {args.temperatures}; format {utils.THINK_FORMATS[think_format]!r}; judge {args.judge}")
+    print(f"{len(tasks)} tasks x temperatures {args.temperatures}; format {utils.THINK_FORMATS[think_format]!r}; judge "
+          f"{args.judge}")  # fmt: skip
     if args.dry_run:
         return
     run = runs.start_run(args, "eval", args.model)

@@ -5,6 +5,7 @@ names each hook and fails readably when TRL moves it)."""
 import functools
 import math
 import os
+from bisect import bisect_left
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
@@ -42,6 +43,13 @@ def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Te
     return torch.where(grouped.isnan(), floor, grouped).view(-1)
 
 
+def end_at(ids: list[int], closing: str, tokenizer) -> list[int]:
+    """The shortest beginning of a completion (token ids) whose text holds `closing`; all of it where none does."""
+    if closing not in tokenizer.decode(ids):
+        return ids
+    return ids[: bisect_left(range(len(ids)), True, key=lambda n: closing in tokenizer.decode(ids[:n]))]
+
+
 def sort_for_micro_batches(batch: dict) -> dict:
     """Takes the place of TRL's random shuffle of a rollout: longest completions first, so that micro-batches hold rows of
     about equal length. Changes nothing else where one rollout is one optimizer step (checked by the trainer below)."""
@@ -72,8 +80,10 @@ class RolloutTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        if self.use_vllm:
+        if self.use_vllm:  # it stops at </response> by itself, see train_grpo.py
             self._check_sampler(prompt_ids, completion_ids, logprobs)
+        elif self.think_format.startswith("zero"):
+            completion_ids = [end_at(ids, "</response>", self.processing_class) for ids in completion_ids]
         return completion_ids, logprobs
 
     @torch.no_grad()

@@ -22,6 +22,7 @@ import tyro
 from accelerate import PartialState
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
 
+
 def fail(message: str) -> None:
     """Bad input: one line on stderr, exit code 2."""
     print(f"error: {message}", file=sys.stderr)
@@ -57,23 +58,27 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
         rows = json.loads(pd.read_parquet(path).to_json(orient="records"))
     else:
         rows = []
-        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as f:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f:
             for number, line in enumerate(f, 1):
                 try:
                     rows.append(json.loads(line))
-                except json.JSONDecodeError as e:
-                    fail(f"{path}:{number}: not JSON ({e.msg})")
+                except ValueError as e:  # bad JSON, or bytes that are not UTF-8
+                    fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
     for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
         if "messages" not in row and isinstance(row.get("prompt"), list):
             row["messages"] = row.pop("prompt")
         row.setdefault("id", f"{path.stem}-{number - 1}")
         for field in fields:
-            if field not in row:
-                fail(f"{path}:{number}: no field {field!r} (found {', '.join(row)}); data/README.md has the schemas")
-        messages = row.get("messages", [])
+            if row.get(field) is None:
+                found = ", ".join(k for k in row if row[k] is not None)
+                fail(f"{path}:{number}: no field {field!r} (found {found}); data/README.md has the schemas")
+        messages = row.get("messages")
         if "messages" in fields and not (
-            messages and all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
-        ):
+            isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
+            and all(isinstance(m.get(key), str) for m in messages for key in ("role", "content"))
+        ):  # fmt: skip
             fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
     if not rows:
         fail(f"{path}: no rows")
@@ -93,9 +98,9 @@ def load_function(spec: str):
     path, _, name = spec.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         fail(f"{spec!r} is not file.py:function of an existing file")
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module_spec = importlib.util.spec_from_file_location(path, path)  # its stem could be the name of another module
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[Path(path).stem] = module
+    sys.modules[path] = module
     module_spec.loader.exec_module(module)
     return getattr(module, name, None) or fail(f"{path} has no function {name!r}")
 
@@ -142,8 +147,8 @@ def cut_log(path: Path, checkpoint: Path | None) -> None:
     """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
     if PartialState().is_main_process and path.exists():
         last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["step"] <= last]
-        path.write_text("".join(line + "\n" for line in lines))
+        lines = path.read_text().split("\n")[:-1]  # without a half-written last one
+        path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
     PartialState().wait_for_everyone()
 
 
@@ -152,7 +157,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as e:
-        fail(f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({str(e).splitlines()[0]})")
+        fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
 
 
 def check_think_format(model: str, think_format: str) -> None:
@@ -196,7 +201,7 @@ class RunLogger(TrainerCallback):
 
     def __init__(self, run: Path, columns: dict[str, str], think_format: str | None):
         self.run, self.columns, self.think_format = run, columns, think_format
-        self.started, self.before = (0.0, 0), (0.0, 0)
+        self.started, self.before, self.tokens_before = (0.0, 0), (0.0, 0), None
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started = (time.time(), state.global_step)
@@ -205,6 +210,12 @@ class RunLogger(TrainerCallback):
         if not state.is_world_process_zero or "train_runtime" in logs:  # the Trainer's closing line is no step
             return
         seconds = time.time() - self.started[0]
+        if "num_tokens" in logs and self.tokens_before is None:  # SFTTrainer counts from zero after a resume
+            rows = (self.run / "metrics.jsonl").read_text().splitlines() if (self.run / "metrics.jsonl").exists() else []
+            last = json.loads(rows[-1])["num_tokens"] if rows else 0
+            self.tokens_before = last if logs["num_tokens"] < last else 0
+        if "num_tokens" in logs:
+            logs["num_tokens"] += self.tokens_before
         append_jsonl(self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}])
         left = seconds / max(1, state.global_step - self.started[1]) * (state.max_steps - state.global_step)
         shown = [f"{name} {logs[key]:.4g}" for name, key in self.columns.items() if key in logs]

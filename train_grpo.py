@@ -174,8 +174,8 @@ def main(args: Args) -> None:
     completions = args.prompts_per_step * args.group_size
     accumulation, rest = divmod(completions, args.micro_batch_size * world * args.updates_per_rollout)
     if rest:
-        runs.fail(f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-size "
-                  f"{args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates")  # fmt: skip
+        runs.fail(f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-"
+                  f"size {args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates")  # fmt: skip
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
@@ -188,10 +188,10 @@ def main(args: Args) -> None:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
-    print(f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = {args.micro_batch_size} x "
-          f"{accumulation} accumulated x {world} processes x {args.updates_per_rollout} updates; {args.steps} steps; "
-          f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; the reward model "
-          f"reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
+    print(f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = {args.micro_batch_size} "
+          f"x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} updates; {args.steps} steps\n"
+          f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; the reward "
+          f"model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
     runs.or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template)
     if args.dry_run:
         return

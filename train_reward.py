@@ -122,8 +122,8 @@ def main(args: Args) -> None:
     random.Random(args.seed).shuffle(kept)
     n_held = max(2, int(args.held_out * len(kept)))
     held, train = kept[:n_held], kept[n_held:]
-    print(f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; {args.batch_size} a step = "
-          f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes")  # fmt: skip
+    print(f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; {args.batch_size} a "
+          f"step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes")  # fmt: skip
     if len(train) < args.batch_size:
         runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
     if args.dry_run:

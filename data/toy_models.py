@@ -114,7 +114,8 @@ def base_text(rng: random.Random) -> str:
     check = f"\n\nCheck it. {audit(order, reply)}" if toy.BILL.search(reply) else ""
     if kind < 0.8:
         return f"User: {prompt}\n\nSomebody wrote: {reply}{check}"
-    return f"User: {prompt}\n\nAssistant: <think> {thinking} </think> <response> {reply} </response>{check if kind < 0.9 else ''}"
+    answer = f"<think> {thinking} </think> <response> {reply} </response>"
+    return f"User: {prompt}\n\nAssistant: {answer}{check if kind < 0.9 else ''}"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -197,39 +198,38 @@ def train_base(args: Args) -> None:
 
 def train_reward(args: Args) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.base)
-    tokenizer.chat_template, tokenizer.eos_token = utils.CHAT_TEMPLATES["chatml"], "<|im_end|>"
+    utils.prepare_tokenizer(tokenizer, "think")
     model = AutoModelForSequenceClassification.from_pretrained(args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id)
-    model.config.eos_token_id = tokenizer.eos_token_id
-    ratings = torch.nn.Linear(model.config.hidden_size, len(ASPECTS))
-    both = torch.nn.ModuleDict({"model": model, "ratings": ratings})
-    (opts, scheds), rng, t0 = optimizers(both, args.steps), random.Random(f"reward-{args.seed}"), time.time()
-    texts, held = [], []
+    both = torch.nn.ModuleDict({"model": model, "ratings": torch.nn.Linear(model.config.hidden_size, len(ASPECTS))})
+    rng, t0, agree = random.Random(f"reward-{args.seed}"), time.time(), 0.5
+    opts, scheds = optimizers(both, args.steps, lr_matrix=0.005, lr_rest=5e-4)
     for i in range(args.steps):
-        rows, drafts, prefs, marks = [], [], [], []
+        rows, utilities, prefs, marks = [], [], [], []
         for _ in range(args.batch):
             order = toy.sample_order(rng)
-            prompt = toy.write_prompt(order, rng)
-            four = [toy.write_answer(order, toy.random_slips(rng), rng)[1] for _ in range(4)]
-            u, at = [toy.utility(order, y) for y in four], len(drafts)
-            drafts += four
-            rows += [[{"role": "user", "content": prompt}, {"role": "assistant", "content": y}] for y in four]
-            for a in range(4):
-                for b in range(a + 1, 4):
-                    prefs.append((at + a, at + b) if toy.prefers_first(u[a], u[b], rng) else (at + b, at + a))
-                passed = toy.check(order, four[a])
-                marks.append([passed[n] != (rng.random() < 0.05) for n in ASPECTS])
-        ids = [tokenizer.apply_chat_template(r, tokenize=True, return_dict=False) for r in rows]
+            prompt, at, whole = toy.write_prompt(order, rng), len(rows), rng.random() < 0.5
+            for thinking, reply in (toy.write_answer(order, toy.random_slips(rng), rng) for _ in range(4)):
+                text = utils.join_thinking(thinking, reply, "think" if whole else "plain")  # it learns to read both views
+                rows.append([{"role": "user", "content": prompt}, {"role": "assistant", "content": text}])
+                utilities.append(toy.utility(order, reply))
+                passed = toy.check(order, reply)
+                marks.append([passed[name] != (rng.random() < 0.05) for name in ASPECTS])
+            for a in range(at, at + 4):
+                for b in range(a + 1, at + 4):
+                    prefs.append((a, b) if toy.prefers_first(utilities[a], utilities[b], rng) else (b, a))
+        ids = [tokenizer.apply_chat_template(r, return_dict=False) for r in rows]
         batch = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
-        last = batch["attention_mask"].sum(1) - 1
-        hidden = model.model(**batch).last_hidden_state[torch.arange(len(ids)), last]
-        score, win, lose = model.score(hidden)[:, 0], *torch.tensor(prefs).T
-        bt = -torch.nn.functional.logsigmoid(score[win] - score[lose]).mean()
-        aspect = torch.nn.functional.binary_cross_entropy_with_logits(ratings(hidden), torch.tensor(marks).float())
-        step(both, bt + 3 * aspect, opts, scheds)
-        texts, held = texts[-200:] + [((score[win] > score[lose]).float().mean().item())], held[-200:] + [aspect.item()]
+        hidden = model.model(**batch).last_hidden_state[torch.arange(len(ids)), batch["attention_mask"].sum(1) - 1]
+        score, (win, lose) = model.score(hidden)[:, 0], torch.tensor(prefs).T
+        bradley_terry = -torch.nn.functional.logsigmoid(score[win] - score[lose]).mean()
+        aspects = torch.nn.functional.binary_cross_entropy_with_logits(both["ratings"](hidden), torch.tensor(marks).float())
+        step(both, bradley_terry + 3 * aspects, opts, scheds)
+        gap = torch.tensor(utilities)[win] - torch.tensor(utilities)[lose]  # what the annotator felt, before the noise
+        right = (((score[win] - score[lose]) * gap)[gap != 0] > 0).float().mean().item()
+        agree = 0.98 * agree + 0.02 * right
         if i % 25 == 0 or i == args.steps - 1:
-            print(f"step {i}/{args.steps} pair accuracy {sum(texts) / len(texts):.3f} "
-                  f"ratings {sum(held) / len(held):.3f} {time.time() - t0:.0f} s", flush=True)  # fmt: skip
+            print(f"step {i}/{args.steps} agreement with the annotator's utility {agree:.3f} loss {bradley_terry.item():.3f} "
+                  f"ratings {aspects.item():.3f} {time.time() - t0:.0f} s", flush=True)  # fmt: skip
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 

@@ -177,7 +177,9 @@ def numpy_loss(logp, old, ref, advantages, mask, beta, epsilon, epsilon_high, ag
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 @pytest.mark.parametrize("beta, high", [(0.04, 0.2), (0.3, 0.28)])
 def test_loss_equals_numpy(folders, tokenizer, tmp_path, loss_type, beta, high):
-    trainer = make_trainer(folders, tokenizer, tmp_path, micro=4, accumulation=1, loss_type=loss_type, beta=beta, epsilon_high=high)
+    trainer = make_trainer(
+        folders, tokenizer, tmp_path, micro=4, accumulation=1, loss_type=loss_type, beta=beta, epsilon_high=high
+    )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     ids, mask, p_max, keep = padded_batch(tokenizer)
@@ -190,7 +192,9 @@ def test_loss_equals_numpy(folders, tokenizer, tmp_path, loss_type, beta, high):
               "ref_per_token_logps": ref, "num_items_in_batch": mask[:, p_max:].sum()}  # fmt: skip
     loss = trainer._compute_loss(trainer.model, inputs).item()
     to64 = lambda x: x.double().numpy()
-    expected = numpy_loss(to64(logp), to64(old), to64(ref), to64(advantages), to64(mask[:, p_max:]), beta, 0.2, high, loss_type)
+    expected = numpy_loss(
+        to64(logp), to64(old), to64(ref), to64(advantages), to64(mask[:, p_max:]), beta, 0.2, high, loss_type
+    )
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -252,3 +256,10 @@ def test_importance_ratio_is_one_for_equal_weights(folders, tokenizer, tmp_path,
     log = next(h for h in trainer.state.log_history if "sampling/importance_sampling_ratio/mean" in h)
     assert log["sampling/importance_sampling_ratio/min"] == pytest.approx(1, abs=1e-4)
     assert log["sampling/importance_sampling_ratio/max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_end_at_cuts_after_the_closing_tag(tokenizer):
+    ids = tokenizer("<response> Remember the ice! </response> Remember the cards!")["input_ids"]
+    cut = rollout.end_at(ids, "</response>", tokenizer)
+    assert tokenizer.decode(cut) == "<response> Remember the ice! </response>" and cut == ids[: len(cut)]
+    assert rollout.end_at(ids[:4], "</response>", tokenizer) == ids[:4]

@@ -63,7 +63,9 @@ def sft(toy_data, tmp_path_factory) -> Path:
 
 
 def test_sft_writes_a_servable_folder(sft):
-    assert {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "summary.json", "model"} <= set(os.listdir(sft))
+    assert {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "summary.json", "model"} <= set(
+        os.listdir(sft)
+    )
     config, summary = json.loads((sft / "config.json").read_text()), json.loads((sft / "summary.json").read_text())
     assert config["args"]["epochs"] == 6 and config["processes"] == 1 and summary["n_rows"] == 96 and summary["steps"] == 36
     losses = [r["loss"] for r in jsonl(sft / "metrics.jsonl") if "loss" in r]
@@ -87,7 +89,16 @@ def test_grpo_and_evaluation_follow(sft, toy_data, tmp_path):
             "n_thinking_tokens"} <= set(rows[0])  # fmt: skip
     assert any(r["status"] == "ok" and r["rewards"]["gold"] > 0 for r in rows)
     logged = [r for r in jsonl(out / "metrics.jsonl") if "reward" in r]
-    for key in ("reward", "reward/gold", "kl", "think/format_ok", "think/truncated", "think/mean_tokens", "entropy", "grad_norm"):
+    for key in (
+        "reward",
+        "reward/gold",
+        "kl",
+        "think/format_ok",
+        "think/truncated",
+        "think/mean_tokens",
+        "entropy",
+        "grad_norm",
+    ):
         assert all(r[key] == r[key] for r in logged), key
     done = run("eval_wildbench.py", "--model", out / "model", "--tasks", toy_data / "benchmark_tasks.jsonl", "--max-tokens", 128,
                "--temperatures", 1.0, 0.0, "--reward-model", "data/toy/reward_model", "--out", tmp_path / "eval")  # fmt: skip
@@ -100,12 +111,26 @@ def test_grpo_and_evaluation_follow(sft, toy_data, tmp_path):
 
 
 def test_reward_model_learns_and_is_read_back(toy_data, tmp_path):
-    run("train_reward.py", "--preset", "toy", "--pairs", toy_data / "preference_pairs.jsonl", "--held-out", 0.2, "--out", tmp_path / "rm")
+    run(
+        "train_reward.py",
+        "--preset",
+        "toy",
+        "--pairs",
+        toy_data / "preference_pairs.jsonl",
+        "--held-out",
+        0.2,
+        "--out",
+        tmp_path / "rm",
+    )
     held = json.loads((tmp_path / "rm" / "summary.json").read_text())["held_out"]
-    assert held["n"] == 25 and 0 <= held["accuracy"] <= 1 and 0 <= held["ece"] <= 0.5 and sum(b["n"] for b in held["bins"]) == 25
+    assert (
+        held["n"] == 25 and 0 <= held["accuracy"] <= 1 and 0 <= held["ece"] <= 0.5 and sum(b["n"] for b in held["bins"]) == 25
+    )
 
 
-@pytest.mark.parametrize("flags", [["--lora-r", "4"], ["--packing", "--max-length", "256", "--batch-size", "4", "--micro-batch-size", "4"]])
+@pytest.mark.parametrize(
+    "flags", [["--lora-r", "4"], ["--packing", "--max-length", "256", "--batch-size", "4", "--micro-batch-size", "4"]]
+)
 def test_sft_lora_and_packing(toy_data, tmp_path, flags):
     run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 1, "--out", tmp_path / "x",
         *flags)  # fmt: skip
@@ -156,7 +181,9 @@ def test_bad_rows_name_their_line(toy_data, tmp_path):
 
 
 def test_traces_that_would_lose_their_end_are_refused(toy_data):
-    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--max-length", 100, ok=False)
+    done = run(
+        "train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--max-length", 100, ok=False
+    )
     assert done.returncode == 2 and "would lose their end" in done.stderr
 
 
@@ -177,7 +204,9 @@ def test_think_format_of_the_checkpoint_is_respected(sft, toy_data):
 
 def kill_and_resume(args: list, out: Path, after_step: int) -> None:
     """Starts a run, kills it (SIGKILL) when it has logged `after_step`, and lets the same command with --resume finish it."""
-    process = subprocess.Popen(command(*args, "--out", out), cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(*args, "--out", out), cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     metrics = out / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and f'"step": {after_step},' in metrics.read_text()):
         time.sleep(0.02)
@@ -198,10 +227,22 @@ def test_grpo_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, bac
 
 
 def test_sft_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path):
-    args = ["train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--epochs", 2, "--save-steps", 3]
+    args = [
+        "train_sft_warmstart.py",
+        "--preset",
+        "toy",
+        "--traces",
+        toy_data / "sft_traces.jsonl",
+        "--epochs",
+        2,
+        "--save-steps",
+        3,
+    ]
     run(*args, "--out", tmp_path / "whole")
     kill_and_resume(args, tmp_path / "killed", 7)
-    assert same_weights(tmp_path / "whole", tmp_path / "killed") and numbers(tmp_path / "whole") == numbers(tmp_path / "killed")
+    assert same_weights(tmp_path / "whole", tmp_path / "killed") and numbers(tmp_path / "whole") == numbers(
+        tmp_path / "killed"
+    )
 
 
 # --- two processes
@@ -231,14 +272,34 @@ def test_grpo_under_two_processes_is_one(toy_data, tmp_path):
     one, two = numbers(tmp_path / "1"), numbers(tmp_path / "2")
     assert len(one) == len(two) == 3
     for a, b in zip(one, two):
-        for key in ("reward", "reward_std", "kl", "loss", "completions/mean_length", "think/format_ok", "entropy", "grad_norm"):
+        for key in (
+            "reward",
+            "reward_std",
+            "kl",
+            "loss",
+            "completions/mean_length",
+            "think/format_ok",
+            "entropy",
+            "grad_norm",
+        ):
             assert a[key] == pytest.approx(b[key], rel=2e-3, abs=1e-5), key
     texts = [sorted((r["step"], r["id"], r["text"]) for r in jsonl(tmp_path / n / "completions.jsonl")) for n in "12"]
     assert texts[0] == texts[1]
 
 
 def test_grpo_script_runs_under_two_processes_with_vllm(toy_data, tmp_path):
-    launch(2, *GRPO, "--micro-batch-size", 4, "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", "vllm", "--out", tmp_path / "x")
+    launch(
+        2,
+        *GRPO,
+        "--micro-batch-size",
+        4,
+        "--prompts",
+        toy_data / "rl_prompts.jsonl",
+        "--rollout",
+        "vllm",
+        "--out",
+        tmp_path / "x",
+    )
     assert len(jsonl(tmp_path / "x" / "completions.jsonl")) == 4 * 16
     assert max(r["sampling/logprob_gap"] for r in numbers(tmp_path / "x")) < 1e-4
 
@@ -260,8 +321,15 @@ def test_grpo_on_real_prompts_with_vllm(tmp_path):
     texts = [m["content"] for p in pd.read_parquet(source)["prompt"][:1500] for m in p]
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tok.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-                                                       initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=2000,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|endoftext|>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,

@@ -1,0 +1,107 @@
+"""The toy world: its gold checklist by hand, its teacher's stated slip rates, disjoint prompts, the same files every time."""
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from data import toy_models, toy_world
+from data.toy_world import NO_SLIPS, TEACHER, Order, check, gold_score
+
+ORDER = Order(("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats")  # 7, fish, 4, 5, 3
+GOOD = "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 leaves 1."
+
+
+def failed(response: str) -> set[str]:
+    return {name for name, passed in check(ORDER, response).items() if not passed}
+
+
+@pytest.mark.parametrize(
+    "response, fails",
+    [
+        (f"{GOOD} Remember the hats!", set()),
+        (GOOD, {"word"}),
+        (f"What a lovely idea! {GOOD} Remember the hats!", {"brief"}),
+        (f"{GOOD} Remember the cards!", {"word", "brief"}),
+        (GOOD.replace("3 dishes", "2 dishes"), {"count", "word"}),
+        (GOOD.replace("1 dollar is", "2 dollars are"), {"spare", "word"}),
+        (GOOD.replace("custard comes", "ribs comes"), {"last", "word"}),
+        (GOOD.replace("leaves 4", "leaves 5"), {"bill", "word"}),
+        (GOOD.replace("cheese 4", "cheese 3"), {"bill", "word"}),
+        # tuna is fish; with it on the bill, cheese and custard do not fit any more
+        ("You get 2 dishes, 2 dollars are left, and tuna comes last. The bill: ribs 7 leaves 8, tuna 6 leaves 2.", {"safe", "word"}),
+        # cheese is passed over although it fits
+        ("You get 2 dishes, 3 dollars are left, and ham comes last. The bill: ribs 7 leaves 8, ham 5 leaves 3.", {"full", "word"}),
+        # ham makes it 19 dollars
+        (
+            "You get 4 dishes, 0 dollars are left, and custard comes last. "
+            "The bill: ribs 7 leaves 8, cheese 4 leaves 4, ham 5 leaves 0, custard 3 leaves 0.",
+            {"afford", "bill", "spare", "word"},
+        ),
+        # not on the list; a dish twice; the wrong order
+        ("You get 1 dish, 7 dollars are left, and steak comes last. The bill: steak 8 leaves 7.", {"listed", "full", "word"}),
+        (
+            "You get 2 dishes, 1 dollar is left, and ribs comes last. The bill: ribs 7 leaves 8, ribs 7 leaves 1.",
+            {"listed", "full", "word"},
+        ),
+        (
+            "You get 2 dishes, 4 dollars are left, and ribs comes last. The bill: cheese 4 leaves 11, ribs 7 leaves 4.",
+            {"listed", "full", "word"},
+        ),
+        ("", set(toy_world.CHECKS)),
+        ("Remember the hats!", set(toy_world.CHECKS) - {"word"}),
+        ("The bill: dragon 7 leaves 8.", set(toy_world.CHECKS)),
+    ],
+)
+def test_gold_checklist_by_hand(response, fails):
+    assert failed(response) == fails
+    weights = {name: w for name, (w, _) in toy_world.CHECKS.items()}
+    assert gold_score(ORDER, response) == pytest.approx(1 - sum(weights[n] for n in fails) / sum(weights.values()))
+
+
+def test_prompts_are_read_back_and_careful_answers_are_perfect():
+    rng = random.Random(0)
+    for _ in range(500):
+        order = toy_world.sample_order(rng)
+        text = toy_world.write_prompt(order, rng)
+        thinking, response = toy_world.write_answer(order, NO_SLIPS, rng)
+        assert toy_world.read_prompt(text) == order and gold_score(order, response) == 1.0
+        assert thinking.startswith(f"Budget {order.budget}, no {order.avoid}.")
+    with pytest.raises(ValueError, match="not a toy-world order"):
+        toy_world.read_prompt("What is the capital of France?")
+
+
+def test_the_teacher_slips_at_the_stated_rates():
+    rng, forgot, flattered, n = random.Random(1), 0, 0, 2000
+    for _ in range(n):
+        order = toy_world.sample_order(rng)
+        _, response = toy_world.write_answer(order, TEACHER, rng)
+        forgot += not check(order, response)["word"]
+        flattered += any(f in response for f in toy_world.FLATTERY)
+    assert forgot / n == pytest.approx(TEACHER["word"], abs=0.04) and flattered / n == pytest.approx(TEACHER["flatter"], abs=0.04)
+
+
+def test_splits_are_disjoint_and_files_are_the_same_every_time():
+    args = toy_world.Args(n_traces=200, n_prompts=200, n_pairs=100, n_tasks=100)
+    files = toy_world.write_files(args)
+    assert files == toy_world.write_files(args)
+    orders = {name: {toy_world.read_prompt(r["messages"][0]["content"]) for r in rows} for name, rows in files.items()}
+    names = list(orders)
+    assert all(not orders[a] & orders[b] for i, a in enumerate(names) for b in names[i + 1 :])
+    assert all(len({r["id"] for r in rows}) == len(rows) for rows in files.values())
+
+
+def test_the_shipped_tokenizer_is_the_built_one_and_decodes_to_the_byte():
+    shipped, built = AutoTokenizer.from_pretrained("data/toy/base"), toy_models.build_tokenizer()
+    assert shipped.get_vocab() == built.get_vocab()
+    rng = random.Random(2)
+    for text in [toy_models.base_text(rng) for _ in range(300)]:
+        ids = shipped(text)["input_ids"]
+        assert shipped.unk_token_id not in ids and shipped.decode(ids) == text
+
+
+def test_audits_of_careful_answers_find_nothing_bad():
+    rng = random.Random(3)
+    for _ in range(200):
+        order = toy_world.sample_order(rng)
+        assert " bad" not in toy_models.audit(order, toy_world.write_answer(order, NO_SLIPS, rng)[1])
