@@ -12,6 +12,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
+import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
 from accelerate.utils import gather_object
 from torch.nn import functional as F
@@ -66,15 +67,16 @@ class RolloutTrainer(GRPOTrainer):
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
-                 max_logprob_gap=0.05, **kwargs):  # fmt: skip
+                 max_logprob_gap=0.05, allow_truncation=False, **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
             patch_vllm()
-        super().__init__(*args, reward_funcs=[reward_function_of_this_trainer], **kwargs)
+        super().__init__(*args, reward_funcs=[preference], **kwargs)
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
-        self._rows = []
+        self._rows, self._steps_cut_off = [], 0
+        self.allow_truncation = allow_truncation
 
     # --- rollouts: the sampler must have the trainer's weights
 
@@ -132,6 +134,9 @@ class RolloutTrainer(GRPOTrainer):
         local[scored] = torch.tensor(scores, device=local.device)
         rewards = floor_bad(self.accelerator.gather(local), self.num_generations, self.format_margin)
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
+        for m, t, g in zip(messages, texts, gold):
+            if self.gold and not (isinstance(g, float) and math.isfinite(g)):
+                raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a finite float")
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
         offset = self.accelerator.process_index * len(texts)
         self._rows = [
@@ -154,6 +159,13 @@ class RolloutTrainer(GRPOTrainer):
         good = [r for r in rows if r["status"] == "ok"]
         metrics["think/format_ok"].append(len(good) / len(rows))
         metrics["think/truncated"].append(mean([r["status"] == "truncated" for r in rows]))
+        cut_off = metrics["think/truncated"][-1] > 0.5
+        self._steps_cut_off = self._steps_cut_off + 1 if cut_off and self._steps_cut_off >= 0 else -1
+        if self._steps_cut_off == 3 and not self.allow_truncation:
+            raise RuntimeError(
+                f"more than half of the completions of the first three steps were cut off at {self.max_completion_length} "
+                "tokens; raise --max-completion-tokens, or pass --allow-truncation if that is meant"
+            )
         metrics["think/mean_tokens"].append(mean([r["n_thinking_tokens"] for r in rows]))
         metrics["think/response_tokens"].append(mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]))
         if good:
@@ -182,24 +194,24 @@ class RolloutTrainer(GRPOTrainer):
                 None if aux[0] is None else torch.stack(aux).mean())  # fmt: skip
 
 
-def reward_function_of_this_trainer(**_):
-    """Only names the reward column: RolloutTrainer._calculate_rewards does the scoring."""
+def preference(**_):
+    """TRL asks for a reward function and names a column after it; RolloutTrainer._calculate_rewards does the scoring."""
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 
 
-reward_function_of_this_trainer.__name__ = "preference"
-_trl_shuffle = grpo_trainer.shuffle_sequence_dict
+_trl_shuffle, _LLM = grpo_trainer.shuffle_sequence_dict, getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
 
 
 def patch_vllm() -> None:
-    """Makes TRL's colocated vLLM run on a CPU too; on a GPU only the number of batched tokens changes nothing else.
+    """Gives TRL's colocated vLLM an explicit dtype, no sampling defaults from the model's folder, and a CPU backend.
 
-    On the CPU backend linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
+    On the CPU linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
     `reload_weights` works, except for a tied LM head, whose packed copy must be renewed. Measured in tests/test_rollout.py.
     """
-    import trl.generation.vllm_generation as vllm_generation
-
-    if torch.cuda.is_available() or getattr(vllm_generation.VLLMGeneration, "on_cpu", False):
+    on_gpu = torch.cuda.is_available()
+    vllm_generation.LLM = functools.partial(_LLM, dtype="bfloat16" if on_gpu else "float32", enforce_eager=not on_gpu,
+                                            generation_config="vllm")  # fmt: skip
+    if on_gpu:
         return
 
     def sync_weights(self):
@@ -212,5 +224,3 @@ def patch_vllm() -> None:
         self.llm.reset_prefix_cache()
 
     vllm_generation.VLLMGeneration.sync_weights = sync_weights
-    vllm_generation.VLLMGeneration.on_cpu = True
-    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype="float32", enforce_eager=True)

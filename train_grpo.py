@@ -41,7 +41,7 @@ class Args:
     # model and data
     model: str = "results/sft/model"
     """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
-    prompts: str = "data/wildchat_if_train.parquet"
+    prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think: bool = True
     """RLMT. --no-think: RLHF, the same without thinking."""
@@ -58,6 +58,8 @@ class Args:
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
+    allow_truncation: bool = False
+    """Go on although more than half of the completions of each of the first three steps are cut off."""
     vllm_server_url: str = ""
     """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
     vllm_memory: float = 0.3
@@ -277,6 +279,7 @@ def main(args: Args) -> None:
         format_margin=args.format_margin,
         run=run,
         gold=gold,
+        allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
     )
     checkpoint = runs.last_checkpoint(run) if args.resume else None

@@ -109,7 +109,7 @@ def base_text(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.45:
         return small_talk(rng)
-    order, slips = toy.sample_order(rng), toy.random_slips(rng)
+    order, slips = toy.sample_order(rng), {name: rng.uniform(0, 0.6) for name in toy.TEACHER}  # writers of every kind
     prompt, (thinking, reply) = toy.write_prompt(order, rng), toy.write_answer(order, slips, rng)
     check = f"\n\nCheck it. {audit(order, reply)}" if toy.BILL.search(reply) else ""
     if kind < 0.8:
@@ -164,7 +164,7 @@ class Args:
     out: Path = Path("data/toy/base")
     base: Path = Path("data/toy/base")
     """Base model that the reward model starts from."""
-    steps: int = 1500
+    steps: int = 1100
     batch: int = 40
     """Rows of 256 tokens a step (base), or prompts a step (reward; four drafts each)."""
     seed: int = 0

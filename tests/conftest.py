@@ -20,7 +20,7 @@ import utils
 LLAMA = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>",
          "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|reserved_special_token_2|>"]  # fmt: skip
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>"]
-R1 = ["<|R1:begin|>", "<|R1:end|>", "<|R1:User|>", "<|R1:Assistant|>"]
+R1 = ["<|R1-begin|>", "<|R1-end|>", "<|R1-User|>", "<|R1-Assistant|>"]
 
 # Written after the habits of the families' official templates.
 LLAMA_TURNS = (
@@ -44,9 +44,9 @@ QWEN3_TEMPLATE = (  # drops thinking of earlier turns, writes the last one anew,
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 R1_TEMPLATE = (  # drops thinking everywhere, prefills the opening tag
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|R1:User|>' + m.content }}"
-    "{% elif m.role == 'assistant' %}{{ '<|R1:Assistant|>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|R1:Assistant|><think>\n' }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|R1-User|>' + m.content }}"
+    "{% elif m.role == 'assistant' %}{{ '<|R1-Assistant|>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|R1-Assistant|><think>\n' }}{% endif %}"
 )
 
 # name: special tokens (their ids are the last of the vocabulary), tokens not special, attributes, chat template
@@ -122,7 +122,10 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
         if name == "pad_eos":
             tokenizer.pad_token = tokenizer.eos_token
         torch.manual_seed(0)
-        LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=labels)).save_pretrained(folders[name])
+        model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=labels))
+        if name == "pad_eos":  # initialisation sets the pad token's embedding to zero
+            model.load_state_dict(LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict())
+        model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
 

@@ -47,7 +47,7 @@ def main(prompts: str, out: Path) -> None:
         ),
         train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[runs.RunLogger(out, {"reward": "reward"}, "plain")],
         reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"), think_format="plain",
-        on_bad_format="score", format_margin=1.0, run=out,
+        on_bad_format="score", format_margin=1.0, run=out, allow_truncation=True,
     )  # fmt: skip
     generate = trainer.model.generate
 

@@ -47,7 +47,7 @@ def folders(tokenizer, tmp_path_factory):
 
 
 def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", group_size=4, micro=4, accumulation=2,
-                 steps=2, lr=1e-2, **config):  # fmt: skip
+                 steps=2, lr=1e-2, allow_truncation=True, **config):  # fmt: skip
     model = LlamaForCausalLM.from_pretrained(folders[policy])
     prompts = [{"id": i, "prompt": [{"role": "user", "content": text}]} for i, _, text, _ in toy_world.orders_of("rl", 16, 0)]
     defaults = dict(
@@ -61,7 +61,7 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
     return rollout.RolloutTrainer(
         model=model, args=GRPOConfig(**{**defaults, **config}), train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer, reward_model=utils.RewardModel(folders["reward"], "response"), think_format="think",
-        on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3,
+        on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3, allow_truncation=allow_truncation,
     )  # fmt: skip
 
 
@@ -130,6 +130,18 @@ def test_a_reward_that_is_not_finite_stops_the_run(folders, tokenizer, tmp_path)
     with pytest.raises(RuntimeError, match="the reward model gave nan for prompt"):
         trainer.train()
     assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
+
+
+def test_answers_that_are_cut_off_stop_the_run(folders, tokenizer, tmp_path):
+    with pytest.raises(RuntimeError, match="raise --max-completion-tokens"):
+        make_trainer(folders, tokenizer, tmp_path, max_completion_length=2, steps=5, allow_truncation=False).train()
+
+
+def test_gold_must_be_a_number(folders, tokenizer, tmp_path):
+    trainer = make_trainer(folders, tokenizer, tmp_path)
+    trainer.gold = lambda messages, responses: [None] * len(responses)
+    with pytest.raises(RuntimeError, match="--gold gave None"):
+        trainer.train()
 
 
 # --- forwards and loss

@@ -216,7 +216,7 @@ def test_split_thinking_on_5000_random_texts():
                 assert thinking in text and response in text
                 if status == "ok":
                     tags = [tag for tag in utils.TAGS if tag in utils.THINK_FORMATS[think_format]]
-                    assert response and not any(tag in thinking + response for tag in tags)
+                    assert response and not any(tag in part for tag in tags for part in (thinking, response))
                     again = split_thinking(join_thinking(thinking, response, think_format), think_format)
                     assert again == (thinking, response, "ok")
                 if status in ("no_close", "empty_response") and "zero" not in think_format:
@@ -351,7 +351,7 @@ def test_r1_template_is_refused(load):
         with pytest.raises(ValueError, match="--chat-template"):
             prepare_tokenizer(load("r1"), think_format)
     tokenizer = load("r1")
-    assert prepare_tokenizer(tokenizer, "think", "plain").startswith("chat template: plain; end of turn '<|R1:end|>'")
+    assert prepare_tokenizer(tokenizer, "think", "plain").startswith("chat template: plain; end of turn '<|R1-end|>'")
     assert "think>" not in tokenizer.decode(encode_prompt(tokenizer, [USER]))  # nothing prefilled
 
 
@@ -482,9 +482,9 @@ def test_reward_on(reward_models):
     texts = ["<think>\na\n</think>\n\nyes", "<think>\nsomething else\n</think>\n\nyes", "<think>b</think>yes", "yes"]
     prompts = [[USER]] * 4
     response = utils.RewardModel(reward_models["chatml"], reward_on="response")
-    scores = response.score(prompts, texts[:3])
-    assert scores[0] == scores[1] == scores[2] == response.score_ids([response.encode([USER], "yes")])[0]  # bit by bit
-    assert response.score([[USER]], texts[:1]) == response.score([[USER]], texts[1:2])
+    assert response.score(prompts, texts) == response.score(prompts, [texts[1], texts[0], *texts[2:]])  # bit by bit
+    assert response.score([[USER]], texts[:1]) == response.score([[USER]], texts[1:2]) == response.score([[USER]], ["yes"])
+    assert response.encode([USER], "yes") == utils.RewardModel(reward_models["chatml"]).encode([USER], "yes")
     whole = utils.RewardModel(reward_models["chatml"], reward_on="think+response")
     assert len(set(whole.score(prompts, texts))) == 4
     bad = ["<think>no end", "nothing", "<think>a</think>"]  # as they are

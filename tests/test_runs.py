@@ -1,0 +1,298 @@
+"""runs.py: arguments, rows, the run folder, logs and checkpoints."""
+
+import dataclasses
+import gzip
+import json
+import sys
+from types import SimpleNamespace
+from typing import Literal
+
+import pandas as pd
+import pytest
+
+import runs
+
+# --- arguments
+
+
+@dataclasses.dataclass
+class Args:
+    model: str = "org/model"
+    steps: int = 10
+    rate: float = 1e-6
+    kind: Literal["a", "b"] = "a"
+    think: bool = True
+    preset: str = ""
+    seed: int = 0
+    out: str = ""
+    resume: bool = False
+    overwrite: bool = False
+
+
+PRESETS = {"small": {"steps": 3, "rate": 0.5, "think": False}, "empty": {}}
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    def parse(*words):
+        monkeypatch.setattr(sys, "argv", ["script.py", *words])
+        return runs.parse_args(Args, PRESETS)
+
+    return parse
+
+
+@pytest.fixture
+def exits(capsys):
+    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
+
+    def exits(function, *args):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as e:
+            function(*args)
+        assert e.value.code == 2
+        return capsys.readouterr().err
+
+    return exits
+
+
+def test_default_then_preset_then_flag(parse):
+    assert parse() == Args()
+    assert parse("--preset", "small") == Args(preset="small", steps=3, rate=0.5, think=False)
+    for words in (["--preset", "small", "--steps", "7"], ["--steps=7", "--preset=small"]):
+        assert parse(*words) == Args(preset="small", steps=7, rate=0.5, think=False)
+    assert parse("--preset", "small", "--think").think
+    assert parse("--preset", "small", "--steps", "10").steps == 10  # a flag with the default's value is still a flag
+    assert parse("--no-think", "--kind", "b") == Args(think=False, kind="b")
+    assert parse("--preset", "empty") == Args(preset="empty")
+
+
+@pytest.mark.parametrize("words, named", [
+    (["--preset", "smal"], "error: unknown preset 'smal'; known: small, empty"), (["--preset=smal"], "smal"),
+    (["--stepz", "3"], "--stepz"), (["--steps", "many"], "many"), (["--kind", "c"], "--kind"), (["--steps"], "--steps"),
+    (["--preset"], "--preset"), (["stray"], "stray"),
+])  # fmt: skip
+def test_bad_arguments_exit_with_2(parse, exits, words, named):
+    assert named in exits(parse, *words)
+
+
+def test_or_fail(exits):
+    assert runs.or_fail(int, "3") == 3
+    assert "invalid literal for int() with base 10: 'x'" in exits(runs.or_fail, int, "x")
+    assert "nowhere" in exits(runs.or_fail, open, "nowhere")
+
+
+# --- rows
+
+ROWS = [{"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i} for i in range(3)]
+
+
+def write(path, rows):
+    """`rows` in the format that the file's name says; a string or bytes stand for a line as they are."""
+    lines = [r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode() for r in rows]
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        (gzip.open if path.suffix == ".gz" else open)(path, "wb").write(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+def test_read_rows(tmp_path, name):
+    path = write(tmp_path / name, ROWS)
+    assert runs.read_rows(path, "messages", "n") == ROWS
+    assert runs.read_rows(str(path)) == ROWS
+    path = write(tmp_path / f"prompt_{name}", [{"prompt": r["messages"], "data": {"i": r["n"]}} for r in ROWS])
+    read = runs.read_rows(path, "messages")
+    assert [r["messages"] for r in read] == [r["messages"] for r in ROWS]
+    assert [r["data"] for r in read] == [{"i": 0}, {"i": 1}, {"i": 2}] and not any("prompt" in r for r in read)
+    assert len({r["id"] for r in read}) == 3 and all(r["id"].startswith("prompt_rows") for r in read)
+
+
+GOOD = ROWS[0]
+BAD = [  # (line, what the error must name)
+    ({"id": "x", "n": 1}, "'messages'"),
+    ({"id": "x", "n": 1, "messages": None}, "'messages'"),
+    ({"id": "x", "n": 1, "prompt": "What?"}, "'messages'"),
+    ({"id": "x", "messages": GOOD["messages"]}, "'n'"),
+    ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
+    *(({"id": "x", "n": 1, "messages": m}, "'messages' must be a list") for m in (
+        [], {}, "What?", 5, [5], ["What?"], [{"role": "user"}], [{"content": "What?"}], [{"role": "user", "content": None}],
+        [{"role": "user", "content": ["What?"]}], [{"role": 1, "content": "What?"}], [*GOOD["messages"], {"role": "user"}])),
+    ('{"id": "x", "messages": [', "not JSON"),
+    ("", "not JSON"),
+    ("id,messages", "not JSON"),
+    (b'{"id": "\xff"}', "not JSON"),
+    ("[1, 2]", "not a JSON object"),
+    ("7", "not a JSON object"),
+    ("null", "not a JSON object"),
+    ('"messages"', "not a JSON object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line, named", BAD, ids=[repr(line)[:50] for line, _ in BAD])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_bad_line_is_named(tmp_path, exits, name, line, named):
+    path = write(tmp_path / name, [GOOD, line, GOOD])
+    error = exits(runs.read_rows, path, "messages", "n")
+    assert error.startswith(f"error: {path}:2: ") and named in error and error.count("\n") == 1
+
+
+def test_a_bad_parquet_row_is_named(tmp_path, exits):
+    path = write(tmp_path / "rows.parquet", [GOOD, {"id": "x", "messages": GOOD["messages"]}])
+    assert exits(runs.read_rows, path, "messages", "n").startswith(f"error: {path}:2: no field 'n' (found id, messages)")
+
+
+def test_no_rows(tmp_path, exits):
+    assert f"{tmp_path}/no.jsonl: no such file" in exits(runs.read_rows, tmp_path / "no.jsonl")
+    assert "no rows" in exits(runs.read_rows, write(tmp_path / "empty.jsonl", []))
+
+
+# --- functions and models that a user names
+
+
+def test_load_function(tmp_path, exits, monkeypatch):
+    (tmp_path / "json.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 2\ndef double(n):\n    return A().x * n\n"
+    )
+    assert runs.load_function(f"{tmp_path}/json.py:double")(4) == 8
+    assert sys.modules["json"] is json  # a user's file of the same name takes no module's place
+    monkeypatch.chdir(tmp_path)
+    assert runs.load_function("json.py:double")(1) == 2
+    assert "json.py has no function 'triple'" in exits(runs.load_function, "json.py:triple")
+    for spec in ("nowhere.py:double", "json.py", "json:double", "", ":", f"{tmp_path}:double"):
+        assert f"{spec!r} is not file.py:function" in exits(runs.load_function, spec)
+
+
+def test_check_think_format(tmp_path, exits):
+    runs.check_think_format(str(tmp_path), "think")  # not a checkpoint of ours
+    runs.check_think_format("org/model", "think")
+    (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
+    runs.check_think_format(str(tmp_path), "plain")
+    assert "was trained to the format 'plain', not 'think'" in exits(runs.check_think_format, str(tmp_path), "think")
+
+
+def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
+    assert runs.load_tokenizer(str(tokenizer_folders["plain"])).eos_token == "</s>"
+    assert f"{tmp_path} is no model folder" in exits(runs.load_tokenizer, str(tmp_path))
+    assert "nobody/nothing is no model folder" in exits(runs.load_tokenizer, "nobody/nothing")
+
+
+def test_use_vllm(exits, monkeypatch):
+    assert not runs.use_vllm("hf")
+    monkeypatch.setattr(sys, "path", [])  # vLLM is not installed
+    assert not runs.use_vllm("hf") and not runs.use_vllm("auto")
+    assert "vLLM is not installed" in exits(runs.use_vllm, "vllm")
+
+
+# --- the run folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--model", "a b"])
+    return tmp_path
+
+
+def test_start_run_writes_what_was_run(here):
+    run = runs.start_run(Args(), "grpo", "org/model")
+    assert run.parent.name == "results" and (here / run).is_dir()
+    assert run.name.startswith("grpo__model__s0__")
+    config = json.loads((run / "config.json").read_text())
+    assert config["processes"] == 1 and Args(**config["args"]) == Args()
+    assert (run / "command.txt").read_text() == f"{sys.executable} train.py --model 'a b'\n"
+    env = (run / "env.txt").read_text()
+    assert "\ntorch==" in env and "\ntrl==" in env and len(env.split("\n")[0]) in (40, 0)  # the commit, if there is git
+
+
+def test_the_same_arguments_find_the_same_folder(here):
+    name = lambda args, script="grpo", model="org/model": runs.start_run(args, script, model).name
+    names = [name(Args()), name(Args(seed=1)), name(Args(steps=11)), name(Args(rate=2e-6)), name(Args(preset="table1/llama")),
+             name(Args(), "sft"), name(Args(), "grpo", "org/other/")]  # fmt: skip
+    assert len(set(names)) == len(names)
+    assert names[1].startswith("grpo__model__s1__") and names[4].startswith("grpo__table1-llama__s0__")
+    assert name(Args(overwrite=True)) == names[0] == name(Args(resume=True)) == name(Args(overwrite=True, resume=True))
+
+
+def test_an_existing_folder_is_refused(here, exits):
+    run = runs.start_run(Args(), "grpo", "org/model")
+    (run / "metrics.jsonl").write_text("precious\n")
+    before = {p: p.read_bytes() for p in run.iterdir()}
+    error = exits(runs.start_run, Args(), "grpo", "org/model")
+    assert str(run) in error and all(flag in error for flag in ("--resume", "--overwrite", "--out"))
+    mine = here / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious\n")  # never a run of ours
+    for resume in (False, True):
+        assert str(mine) in exits(runs.start_run, Args(out=str(mine), resume=resume), "grpo", "org/model")
+    assert (mine / "thesis.txt").read_text() == "precious\n" and len(list(mine.iterdir())) == 1
+    assert {p: p.read_bytes() for p in run.iterdir()} == before
+    (here / "empty").mkdir()
+    assert (runs.start_run(Args(out="empty"), "grpo", "org/model") / "config.json").exists()
+
+
+def test_overwrite_starts_anew(here):
+    run = runs.start_run(Args(), "grpo", "org/model")
+    (run / "checkpoint-1").mkdir()
+    (run / "metrics.jsonl").write_text("old\n")
+    assert runs.start_run(Args(overwrite=True), "grpo", "org/model") == run
+    assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt"]
+
+
+def test_resume_continues_with_equal_arguments_only(here, exits):
+    run = runs.start_run(Args(out="run"), "grpo", "org/model")
+    (run / "metrics.jsonl").write_text("old\n")
+    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/model") == run
+    assert (run / "metrics.jsonl").read_text() == "old\n"
+    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/model") == run  # a second time
+    error = exits(runs.start_run, Args(out="run", resume=True, steps=11, rate=2e-6), "grpo", "org/model")
+    assert "steps (10 -> 11)" in error and "rate (1e-06 -> 2e-06)" in error and "seed" not in error
+    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, steps=11), "grpo", "org/model")
+    assert (run / "metrics.jsonl").read_text() == "old\n"
+    assert json.loads((run / "config.json").read_text())["args"]["steps"] == 10
+    new = runs.start_run(Args(resume=True, seed=5), "grpo", "org/model")  # nothing to resume: a fresh run
+    assert (new / "config.json").exists()
+
+
+# --- checkpoints and logs
+
+
+def test_last_checkpoint_is_a_complete_one(tmp_path):
+    assert runs.last_checkpoint(tmp_path) is None and runs.last_checkpoint(tmp_path / "nowhere") is None
+    logger = runs.RunLogger(tmp_path, {}, "think")
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert runs.last_checkpoint(tmp_path) is None
+    for step in (10, 9):
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        logger.on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    assert runs.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"  # not 9 as text sorts, not 100 that was cut short
+    assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {"think_format": "think"}
+
+
+LOG = [{"step": s, "rewards": {"preference": 0.5}, "text": "a\u2028b\n"} for s in (1, 1, 2, 2, 3, 10)]
+
+
+@pytest.mark.parametrize("torn", ["", '{"st', '{"step": 3', '{"step": 2, "rewards": {"preference": 1}', "{}", "\n"])
+def test_cut_log(tmp_path, torn):
+    """Whatever stood at the end when the run was killed, also what looks like the end of a row."""
+    path = tmp_path / "completions.jsonl"
+    for checkpoint, kept in (("checkpoint-2", LOG[:4]), ("checkpoint-9", LOG[:5]), ("checkpoint-10", LOG), (None, [])):
+        path.unlink(missing_ok=True)
+        runs.append_jsonl(path, LOG[:3])
+        runs.append_jsonl(path, LOG[3:])
+        with open(path, "a") as f:
+            f.write(torn.rstrip("\n"))
+        runs.cut_log(path, tmp_path / checkpoint if checkpoint else None)
+        runs.append_jsonl(path, [{"step": 11}])
+        assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [*kept, {"step": 11}]
+
+
+def test_cut_log_without_a_log(tmp_path):
+    runs.cut_log(tmp_path / "metrics.jsonl", None)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_write_summary(tmp_path, capsys):
+    runs.write_summary(tmp_path, {"steps": 3})
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(capsys.readouterr().out) == {"steps": 3}
