@@ -28,7 +28,7 @@ def load_gold(spec: str, device: str):
     if not spec:
         return None
     if ".py:" not in spec:
-        return utils.RewardModel(spec, device=device).score  # it is given responses only
+        return utils.RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
     function = runs.load_function(spec)
     return lambda prompts, responses: [function(m, y) for m, y in zip(prompts, responses)]
 
@@ -141,10 +141,11 @@ class RolloutTrainer(GRPOTrainer):
         offset = self.accelerator.process_index * len(texts)
         self._rows = [
             {"step": self.state.global_step + 1, "id": x["id"], "messages": m, "text": t, "thinking": p.thinking,
-             "response": p.response, "status": p.status, "rewards": {"preference": None if math.isnan(s) else s, "gold": g},
-             "reward": rewards[offset + i].item(), "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking)}
-            for i, (x, m, t, p, s, g, ids) in enumerate(
-                zip(inputs, messages, texts, parts, local.tolist(), gold, completion_ids_list))
+             "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
+             "rewards": {"preference": None if math.isnan(s) else s, "gold": g}, "reward": rewards[offset + i].item(),
+             "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking)}
+            for i, (x, m, t, p, done, s, g, ids) in enumerate(
+                zip(inputs, messages, texts, parts, finished, local.tolist(), gold, completion_ids_list))
         ]  # fmt: skip
         return rewards.unsqueeze(1)
 
@@ -158,7 +159,7 @@ class RolloutTrainer(GRPOTrainer):
         metrics, mean = self._metrics["train"], lambda values: sum(values) / max(1, len(values))
         good = [r for r in rows if r["status"] == "ok"]
         metrics["think/format_ok"].append(len(good) / len(rows))
-        metrics["think/truncated"].append(mean([r["status"] == "truncated" for r in rows]))
+        metrics["think/truncated"].append(mean([r["cut_off"] for r in rows]))
         cut_off = metrics["think/truncated"][-1] > 0.5
         self._steps_cut_off = self._steps_cut_off + 1 if cut_off and self._steps_cut_off >= 0 else -1
         if self._steps_cut_off == 3 and not self.allow_truncation:

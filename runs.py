@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
 
+import jinja2
 import pandas as pd
 import torch
 import tyro
@@ -33,8 +34,8 @@ def or_fail(function, *args):
     """function(*args); its ValueError or OSError becomes one line and exit code 2. For checks before anything expensive."""
     try:
         return function(*args)
-    except (ValueError, OSError) as e:
-        fail(str(e).splitlines()[0])
+    except (ValueError, OSError, jinja2.TemplateError) as e:
+        fail(f"{str(e) or type(e).__name__}".splitlines()[0])
 
 
 def parse_args(args_class: type, presets: dict[str, dict]):
@@ -132,12 +133,14 @@ def start_run(args, script: str, model: str) -> Path:
         elif run.exists():
             shutil.rmtree(run)
         run.mkdir(parents=True, exist_ok=True)
+        print(f"run folder: {run}", flush=True)
         git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
                for a in (["rev-parse", "HEAD"], ["diff", "HEAD"])]  # fmt: skip
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
         (run / "config.json").write_text(json.dumps({"args": config, "processes": state.num_processes}, indent=1))
-        (run / "command.txt").write_text(shlex.join([sys.executable, *sys.argv]) + "\n")
+        with open(run / "command.txt", "a") as f:  # a line a start: a resumed run has several
+            f.write(shlex.join([sys.executable, *sys.argv]) + "\n")
         (run / "env.txt").write_text("\n".join([git[0].strip(), *gpus, *packages, git[1]]))
     state.wait_for_everyone()
     return run
@@ -201,27 +204,25 @@ class RunLogger(TrainerCallback):
 
     def __init__(self, run: Path, columns: dict[str, str], think_format: str | None):
         self.run, self.columns, self.think_format = run, columns, think_format
-        self.started, self.before, self.tokens_before = (0.0, 0), (0.0, 0), None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.started = (time.time(), state.global_step)
+        path = self.run / "metrics.jsonl"
+        rows = path.read_text().splitlines() if path.exists() else []
+        self.began, self.first_step, self.seconds = time.time(), state.global_step, 0.0
+        self.tokens, self.offset = json.loads(rows[-1]).get("num_tokens", 0) if rows else 0, None
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or "train_runtime" in logs:  # the Trainer's closing line is no step
             return
-        seconds = time.time() - self.started[0]
-        if "num_tokens" in logs and self.tokens_before is None:  # SFTTrainer counts from zero after a resume
-            rows = (self.run / "metrics.jsonl").read_text().splitlines() if (self.run / "metrics.jsonl").exists() else []
-            last = json.loads(rows[-1])["num_tokens"] if rows else 0
-            self.tokens_before = last if logs["num_tokens"] < last else 0
+        seconds, shown = time.time() - self.began, [f"{k} {logs[v]:.4g}" for k, v in self.columns.items() if v in logs]
         if "num_tokens" in logs:
-            logs["num_tokens"] += self.tokens_before
+            if self.offset is None:  # after a resume SFTTrainer counts tokens from zero again
+                self.offset = self.tokens if logs["num_tokens"] < self.tokens else 0
+            logs["num_tokens"] += self.offset
+            shown.append(f"tokens/s {(logs['num_tokens'] - self.tokens) / (seconds - self.seconds):.0f}")
+            self.tokens, self.seconds = logs["num_tokens"], seconds
         append_jsonl(self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}])
-        left = seconds / max(1, state.global_step - self.started[1]) * (state.max_steps - state.global_step)
-        shown = [f"{name} {logs[key]:.4g}" for name, key in self.columns.items() if key in logs]
-        if "num_tokens" in logs:
-            shown.append(f"tokens/s {(logs['num_tokens'] - self.before[1]) / max(1e-9, seconds - self.before[0]):.0f}")
-            self.before = (seconds, logs["num_tokens"])
+        left = seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step)
         print(f"step {state.global_step}/{state.max_steps}", *shown, f"left {left / 60:.1f} min", sep="  ", flush=True)
 
     def on_save(self, args, state, control, **kwargs):

@@ -275,7 +275,7 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
         engine = LLM(model=model, max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory,
                      generation_config="vllm", seed=seed, **({} if on_gpu else {"dtype": "float32", "enforce_eager": True}))
         params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop_token_ids=[eos], seed=seed,
-                                stop=[stop] if stop else None, include_stop_str_in_output=True)  # fmt: skip
+                                ignore_eos=True, stop=[stop] if stop else None, include_stop_str_in_output=True)  # fmt: skip
         outs = engine.generate([{"prompt_token_ids": p} for p in prompts], params)
         ids = [list(o.outputs[0].token_ids) for o in outs]
         finished = [o.outputs[0].finish_reason == "stop" for o in outs]
@@ -291,8 +291,7 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
             rows = order[start : start + batch_size]
             batch = tokenizer.pad({"input_ids": [prompts[r] for r in rows]}, padding_side="left", return_tensors="pt")
             out = policy.generate(**batch.to(policy.device), tokenizer=tokenizer)[:, batch["input_ids"].size(1) :]
-            for r, row in zip(rows, out.tolist()):  # without the padding after its end
-                row = row[: row.index(eos) + 1] if eos in row else row
+            for r, row in zip(rows, out.tolist()):  # without the padding (eos) after its end
                 ids[r] = row[: bisect_left(range(len(row)), True, key=lambda n, row=row: ended(row[:n]))]
         finished = [ended(row) for row in ids]
     texts = [tokenizer.decode(row[:-1] if row[-1:] == [eos] else row) for row in ids]

@@ -90,6 +90,12 @@ def test_trl_still_calls_its_module_level_shuffle():
     assert "shuffle_sequence_dict(" in source and hasattr(grpo_trainer, "shuffle_sequence_dict")
 
 
+def test_rollouts_start_from_the_prompt_ids_of_sft(folders, tokenizer, tmp_path):
+    trainer = make_trainer(folders, tokenizer, tmp_path)
+    prompts = [row["prompt"] for row in list(trainer.train_dataset)[:4]]
+    assert trainer._tokenize_prompts(prompts)[0] == [utils.encode_prompt(tokenizer, p) for p in prompts]
+
+
 # --- rewards and advantages
 
 

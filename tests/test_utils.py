@@ -355,6 +355,28 @@ def test_r1_template_is_refused(load):
     assert "think>" not in tokenizer.decode(encode_prompt(tokenizer, [USER]))  # nothing prefilled
 
 
+TURN = "{{ '<|im_start|>' + m.role + '\n' }}%s{{ '<|im_end|>\n' }}"
+TOUCHES_THINKING = {  # one fault each
+    "drops it from earlier turns": (TURN % "{{ m.content if loop.last else m.content.split('</think>')[-1] }}", ""),
+    "drops it from the last turn": (TURN % "{{ m.content.split('</think>')[-1] if loop.last else m.content }}", ""),
+    "writes it anew": (TURN % "{{ m.content.replace('\n</think>', '</think>') }}", ""),
+    "adds an empty thought": (
+        TURN % "{{ '<think></think>' if m.role == 'assistant' and '<think>' not in m.content }}{{ m.content }}", ""
+    ),
+    "prefills the tag": (TURN % "{{ m.content }}", "<think>\n"),
+}
+
+
+@pytest.mark.parametrize("turn, prefill", TOUCHES_THINKING.values(), ids=TOUCHES_THINKING)
+def test_templates_that_touch_thinking_are_replaced(load, turn, prefill):
+    template = "{% for m in messages %}" + turn + "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    tokenizer = load("qwen25_instruct")
+    tokenizer.chat_template = template + prefill + "{% endif %}"
+    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: chatml;")
+    tokenizer.chat_template = template.replace(turn, TURN % "{{ m.content }}") + "{% endif %}"
+    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: its own;")
+
+
 def test_template_that_prints_the_time_is_replaced(load):
     tokenizer = load("llama_dated")
     assert str(datetime.date.today().year) in tokenizer.decode(
@@ -468,7 +490,10 @@ def test_every_token_of_the_vocabulary_may_stand_in_a_row(reward_models):
     model = utils.RewardModel(reward_models["chatml"])
     vocab = list(range(len(model.tokenizer)))
     rows = [vocab, vocab[::-1], vocab[:3], [0], [1], [0, 1], [1, 0]]
-    assert model.score_ids(rows) == pytest.approx([model.score_ids([row])[0] for row in rows], abs=1e-5)
+    with torch.no_grad():
+        direct = [model.model.score(model.model.model(torch.tensor([r])).last_hidden_state[0, -1]).item() for r in rows]
+    assert model.score_ids(rows) == pytest.approx(direct, abs=1e-5)
+    assert [model.score_ids([row])[0] for row in rows] == pytest.approx(direct, abs=1e-5)
 
 
 def test_no_rows(reward_models):
