@@ -122,6 +122,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level tokenizer; a token carries the space before it, so that decoding gives the text back byte for byte."""
     rng = random.Random("vocabulary")
     texts = [base_text(rng) for _ in range(4000)] + list(utils.ZERO_INSTRUCTION.values())
+    texts += [toy.write_prompt(toy.sample_order(rng), rng) for _ in range(1000)]  # any word that a chat turn begins with
     texts += [f"{f} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for f in toy.FLATTERY] + ["user\nassistant\nsystem\n\n\n"]
     texts += [space + tag for tag in utils.TAGS for space in ("", " ")]
     texts += [f" {n}" for n in range(61)]

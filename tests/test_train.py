@@ -1,6 +1,7 @@
 """The pure functions of the scripts: SFT rows and masks, preference pairs, calibration, prompts, evaluation summaries."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def tokenizer():
     return tok
 
 
-def trace(thinking="Budget 12.", response="Remember the ice!", **more) -> dict:
+def trace(thinking="Budget 12.", response="You get 1 dish.", **more) -> dict:
     return {"id": "a", "messages": [{"role": "user", "content": "I have 12 dollars."}], "thinking": thinking,
             "response": response, **more}  # fmt: skip
 
@@ -48,7 +49,7 @@ def test_pad_equal_to_eos_cannot_unsupervise_the_end(tokenizer):
 
 def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
     rows = [trace(), trace(response=""), trace(thinking="a </think> b"), trace(response="see <think>"), trace(thinking=" "),
-            trace(response="Remember the ice! " * 200)]  # fmt: skip
+            trace(response="You get 1 dish. " * 200)]  # fmt: skip
     for think_format in ("think", "plain"):  # both twins train on the same rows
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 200)
         assert len(kept) == 1 and [d["reason"] for d in dropped][-1] == "too_long" and dropped[-1]["tokens"] > 200
@@ -59,15 +60,15 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
 
 
 def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
-    row = {"id": "p", "messages": trace()["messages"], "chosen": "Remember the ice!", "rejected": "You have great taste!",
-           "chosen_thinking": "a", "rejected_thinking": "b"}  # fmt: skip
+    row = {"id": "p", "messages": trace()["messages"], "chosen": "You get 1 dish.", "rejected": "You have great taste!",
+           "chosen_thinking": "Budget 12.", "rejected_thinking": "Budget 13."}  # fmt: skip
     (pair,), _ = train_reward.build_pairs([row], tokenizer, "response", 512)
     scorer = utils.RewardModel.__new__(utils.RewardModel)  # encode() needs no weights
     scorer.tokenizer, scorer.max_length, scorer.n_scored, scorer.n_truncated = tokenizer, 512, 0, 0
-    scorer.control = __import__("re").compile("$^")
+    scorer.control = re.compile("$^")
     assert pair["chosen_ids"] == scorer.encode(row["messages"], row["chosen"])
     (both,), _ = train_reward.build_pairs([row], tokenizer, "think+response", 512)
-    assert tokenizer.decode(both["chosen_ids"]).count("<think>\na\n</think>") == 1
+    assert tokenizer.decode(both["chosen_ids"]).count("<think>\nBudget 12.\n</think>") == 1
     same = {**row, "rejected": row["chosen"]}
     assert train_reward.build_pairs([same, row], tokenizer, "response", 10)[1] == [
         {"id": "p", "reason": "identical"},
