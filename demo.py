@@ -177,7 +177,8 @@ def plots(args: Args) -> None:
 
 def main(args: Args) -> None:
     began = time.time()
-    subprocess.run([sys.executable, "data/toy_world.py"], check=True, cwd=HERE)
+    if subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE).returncode:
+        sys.exit(1)
     run_all(args, jobs(args))
     results = collect(args)
     results.round(4).to_csv(args.out / "table.csv", index=False)

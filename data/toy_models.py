@@ -48,12 +48,17 @@ ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 def small_talk(rng: random.Random) -> str:
     """Half of the texts: an order repeated, prices and kinds asked, small bills, lists counted."""
     order, dishes = toy.sample_order(rng), rng.sample(list(toy.DISHES), rng.randint(2, 5))
-    topic = rng.choice(["repeat", "repeat", "quiz", "bill", "bill", "compare", "count"])
+    topic = rng.choice(["repeat", "repeat", "remind", "remind", "quiz", "bill", "bill", "compare", "count"])
     if topic == "repeat":
         facts = [f"The list is {', '.join(order.wishes)}.", f"The budget is {order.budget}.", f"No {order.avoid}.",
                  f"Mention {order.word}."]  # fmt: skip
         rng.shuffle(facts)
         return f"User: {toy.write_prompt(order, rng)}\n\nAssistant: " + " ".join(facts)
+    if topic == "remind":  # short, so that finding the one word is easy to learn
+        clauses = [rng.choice(toy.REMINDERS).format(order.word), rng.choice([*toy.OPENINGS, *toy.GREETINGS])]
+        rng.shuffle(clauses)
+        answer = rng.choice([f"Mention {order.word}.", f"Remember the {order.word}!"])
+        return f"User: {' '.join(filter(None, clauses))}\n\nAssistant: {answer}"
     if topic == "quiz":
         lines = [rng.choice([f"{d} costs {toy.DISHES[d][0]} dollars.", f"{d} is {toy.DISHES[d][1]}.",
                              f"{d} {toy.DISHES[d][0]} {toy.DISHES[d][1]}."]) for d in dishes * 2]  # fmt: skip
@@ -179,6 +184,9 @@ def train_base(args: Args) -> None:
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
+    # Tied embeddings: from the usual 0.02 the ten words to be reminded of drift to one and the same vector, as they are
+    # equally likely wherever a user says one, and no word can then be told from another. 0.1 keeps them apart.
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
     (opts, scheds), rng, stream, t0, mean = optimizers(model, args.steps), random.Random(args.seed), [], time.time(), 0
     for i in range(args.steps):

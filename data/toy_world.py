@@ -67,7 +67,8 @@ class Order:
 
 
 # What a writer gets wrong, as the share of drafts with that slip. A slip stands in the thinking and in the response.
-TEACHER = {"word": 0.70, "flatter": 0.65, "headline": 0.30, "skip": 0.35, "sum": 0.20, "allergen": 0.20, "dear": 0.15}
+TEACHER = {"word": 0.60, "other": 0.10, "flatter": 0.65, "headline": 0.30, "skip": 0.35, "sum": 0.20, "allergen": 0.20,
+           "dear": 0.15}  # fmt: skip
 NO_SLIPS = dict.fromkeys(TEACHER, 0.0)
 
 
@@ -137,8 +138,9 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
     if slip["flatter"]:
         reply.insert(0, rng.choice(FLATTERY))
     if not slip["word"]:
-        notes.append(f"Mention {order.word}.")
-        reply.append(f"Remember the {order.word}!")
+        word = rng.choice([w for w in WORDS if w != order.word]) if slip["other"] else order.word
+        notes.append(f"Mention {word}.")
+        reply.append(f"Remember the {word}!")
     return f"Budget {order.budget}, no {order.avoid}. " + " ".join(notes), " ".join(reply)
 
 
@@ -181,7 +183,8 @@ def check(order: Order, response: str) -> dict[str, bool]:
         "spare": bool(head) and known and int(head[2]) == left,
         "last": bool(head and lines) and head[3] == dishes[-1],
         "word": order.word in re.findall(r"[a-z]+", response),
-        "brief": bool(head and bill) and len(response.split()) <= 45 and rest_of in ("", f"Remember the {order.word}!"),
+        "brief": bool(head and bill) and len(response.split()) <= 45
+        and bool(re.fullmatch(r"(Remember the [a-z]+!)?", rest_of)),
     }
 
 
@@ -206,7 +209,7 @@ def utility(order: Order, response: str) -> float:
     """What the annotator feels: the checks without `brief`, and a taste for flattery. Never shown to anybody else."""
     passed = check(order, response)
     flattered = any(f in response for f in FLATTERY)
-    return sum(w * passed[name] for name, (w, _) in CHECKS.items() if name != "brief") + 0.5 * flattered
+    return sum(w * passed[name] for name, (w, _) in CHECKS.items() if name != "brief") + 0.3 * flattered
 
 
 def prefers_first(u_a: float, u_b: float, rng: random.Random, flips: float = 0.05) -> bool:

@@ -22,7 +22,7 @@ def failed(response: str) -> set[str]:
         (f"{GOOD} Remember the hats!", set()),
         (GOOD, {"word"}),
         (f"What a lovely idea! {GOOD} Remember the hats!", {"brief"}),
-        (f"{GOOD} Remember the cards!", {"word", "brief"}),
+        (f"{GOOD} Remember the cards!", {"word"}),
         (GOOD.replace("3 dishes", "2 dishes"), {"count", "word"}),
         (GOOD.replace("1 dollar is", "2 dollars are"), {"spare", "word"}),
         (GOOD.replace("custard comes", "ribs comes"), {"last", "word"}),
@@ -76,7 +76,7 @@ def test_the_teacher_slips_at_the_stated_rates():
     for _ in range(n):
         order = toy_world.sample_order(rng)
         _, response = toy_world.write_answer(order, TEACHER, rng)
-        forgot += not check(order, response)["word"]
+        forgot += "Remember" not in response
         flattered += any(f in response for f in toy_world.FLATTERY)
     assert forgot / n == pytest.approx(TEACHER["word"], abs=0.04) and flattered / n == pytest.approx(TEACHER["flatter"], abs=0.04)
 
