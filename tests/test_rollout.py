@@ -3,12 +3,14 @@
 import inspect
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
@@ -18,6 +20,18 @@ import utils
 from data import toy_world
 
 BASE = "data/toy/base"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_no_trace():
+    """A vLLM engine in this process sets the variables of a distributed launch; the tests after these start without them."""
+    yield
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")

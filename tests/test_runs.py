@@ -179,7 +179,7 @@ def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
 
 def test_use_vllm(exits, monkeypatch):
     assert not runs.use_vllm("hf")
-    monkeypatch.setattr(sys, "path", [])  # vLLM is not installed
+    monkeypatch.setitem(sys.modules, "vllm", None)  # vLLM is not installed
     assert not runs.use_vllm("hf") and not runs.use_vllm("auto")
     assert "vLLM is not installed" in exits(runs.use_vllm, "vllm")
 
