@@ -41,7 +41,7 @@ def main(prompts: str, out: Path) -> None:
         args=GRPOConfig(
             output_dir=str(out), max_steps=3, num_generations=4, per_device_train_batch_size=4,
             gradient_accumulation_steps=4 // state.num_processes, steps_per_generation=4 // state.num_processes,
-            max_completion_length=16, temperature=1.0, beta=0.04, use_bias_correction_kl=False, learning_rate=1e-3,
+            max_completion_length=16, temperature=1.0, beta=0.04, use_bias_correction_kl=False, learning_rate=1e-4,
             lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
             logging_steps=1, report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False, dataloader_pin_memory=False,
         ),
