@@ -36,8 +36,9 @@ from typing import Literal
 import runs  # isort: skip
 import numpy as np
 
+import evaluation
 import utils
-from endpoint import Endpoint
+from evaluation import bootstrap, shorten
 
 
 @dataclass
@@ -145,13 +146,6 @@ def mark_value(mark) -> float | None:
     except (TypeError, ValueError):
         return None
     return value if 1 <= value <= 10 else None
-
-
-def bootstrap(values, seed: int = 0, n: int = 2000) -> tuple[float, float]:
-    """95 % percentile interval of the mean of `values` (n,), resampling tasks."""
-    picks = np.random.default_rng(seed).integers(0, len(values), (n, len(values)))
-    low, high = np.percentile(np.asarray(values, dtype=float)[picks].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def macro_average(groups: dict[str, float]) -> float:
@@ -269,12 +263,6 @@ Reply with one JSON object and nothing else:
 WORDS = {("reward", "official"): 1000, ("reward", "paper"): 2000, ("score", "official"): 0, ("score", "paper"): 2000}
 
 
-def shorten(text: str, words: int) -> str:
-    """The first `words` space-separated words (0: all), with a mark where something was cut."""
-    parts = text.split(" ")
-    return text if not words or len(parts) <= words else " ".join(parts[:words]) + "... (truncated)"
-
-
 def judge_prompt(template: str, task: dict, protocol: str, mode: str, **texts: str) -> str:
     """The judge's one message about a task; `texts` are candidate_A and candidate_B, or model_output."""
     words = WORDS[mode, protocol]
@@ -342,48 +330,14 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     return {**out, "hash": sha(json.dumps(out, sort_keys=True))}
 
 
-def ask_local(path: str, requests: list[dict], parse, store: Path, attempts: int = 4) -> list[tuple[object, str]]:
-    """(value, error) for each request, from a judge that runs here; every raw reply is stored before it is read. The first
-    reply is greedy, those after an unreadable one are sampled."""
-    tokenizer = runs.load_tokenizer(path)
-    if not tokenizer.chat_template:
-        runs.fail(f"--judge local:{path} has no chat template; name an instruct model")
-    prompts = [utils.encode_prompt(tokenizer, r["messages"]) for r in requests]
-    stored = {(r["key"], r["attempt"]): r["text"] for r in runs.read_kept(store)}
-    keys = [hashlib.sha256(json.dumps([path, r], sort_keys=True).encode()).hexdigest() for r in requests]
-    out: list[tuple[object, str]] = [(None, "not asked")] * len(requests)
-    for attempt in range(attempts):
-        todo = [i for i, (value, _) in enumerate(out) if value is None]
-        missing = [i for i in todo if (keys[i], attempt) not in stored]
-        if missing:
-            replies = utils.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
-                                     requests[0]["max_tokens"], 1.0, runs.use_vllm("auto"), attempt)  # fmt: skip
-            for n, text, _, _ in replies:
-                stored[keys[missing[n]], attempt] = text
-                runs.append_jsonl(store, [{"key": keys[missing[n]], "attempt": attempt, "text": text}])
-        for i in todo:
-            try:
-                out[i] = (parse(stored[keys[i], attempt]), "")
-            except ValueError as e:
-                out[i] = (None, str(e))
-    return out
-
-
 def judge_all(args: Args, rows: list[dict], tasks: dict[str, dict], template: str, run: Path) -> None:
     """Fills in `choice` or `score` of the rows that have none yet, and `invalid` (why a verdict cannot be read, or "")."""
     key = "choice" if args.mode == "reward" else "score"
     todo = [r for r in rows if r[key] is None]
     requests = judge_requests(args, todo, tasks, template)
-    parse = lambda text: read_verdict(text, args.mode)
-    if args.judge.startswith("local:"):
-        replies = ask_local(args.judge.removeprefix("local:"), requests, parse, run / "judge.jsonl")
-    else:
-        judge = Endpoint(args.judge, run / "judge.jsonl", args.judge_url, args.concurrency, budget=args.budget,
-                         price=args.price)  # fmt: skip
-        print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-        replies = [(r.value, r.error) for r in judge.ask(requests, parse)]
-    for row, (value, error) in zip(todo, replies, strict=True):
-        row[key], row["invalid"] = value, error
+    replies = evaluation.ask_judge(args, requests, lambda text: read_verdict(text, args.mode), run)
+    for row, reply in zip(todo, replies, strict=True):
+        row[key], row["invalid"] = reply.value, reply.error
 
 
 def judge_requests(args: Args, rows: list[dict], tasks: dict[str, dict], template: str) -> list[dict]:
@@ -415,73 +369,13 @@ def score_program(rows: list[dict], seed: int = 0) -> dict:
         "standard_error": float(np.std(scores, ddof=1) / len(scores) ** 0.5) if len(scores) > 1 else None,
         "all_checks": float(np.mean([all(r["checks"].values()) for r in judged])),
         "n": len(rows),
+        "n_tasks": len(judged),
         "n_invalid": len(rows) - len(judged),
         "checks": {name: float(np.mean([r["checks"][name] for r in judged])) for name in judged[0]["checks"]},
     }
 
 
 # --- 3. runs
-
-
-def generate(args: Args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
-    """Generation rows of all tasks at one temperature, thinking stripped; each is kept in generations.jsonl as it is done."""
-    path, tokenizer = run / "generations.jsonl", None
-    think_format = "plain" if args.think_format == "auto" else args.think_format  # behind an endpoint; else from the model
-    stored = {r["id"]: r for r in runs.read_kept(path) if r["temperature"] == temperature}
-    if not args.model_url:
-        tokenizer, think_format = load_tokenizer(args)
-    count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
-
-    def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
-        p = utils.split_thinking(text, think_format, finished)
-        row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
-               "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
-               "n_thinking_tokens": count(p.thinking)}  # fmt: skip
-        stored[task["id"]] = row
-        runs.append_jsonl(path, [row])
-
-    if args.model_url:
-        model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-        requests = [{"messages": t["messages"], "temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-                    for t in tasks]  # fmt: skip
-        for task, reply in zip(tasks, model.ask(requests, name="generate")):
-            if reply.error:
-                runs.fail(f"task {task['id']}: {reply.error}; the same command with --resume goes on")
-            if task["id"] not in stored:
-                keep(task, reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1])
-    else:
-        prompts = [utils.encode_prompt(tokenizer, t["messages"]) for t in tasks]
-        done = {i for i, t in enumerate(tasks) if t["id"] in stored}
-        if len(done) < len(tasks):
-            stop = "</response>" if think_format.startswith("zero") else ""
-            for i, text, finished, ids in utils.generate(
-                args.model, prompts, tokenizer, temperature, args.max_tokens, args.top_p, runs.use_vllm(args.rollout),
-                args.seed, args.batch_size, stop, done=done,
-            ):  # fmt: skip
-                keep(tasks[i], text, finished, len(ids))
-    return [stored[t["id"]] for t in tasks]
-
-
-def load_tokenizer(args: Args):
-    """The model's tokenizer with its template, and its think format."""
-    tokenizer, stored = runs.load_tokenizer(args.model), Path(args.model) / "think_format.json"
-    think_format = args.think_format
-    if think_format == "auto":
-        think_format = json.loads(stored.read_text())["think_format"] if stored.exists() else "plain"
-    runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template)
-    return tokenizer, think_format
-
-
-def describe(rows: list[dict]) -> dict:
-    """Status counts and mean lengths of generation rows."""
-    mean = lambda values: float(np.mean(values)) if (values := [v for v in values if v is not None]) else None
-    thinking = [r["n_thinking_tokens"] for r in rows]
-    return {
-        "status": {s: sum(r["status"] == s for r in rows) for s in sorted({r["status"] for r in rows})},
-        "thinking_tokens": mean(thinking),
-        "response_tokens": mean([r["n_tokens"] - (t or 0) for r, t in zip(rows, thinking)]),
-        "proxy_reward": mean([r.get("reward") for r in rows]),
-    }
 
 
 def rescore(args: Args) -> None:
@@ -522,8 +416,12 @@ def compare(folders: tuple[str, ...]) -> None:
                   f"{', '.join(sorted(differ))}")  # fmt: skip
 
 
+def headline_key(numbers: dict) -> str:
+    return next(k for k in ("wb_reward", "wb_score", "score") if k in numbers)
+
+
 def headline(numbers: dict) -> str:
-    key, (low, high) = next(k for k in ("wb_reward", "wb_score", "score") if k in numbers), numbers["interval"]
+    key, (low, high) = headline_key(numbers), numbers["interval"]
     value = "no headline" if numbers[key] is None else f"{numbers[key]:.4g} [{low:.4g}, {high:.4g}]"
     return f"{key} {value}  n {numbers['n']}  invalid {numbers['n_invalid']}"
 
@@ -546,7 +444,7 @@ def main(args: Args) -> None:
         if missing := [name for name in args.references if name not in has]:
             runs.fail(f"{args.tasks}: task {task['id']} has no reference {missing[0]!r}; it has {', '.join(has) or 'none'}")
     if not args.model_url:
-        load_tokenizer(args)
+        evaluation.load_tokenizer(args)
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {args.mode} by {args.judge}; protocol {args.protocol}")
     own = fingerprint(args, template, tasks)
     if args.dry_run:
@@ -559,10 +457,10 @@ def main(args: Args) -> None:
             continue
 
         # --- generate, strip, judge, score
-        rows = generate(args, tasks, temperature, run)
+        rows = evaluation.generate(args, tasks, temperature, run)
         if args.reward_model:
             good = [r for r in rows if r["status"] == "ok"]
-            reward_model = utils.RewardModel(args.reward_model, args.reward_on, load_tokenizer(args)[1])
+            reward_model = utils.RewardModel(args.reward_model, args.reward_on, evaluation.load_tokenizer(args)[1])
             for r, s in zip(good, reward_model.score([r["messages"] for r in good], [r["text"] for r in good])):
                 r["reward"] = s
         if args.mode == "program":
@@ -574,15 +472,21 @@ def main(args: Args) -> None:
             judge_all(args, verdicts, {t["id"]: t for t in tasks}, template, run)
             numbers = runs.or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed)
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-            key = next(k for k in ("wb_reward", "wb_score", "score") if k in numbers)
+            key = headline_key(numbers)
             numbers["without_headline"], numbers[key] = numbers[key], None
         verdicts = [{k: v for k, v in r.items() if k not in ("texts", "messages", "text")} for r in verdicts]
         runs.append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **r} for r in verdicts])
-        done[str(temperature)] = {**numbers, **describe(rows)}
+        done[str(temperature)] = {**numbers, **evaluation.describe(rows)}
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
         runs.write_summary(run, {"model": args.model, "fingerprint": own, "temperatures": done})
-        runs.add_to_index(run, {"model": args.model, "temperature": temperature, "judge": args.judge,
-                                "fingerprint": own["hash"], "headline": headline(numbers)})  # fmt: skip
+        key, (low, high) = headline_key(numbers), numbers["interval"]
+        common = {"model": args.model, "benchmark": Path(args.tasks).stem, "temperature": temperature}
+        index = [common | {"metric": key, "value": numbers[key], "low": low, "high": high, "n": numbers["n_tasks"],
+                           "n_invalid": numbers["n_invalid"], "judge": args.judge, "fingerprint": own["hash"]}]  # fmt: skip
+        if args.reward_model:
+            index.append(common | {"metric": "proxy_reward", "value": done[str(temperature)]["proxy_reward"],
+                                   "n": len(good), "judge": args.reward_model})  # fmt: skip
+        runs.add_to_index(run, index)
 
 
 if __name__ == "__main__":

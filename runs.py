@@ -204,10 +204,16 @@ def read_kept(path: Path) -> list[dict]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def add_to_index(run: Path, row: dict) -> None:
-    """A line about a run in runs.csv beside its folder (results/runs.csv), which tables are made from."""
-    path, row = run.parent / "runs.csv", {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S"), **row}
-    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+INDEX = ("run", "time", "model", "benchmark", "metric", "value", "low", "high", "n", "n_invalid", "temperature", "judge",
+         "fingerprint")  # fmt: skip
+
+
+def add_to_index(run: Path, rows: list[dict]) -> None:
+    """Lines about a run in runs.csv beside its folder (results/runs.csv), which tables are made from: one a measured value,
+    with the columns of INDEX, empty where a row has none."""
+    path, own = run.parent / "runs.csv", {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    lines = pd.DataFrame([own | row for row in rows], columns=INDEX)
+    lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def start_run(args, script: str, model: str) -> Path:
@@ -223,7 +229,8 @@ def start_run(args, script: str, model: str) -> Path:
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
     same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite")}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
-    name = f"{script}__{(args.preset or Path(model).name).replace('/', '-')}__s{args.seed}__{key}"
+    folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
+    name = f"{script}__{(args.preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
         if (run / "config.json").exists() and args.resume:
