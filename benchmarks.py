@@ -139,7 +139,8 @@ def read(path: Path) -> list[dict]:
 def load(data: Path, pattern: str, *fields: str) -> list:
     """Rows (or lines, of .txt) of `data`, or of the one file in the folder `data` whose name matches; each with `fields`.
 
-    Where there is no such path, `data` is a hub dataset, `owner/name` or `owner/name:configuration`, read from its split test.
+    Where there is no such path, `data` is a hub dataset, `owner/name` or `owner/name:configuration`, read from its split
+    test, else its first.
     Exits with 2 if no file or several match, or a field is missing.
     """
     if not data.exists():
@@ -172,7 +173,8 @@ def load_hub(name: str, *fields: str) -> list:
 
     path, _, configuration = name.partition(":")
     try:
-        rows = datasets.load_dataset(path, *([configuration] if configuration else []), split="test").to_list()
+        splits = datasets.load_dataset(path, *([configuration] if configuration else []))
+        rows = splits["test" if "test" in splits else next(iter(splits))].to_list()
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as e:
         runs.fail(f"--data {name}: no such file or folder, and no hub dataset that can be read ({str(e).splitlines()[0]})")
     for number, row in enumerate(rows, 1):

@@ -20,7 +20,7 @@ import runs
 
 @dataclasses.dataclass
 class Args:
-    model: str = "org/model"
+    model: str = "org/base"
     steps: int = 10
     rate: float = 1e-6
     kind: Literal["a", "b"] = "a"
@@ -168,7 +168,7 @@ def test_load_function(tmp_path, exits, monkeypatch):
 
 def test_check_think_format(tmp_path, exits):
     runs.check_think_format(str(tmp_path), "think")  # not a checkpoint of ours
-    runs.check_think_format("org/model", "think")
+    runs.check_think_format("org/base", "think")
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
     runs.check_think_format(str(tmp_path), "plain")
     assert "was trained to the format 'plain', not 'think'" in exits(runs.check_think_format, str(tmp_path), "think")
@@ -198,9 +198,9 @@ def here(tmp_path, monkeypatch):
 
 
 def test_start_run_writes_what_was_run(here):
-    run = runs.start_run(Args(), "grpo", "org/model")
+    run = runs.start_run(Args(), "grpo", "org/base")
     assert run.parent.name == "results" and (here / run).is_dir()
-    assert run.name.startswith("grpo__model__s0__")
+    assert run.name.startswith("grpo__base__s0__")
     config = json.loads((run / "config.json").read_text())
     assert config["processes"] == 1 and Args(**config["args"]) == Args()
     assert (run / "command.txt").read_text() == f"{sys.executable} train.py --model 'a b'\n"
@@ -209,51 +209,51 @@ def test_start_run_writes_what_was_run(here):
 
 
 def test_the_same_arguments_find_the_same_folder(here):
-    name = lambda args, script="grpo", model="org/model": runs.start_run(args, script, model).name
+    name = lambda args, script="grpo", model="org/base": runs.start_run(args, script, model).name
     names = [name(Args()), name(Args(seed=1)), name(Args(steps=11)), name(Args(rate=2e-6)), name(Args(preset="table1/llama")),
              name(Args(), "sft"), name(Args(), "grpo", "org/other/")]  # fmt: skip
     assert len(set(names)) == len(names)
-    assert names[1].startswith("grpo__model__s1__") and names[4].startswith("grpo__table1-llama__s0__")
+    assert names[1].startswith("grpo__base__s1__") and names[4].startswith("grpo__table1-llama__s0__")
     assert name(Args(overwrite=True)) == names[0] == name(Args(resume=True)) == name(Args(overwrite=True, resume=True))
 
 
 def test_an_existing_folder_is_refused(here, exits):
-    run = runs.start_run(Args(), "grpo", "org/model")
+    run = runs.start_run(Args(), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("precious\n")
     before = {p: p.read_bytes() for p in run.iterdir()}
-    error = exits(runs.start_run, Args(), "grpo", "org/model")
+    error = exits(runs.start_run, Args(), "grpo", "org/base")
     assert str(run) in error and all(flag in error for flag in ("--resume", "--overwrite", "--out"))
     mine = here / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious\n")  # never a run of ours
     for resume in (False, True):
-        assert str(mine) in exits(runs.start_run, Args(out=str(mine), resume=resume), "grpo", "org/model")
+        assert str(mine) in exits(runs.start_run, Args(out=str(mine), resume=resume), "grpo", "org/base")
     assert (mine / "thesis.txt").read_text() == "precious\n" and len(list(mine.iterdir())) == 1
     assert {p: p.read_bytes() for p in run.iterdir()} == before
     (here / "empty").mkdir()
-    assert (runs.start_run(Args(out="empty"), "grpo", "org/model") / "config.json").exists()
+    assert (runs.start_run(Args(out="empty"), "grpo", "org/base") / "config.json").exists()
 
 
 def test_overwrite_starts_anew(here):
-    run = runs.start_run(Args(), "grpo", "org/model")
+    run = runs.start_run(Args(), "grpo", "org/base")
     (run / "checkpoint-1").mkdir()
     (run / "metrics.jsonl").write_text("old\n")
-    assert runs.start_run(Args(overwrite=True), "grpo", "org/model") == run
+    assert runs.start_run(Args(overwrite=True), "grpo", "org/base") == run
     assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt"]
 
 
 def test_resume_continues_with_equal_arguments_only(here, exits):
-    run = runs.start_run(Args(out="run"), "grpo", "org/model")
+    run = runs.start_run(Args(out="run"), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("old\n")
-    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/model") == run
+    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run
     assert (run / "metrics.jsonl").read_text() == "old\n"
-    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/model") == run  # a second time
-    error = exits(runs.start_run, Args(out="run", resume=True, steps=11, rate=2e-6), "grpo", "org/model")
+    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run  # a second time
+    error = exits(runs.start_run, Args(out="run", resume=True, steps=11, rate=2e-6), "grpo", "org/base")
     assert "steps (10 -> 11)" in error and "rate (1e-06 -> 2e-06)" in error and "seed" not in error
-    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, steps=11), "grpo", "org/model")
+    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, steps=11), "grpo", "org/base")
     assert (run / "metrics.jsonl").read_text() == "old\n"
     assert json.loads((run / "config.json").read_text())["args"]["steps"] == 10
-    new = runs.start_run(Args(resume=True, seed=5), "grpo", "org/model")  # nothing to resume: a fresh run
+    new = runs.start_run(Args(resume=True, seed=5), "grpo", "org/base")  # nothing to resume: a fresh run
     assert (new / "config.json").exists()
 
 
