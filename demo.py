@@ -23,6 +23,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
+import runs
+
 HERE = Path(__file__).parent
 
 
@@ -41,16 +43,17 @@ class Args:
 
 def jobs(args: Args) -> dict[str, tuple[list[str], list[str]]]:
     """name -> (names it waits for, command). Of the commands that can start, the first does: the longest ones stand first."""
-    runs, toy = args.out / "runs", "data/toy"
+    folder, toy = args.out / "runs", "data/toy"
     plan: dict[str, tuple[list[str], list[str]]] = {}
 
     def add(name: str, after: list[str], script: str, *flags) -> None:
-        plan[name] = (after, [script, *map(str, flags), "--out", str(runs / name), "--resume"])
+        plan[name] = (after, ["python", script, *map(str, flags), "--out", str(folder / name), "--resume"])
 
     def train(name: str, start: str, seed: int, script: str, *flags) -> None:
         steps = [] if script == "train_dpo.py" else ["--steps", args.steps]
         kind = [] if start == "sft-think" else ["--no-think"]
-        add(name, [start], script, "--preset", "toy", "--model", runs / start / "model", "--seed", seed, *steps, *kind, *flags)
+        add(name, [start], script, "--preset", "toy", "--model", folder / start / "model", "--seed", seed, *steps, *kind,
+            *flags)  # fmt: skip
 
     add("sft-think", [], "train_sft_warmstart.py", "--preset", "toy")
     add("sft-plain", [], "train_sft_warmstart.py", "--preset", "toy", "--no-think")
@@ -64,44 +67,10 @@ def jobs(args: Args) -> dict[str, tuple[list[str], list[str]]]:
     trained = list(plan)
     add("reward", [], "train_reward.py", "--preset", "toy")
     for name in trained:
-        add(f"eval-{name}", [name], "eval_wildbench.py", "--model", runs / name / "model", "--limit", args.n_tasks,
+        add(f"eval-{name}", [name], "eval_wildbench.py", "--model", folder / name / "model", "--limit", args.n_tasks,
             "--max-tokens", 128, "--temperatures", 1.0, 0.0, "--reward-model", f"{toy}/reward_model",
             "--reward-on", "response")  # fmt: skip
     return plan
-
-
-def run_all(args: Args, plan: dict) -> None:
-    """Runs the plan, `lanes` commands at a time, with a line about each of them every ten seconds."""
-    logs = args.out / "runs" / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    done = {n for n in plan if (args.out / "runs" / n / "summary.json").exists() and not n.startswith("eval")}
-    running: dict[str, tuple[subprocess.Popen, float]] = {}
-    start = last = time.time()
-    while len(done) < len(plan):
-        for name, (after, command) in plan.items():
-            if name not in done and name not in running and len(running) < args.lanes and done.issuperset(after):
-                log = open(logs / f"{name}.log", "w")
-                process = subprocess.Popen([sys.executable, *command], cwd=HERE, env=env, stdout=log, stderr=log)
-                running[name] = (process, time.time())
-        time.sleep(0.5)
-        for name, (process, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            if process.returncode:
-                print((logs / f"{name}.log").read_text()[-3000:])
-                for other, _ in running.values():
-                    other.terminate()
-                sys.exit(f"{name} failed; its log is {logs / name}.log. The same command goes on from here.")
-            done.add(name)
-            del running[name]
-            clock = f"[{time.time() - start:4.0f} s] {len(done)}/{len(plan)}"
-            print(f"{clock} {name} done in {time.time() - began:.0f} s", flush=True)
-        if time.time() - last > 10:
-            last = time.time()
-            for name in running:
-                lines = [x for x in (logs / f"{name}.log").read_text(errors="replace").splitlines() if x.startswith("step ")]
-                print(f"[{time.time() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
 
 
 ROWS = {  # row of the table -> run names, those that end with -s without the seed
@@ -189,7 +158,8 @@ def main(args: Args) -> None:
     began = time.time()
     if subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE).returncode:
         sys.exit(1)
-    run_all(args, jobs(args))
+    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    runs.run_plan(jobs(args), args.out / "runs", args.lanes)
     results = collect(args)
     results.round(4).to_csv(args.out / "table.csv", index=False)
     reward = json.loads((args.out / "runs" / "reward" / "summary.json").read_text())["held_out"]

@@ -450,12 +450,11 @@ def main(args: Args) -> None:
     if args.dry_run:
         return
     run = runs.start_run(args, "eval", args.model)
-    path = run / "summary.json"
-    done = json.loads(path.read_text())["temperatures"] if path.exists() else {}
+    if (run / "summary.json").exists():
+        return print(f"{run} is complete; --overwrite starts it anew")
+    results, index = {}, []
+    (run / "verdicts.jsonl").unlink(missing_ok=True)
     for temperature in args.temperatures:
-        if str(temperature) in done:
-            continue
-
         # --- generate, strip, judge, score
         rows = evaluation.generate(args, tasks, temperature, run)
         if args.reward_model:
@@ -471,22 +470,20 @@ def main(args: Args) -> None:
             verdicts = comparisons(args, tasks, answers)
             judge_all(args, verdicts, {t["id"]: t for t in tasks}, template, run)
             numbers = runs.or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed)
+        key, (low, high) = headline_key(numbers), numbers["interval"]
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-            key = headline_key(numbers)
             numbers["without_headline"], numbers[key] = numbers[key], None
         verdicts = [{k: v for k, v in r.items() if k not in ("texts", "messages", "text")} for r in verdicts]
         runs.append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **r} for r in verdicts])
-        done[str(temperature)] = {**numbers, **evaluation.describe(rows)}
+        results[str(temperature)] = numbers | evaluation.describe(rows)
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
-        runs.write_summary(run, {"model": args.model, "fingerprint": own, "temperatures": done})
-        key, (low, high) = headline_key(numbers), numbers["interval"]
-        common = {"model": args.model, "benchmark": Path(args.tasks).stem, "temperature": temperature}
-        index = [common | {"metric": key, "value": numbers[key], "low": low, "high": high, "n": numbers["n_tasks"],
-                           "n_invalid": numbers["n_invalid"], "judge": args.judge, "fingerprint": own["hash"]}]  # fmt: skip
-        if args.reward_model:
-            index.append(common | {"metric": "proxy_reward", "value": done[str(temperature)]["proxy_reward"],
-                                   "n": len(good), "judge": args.reward_model})  # fmt: skip
-        runs.add_to_index(run, index)
+        common = {"model": args.model, "benchmark": Path(args.tasks).stem, "temperature": temperature, "n": numbers["n_tasks"]}
+        index.append(common | {"metric": key, "value": numbers[key], "low": low, "high": high, "judge": args.judge,
+                               "n_invalid": numbers["n_invalid"], "fingerprint": own["hash"]})  # fmt: skip
+        for name in ("format_ok", "thinking_tokens", "response_tokens", *["proxy_reward"] * bool(args.reward_model)):
+            index.append(common | {"metric": name, "value": results[str(temperature)][name]})
+    runs.write_summary(run, {"model": args.model, "fingerprint": own, "temperatures": results})
+    runs.add_to_index(run, index)
 
 
 if __name__ == "__main__":

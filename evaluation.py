@@ -74,6 +74,7 @@ def describe(rows: list[dict]) -> dict:
     thinking = [r["n_thinking_tokens"] for r in rows]
     return {
         "status": {s: sum(r["status"] == s for r in rows) for s in sorted({r["status"] for r in rows})},
+        "format_ok": mean([r["status"] == "ok" for r in rows]),
         "thinking_tokens": mean(thinking),
         "response_tokens": mean([r["n_tokens"] - (t or 0) for r, t in zip(rows, thinking)]),
         "proxy_reward": mean([r.get("reward") for r in rows]),

@@ -12,7 +12,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in th
 import torch
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch.nn import functional as F
 from trl import GRPOTrainer
 
@@ -61,12 +61,13 @@ class RolloutTrainer(GRPOTrainer):
     """GRPOTrainer with a preference reward on think+response or on the response.
 
     `reward_model`: a utils.RewardModel. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
-    `run`: the run folder. `gold`: from `runs.load_gold`. `max_logprob_gap`: nats; the mean difference between the logprobs of
+    `run`: the run folder. `gold`: from `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every
+    checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of
     sampler and trainer on freshly sampled tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
-                 max_logprob_gap=0.05, allow_truncation=False, **kwargs):  # fmt: skip
+                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
@@ -75,7 +76,7 @@ class RolloutTrainer(GRPOTrainer):
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps and self.loss_type != "bnpo"
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
         self._rows, self._steps_cut_off = [], 0
-        self.allow_truncation = allow_truncation
+        self.allow_truncation, self.held_out = allow_truncation, held_out
 
     # --- rollouts: the sampler must have the trainer's weights
 
@@ -111,43 +112,42 @@ class RolloutTrainer(GRPOTrainer):
 
     # --- rewards
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
-        tokenizer, messages = self.processing_class, [x["prompt"] for x in inputs]
-        ends = set(self.eos_token_ids)
-        finished = [ids[-1] in ends for ids in completion_ids_list]
-        bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids_list, finished)]
+    def _score(self, messages: list[list[dict]], completion_ids: list[list[int]]) -> list[dict]:
+        """Rows of the log for this process's completions; the preference of one in bad format is None if it gets a floor."""
+        tokenizer, ends = self.processing_class, set(self.eos_token_ids)
+        finished = [ids[-1] in ends for ids in completion_ids]
+        bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
         texts = tokenizer.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         parts = [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)]
         bad = [p.status != "ok" for p in parts]
-        if self.on_bad_format == "floor":  # not worth a forward of the reward model
-            scored = [i for i, b in enumerate(bad) if not b]
-        else:
-            scored = list(range(len(texts)))
-        null = [self.on_bad_format == "null" and b for b in bad]
-        scores = self.reward_model.score([messages[i] for i in scored], ["[NULL]" if null[i] else texts[i] for i in scored])
-        for i, score in zip(scored, scores):
-            if not math.isfinite(score):
-                raise RuntimeError(f"the reward model gave {score} for prompt {messages[i]} and completion {texts[i]!r}")
-        local = torch.full((len(texts),), math.nan, device=self.accelerator.device)
-        local[scored] = torch.tensor(scores, device=local.device)
-        gathered = self.accelerator.gather(local)
-        group_size = self.num_generations if self.num_generations > 1 else len(gathered)  # one sample a prompt: the whole step
-        rewards = floor_bad(gathered, group_size, self.format_margin)
+        # what gets a floor is not worth a forward of the reward model
+        scored = [i for i in range(len(texts)) if not (bad[i] and self.on_bad_format == "floor")]
+        read = ["[NULL]" if bad[i] and self.on_bad_format == "null" else texts[i] for i in scored]
+        rewards = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read)))
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
-        for m, t, g in zip(messages, texts, gold):
+        for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
+            if not math.isfinite(rewards.get(i, 0.0)):
+                raise RuntimeError(f"the reward model gave {rewards[i]} for prompt {m} and completion {t!r}")
             if self.gold and not (isinstance(g, float) and math.isfinite(g)):
                 raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a finite float")
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        offset = self.accelerator.process_index * len(texts)
-        self._rows = [
-            {"step": self.state.global_step + 1, "id": x["id"], "messages": m, "text": t, "thinking": p.thinking,
-             "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
-             "rewards": {"preference": None if math.isnan(s) else s, "gold": g}, "reward": rewards[offset + i].item(),
+        return [
+            {"messages": m, "text": t, "thinking": p.thinking, "response": p.response, "status": p.status,
+             "cut_off": not done and "</response>" not in t, "rewards": {"preference": rewards.get(i), "gold": g},
              "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking)}
-            for i, (x, m, t, p, done, s, g, ids) in enumerate(
-                zip(inputs, messages, texts, parts, finished, local.tolist(), gold, completion_ids_list))
+            for i, (m, t, p, done, g, ids) in enumerate(zip(messages, texts, parts, finished, gold, completion_ids))
         ]  # fmt: skip
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
+        rows = self._score([x["prompt"] for x in inputs], completion_ids_list)
+        local = [math.nan if r["rewards"]["preference"] is None else r["rewards"]["preference"] for r in rows]
+        gathered = self.accelerator.gather(torch.tensor(local, device=self.accelerator.device))
+        group_size = self.num_generations if self.num_generations > 1 else len(gathered)  # one sample a prompt: the whole step
+        rewards = floor_bad(gathered, group_size, self.format_margin)
+        own = rewards[self.accelerator.process_index * len(rows) :].tolist()
+        self._rows = [{"step": self.state.global_step + 1, "id": x["id"], **row, "reward": reward}
+                      for x, row, reward in zip(inputs, rows, own)]  # fmt: skip
         return rewards.unsqueeze(1)
 
     def _generate_and_score_completions(self, inputs):
@@ -183,6 +183,33 @@ class RolloutTrainer(GRPOTrainer):
     def estimate_advantages(self, output: dict) -> torch.Tensor:
         """What is logged as a completion's advantage (B,). GRPO's are in `output` already; train_ppo.py puts its own there."""
         return output["advantages"]
+
+    # --- held-out prompts: is the proxy still a proxy?
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.held_out:
+            self._measure_held_out()
+
+    @torch.no_grad()
+    def _measure_held_out(self):
+        """One completion for each held-out prompt, as in training, into held_out.jsonl; the best model by gold is kept in
+        best_by_gold/. Leaves the state of the random generators as it was, so that nothing else of the run depends on it."""
+        rank, world, chunk = self.accelerator.process_index, self.accelerator.num_processes, self.args.generation_batch_size
+        n = math.ceil(len(self.held_out) / world)  # for each process; the last of them asks some again, which are not counted
+        mine = [self.held_out[(rank * n + i) % len(self.held_out)] for i in range(n)]
+        prompt_ids, completion_ids = [utils.encode_prompt(self.processing_class, p["prompt"]) for p in mine], []
+        self.model.eval()
+        with torch.random.fork_rng():
+            torch.manual_seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
+            for start in range(0, n, chunk // world):
+                completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
+        self.model.train()
+        rows = gather_object(self._score([p["prompt"] for p in mine], completion_ids))[: len(self.held_out)]
+        self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
+        better = [self.accelerator.is_main_process and runs.log_held_out(self.run, self.state.global_step, rows)]
+        if broadcast_object_list(better)[0]:
+            runs.save_model(self, self.run / "best_by_gold", self.think_format)
 
     # --- forwards: rows of about equal length, no column that is padding in all of them
 

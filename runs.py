@@ -45,13 +45,19 @@ def or_fail(function, *args):
         fail(f"{str(e) or type(e).__name__}".splitlines()[0])
 
 
-def parse_args(args_class: type, presets: dict[str, dict]):
-    """Arguments of the command line: default < preset < flag. Unknown names and values exit with 2."""
+def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, dict] | None = None):
+    """Arguments of the command line: default < preset < `released` (with --as-released) < flag. Unknown names and values exit
+    with 2."""
     words = [w for arg in sys.argv[1:] for w in arg.split("=", 1)]
     name = words[words.index("--preset") + 1] if "--preset" in words[:-1] else ""
     if name and name not in presets:
         fail(f"unknown preset {name!r}; known: {', '.join(presets)}")
-    args = tyro.cli(args_class, default=dataclasses.replace(args_class(), **presets.get(name, {})))
+    values = presets.get(name, {})
+    if "--as-released" in words:
+        if name not in (released or {}):
+            fail(f"--as-released: nothing was released for preset {name!r}; known: {', '.join(released or {}) or 'none'}")
+        values = {**values, **released[name]}
+    args = tyro.cli(args_class, default=dataclasses.replace(args_class(), **values))
     for field in ("steps", "rounds", "batch_size", "micro_batch_size", "prompts_per_step", "updates_per_rollout",
                   "num_iterations", "rollout_batch_size", "max_prompt_tokens", "max_completion_tokens",
                   "save_steps"):  # fmt: skip
@@ -146,6 +152,43 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
     PartialState().print(f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
                          + (f": {', '.join(d['id'] for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
     return kept, dropped
+
+
+def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
+    """Prompt rows of `args.gold_prompts` ([] if empty); exits with 2 where one is too long or among the training `prompts`."""
+    if not args.gold_prompts:
+        return []
+    if not args.gold:
+        fail("--gold-prompts needs --gold: what the completions are measured by")
+    held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens)
+    trained = {json.dumps(p["prompt"]) for p in prompts}
+    if same := [p["id"] for p in held_out if json.dumps(p["prompt"]) in trained] + [d["id"] for d in too_long]:
+        fail(f"--gold-prompts {args.gold_prompts}: {len(same)} are trained on or too long, e.g. {same[0]}; take them out")
+    return held_out
+
+
+def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
+    """Adds the means of completion rows of the held-out prompts to held_out.jsonl; True if gold is the best so far.
+
+    Warns when the proxy is higher than at the best gold, and gold lower by more than two standard errors of the difference.
+    """
+    table = pd.json_normalize(rows)  # rewards.gold, rewards.preference (of good format only)
+    ok = table["status"] == "ok"
+    line = {"gold": table["rewards.gold"].mean(), "gold_se": table["rewards.gold"].sem(),
+            "proxy": table.loc[ok, "rewards.preference"].mean(), "format_ok": ok.mean(),
+            "think_tokens": table["n_thinking_tokens"].mean(),
+            "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean()}  # fmt: skip
+    line = {"step": step, "n": len(table), **{k: None if pd.isna(v) else float(v) for k, v in line.items()}}
+    path = run / "held_out.jsonl"
+    before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    append_jsonl(path, [line])
+    best = max(before, key=lambda r: r["gold"], default=None)
+    print(f"held out, step {step}: {json.dumps(line)}", flush=True)
+    if best and None not in (line["proxy"], best["proxy"]) and line["proxy"] > best["proxy"]:
+        if line["gold"] < best["gold"] - 2 * (line["gold_se"] ** 2 + best["gold_se"] ** 2) ** 0.5:
+            print(f"WARNING: step {step}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) while gold falls "
+                  f"({best['gold']:.4g} -> {line['gold']:.4g}); best_by_gold/ is of step {best['step']}")  # fmt: skip
+    return best is None or line["gold"] > best["gold"]
 
 
 # Memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations.
@@ -255,6 +298,51 @@ def start_run(args, script: str, model: str) -> Path:
     return run
 
 
+def executable(command: list[str]) -> list[str]:
+    """A command as a user types it, with the programs of this environment."""
+    bin_folder = Path(sys.executable).parent
+    return [sys.executable if command[0] == "python" else str(bin_folder / command[0]), *command[1:]]
+
+
+def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: int = 1) -> None:
+    """Runs commands, {folder in `root`: (folders it waits for, command)}, `lanes` at a time, and says how far each is.
+
+    A folder with a summary.json is done; of a command that cannot resume, a folder. Of the commands that can start the first
+    does. A failure ends all with exit code 1; logs are in root/logs/.
+    """
+    (root / "logs").mkdir(parents=True, exist_ok=True)
+    resumes = lambda name: "--resume" in plan[name][1]
+    done = {name for name in plan if (root / name / ("summary.json" if resumes(name) else "")).exists()}
+    running: dict[str, tuple[subprocess.Popen, float]] = {}
+    start = last = time.time()
+    while len(done) < len(plan):
+        for name, (after, command) in plan.items():
+            if name not in done and name not in running and len(running) < lanes and done.issuperset(after):
+                with open(root / "logs" / f"{name}.log", "w") as log:
+                    process = subprocess.Popen(executable(command), cwd=Path(__file__).parent, stdout=log, stderr=log,
+                                               env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
+                running[name] = (process, time.time())
+        time.sleep(0.5)
+        for name, (process, began) in list(running.items()):
+            if process.poll() is None:
+                continue
+            if process.returncode:
+                print((root / "logs" / f"{name}.log").read_text()[-3000:])
+                for other, _ in running.values():
+                    other.terminate()
+                sys.exit(f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here.")
+            done.add(name)
+            del running[name]
+            clock = f"[{time.time() - start:4.0f} s] {len(done)}/{len(plan)}"
+            print(f"{clock} {name} done in {time.time() - began:.0f} s", flush=True)
+        if time.time() - last > 10:
+            last = time.time()
+            for name in running:
+                text = (root / "logs" / f"{name}.log").read_text(errors="replace")
+                lines = [line for line in text.splitlines() if line.startswith("step ")]
+                print(f"[{time.time() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
+
+
 def cut_log(path: Path, checkpoint: Path | None) -> None:
     """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
     if PartialState().is_main_process and path.exists():
@@ -329,10 +417,17 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
+GROUPS = []  # process groups that were left, alive to the end of the process
+
+
 def finish(run: Path, summary: dict) -> None:
     """The last call of a training script, on every rank: summary.json, then all ranks leave the process group together."""
     write_summary(run, summary)
     PartialState().wait_for_everyone()
+    if torch.distributed.is_initialized():
+        # else the last to hold it is a DDP model, which frees it under the GIL and waits for gloo's thread, which may wait for
+        # the GIL: one exit in some dozens hung
+        GROUPS.append(torch.distributed.group.WORLD)
     PartialState().destroy_process_group()
 
 
@@ -357,7 +452,7 @@ def train(trainer, run: Path, resume: bool) -> None:
     """Trains to the end; with `resume` from the last complete checkpoint, the logs cut back to it. The lines on the screen are
     RunLogger's."""
     checkpoint = last_checkpoint(run) if resume else None
-    for log in ("metrics.jsonl", "completions.jsonl"):
+    for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl"):
         cut_log(run / log, checkpoint)
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -6,7 +6,7 @@ reference. One round from the warm-started model is the paper's DPO; several mak
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft/model --lora-r 64                                 # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt \\
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt-dpo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # train again, sample nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline, any preference rows
@@ -29,8 +29,9 @@ import json
 import math
 import os
 import random
+import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -95,6 +96,8 @@ class Args:
     """Tokens, with padding, in one forward of the reward model."""
     gold: str = ""
     """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    gold_prompts: str = ""
+    """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl, best_by_gold/)."""
     min_valid: int = 2
     """A prompt with fewer completions in good format gives no pair (released code: 4)."""
     # optimisation
@@ -120,6 +123,8 @@ class Args:
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
+    as_released: bool = False
+    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -136,14 +141,30 @@ class Args:
 
 
 PAPER = {"reward_on": "response"}  # equation 3
-PRESETS: dict[str, dict] = {
-    "table3/llama3.1-8b-rlmt": PAPER,
-    "table3/llama3.1-8b-rlhf": {**PAPER, "think": False},
+RLHF = {"think": False}
+LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B"}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+PRESETS: dict[str, dict] = {  # the defaults are table 6's; --model is the SFT run of the same name, if none stands here
+    "table3/llama3.1-8b-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | RLHF,
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "rounds": 2, "prompts_per_round": 128, "rollout_batch_size": 256, "epochs": 1, "batch_size": 16,
             "micro_batch_size": 16, "learning_rate": 2e-4, "weight_decay": 0.0, "gradient_checkpointing": False},  # our choice
 }  # fmt: skip
+# Released: prompts with fewer than 4 completions in good format are left out. Not taken over: in training it cuts prompts to
+# their last 512 tokens (a default of TRL), and pairs to 4096; here a pair keeps what was sampled.
+RELEASED = {name: {"min_valid": 4} for name in PRESETS if name != "toy"}
 
 
 # --- pairs
@@ -390,6 +411,9 @@ def main(args: Args) -> None:
         parts = {"sampling: vLLM": runs.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
         parts["scoring: reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
         state.print(runs.memory_line({**parts, "training: policy": runs.trained_gib(args.model, args.lora_r)}))
+    held_out = runs.load_held_out(args, tokenizer, kept)
+    if held_out and offline:
+        runs.check_rewards(args, think_format)
     if args.dry_run:
         return
     run = runs.start_run(args, "dpo", args.model)
@@ -426,6 +450,13 @@ def main(args: Args) -> None:
                       "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
         gc.collect()  # the trainer, so that the next round's sampler finds the memory free
+        if held_out:
+            runs.cut_log(run / "held_out.jsonl", run / f"round-{number - 1}")
+            (folder / "held-out").mkdir(exist_ok=True)
+            rows = sample_and_score(replace(args, samples_per_prompt=1), str(save_to), held_out, number, folder / "held-out",
+                                    tokenizer, think_format)  # fmt: skip
+            if state.is_main_process and runs.log_held_out(run, number, rows):
+                shutil.copytree(save_to, run / "best_by_gold", dirs_exist_ok=True)
         if state.is_main_process:
             total["loss"] = runs.mean_loss(folder)
         runs.write_summary(folder, total)
@@ -437,4 +468,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(runs.parse_args(Args, PRESETS, RELEASED))

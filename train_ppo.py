@@ -7,7 +7,7 @@ A_t + V_t. The critic is a model of its own with its own optimizer.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_ppo.py --model results/sft/model --lora-r 64 --micro-batch-size 1            # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt \\
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
 
 Deviations from the paper and its released code (verl):
@@ -90,6 +90,8 @@ class Args:
     """In units of the reward model."""
     gold: str = ""
     """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    gold_prompts: str = ""
+    """Held-out prompt rows: one completion each, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -132,6 +134,8 @@ class Args:
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
+    as_released: bool = False
+    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 20
     """Rollouts between checkpoints."""
     keep_checkpoints: int = 2
@@ -148,15 +152,35 @@ class Args:
 
 
 PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
-PRESETS: dict[str, dict] = {
-    "table3/llama3.1-8b-rlmt": PAPER,
-    "table3/llama3.1-8b-rlhf": {**PAPER, "think": False},
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
+RLHF = {"think": False}
+LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896}  # as in train_grpo.py
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
+    "table3/llama3.1-8b-rlmt-ppo": PAPER,
+    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
+    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | RLHF,
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 128, "micro_batch_size": 32, "kl_coef": 0.04, "learning_rate": 3e-4,
             "critic": "reward_model", "critic_learning_rate": 1e-3, "weight_decay": 0.0, "gradient_checkpointing": False,
             "format_margin": 2.0},  # our choice
 }  # fmt: skip
+# Released: configs for the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an entropy bonus, 234
+# steps of which the README uses checkpoint 135, the same at a constant rate (table 7: 120 steps).
+RELEASED = dict.fromkeys(
+    ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"),
+    {"kl": "none", "entropy_coef": 1e-3, "max_prompt_tokens": 896, "steps": 135, "save_steps": 45},
+)
 
 
 # --- the algorithm
@@ -353,6 +377,7 @@ def main(args: Args) -> None:
     kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
+    held_out = runs.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
     if args.vllm_server_url and not use_vllm:
@@ -441,6 +466,7 @@ def main(args: Args) -> None:
         format_margin=args.format_margin,
         run=run,
         gold=gold,
+        held_out=held_out,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
         critic=critic,
@@ -458,4 +484,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(runs.parse_args(Args, PRESETS, RELEASED))

@@ -4,7 +4,7 @@ The loss is on the assistant's tokens only, by position: prompt tokens are never
 is. `--no-think` trains on the same rows with the thinking left out, which gives the start of the RLHF twin.
 
     python train_sft_warmstart.py --model data/toy/base --traces data/toy/sft_traces.jsonl --preset toy
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py --preset llama3.1-8b \\
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py --preset table1/llama3.1-8b-sft-think \\
         --traces data/traces.jsonl
 
 Deviation from the released code: the thinking target is the same in SFT, DPO and RL (there, one newline after </think> in
@@ -64,6 +64,8 @@ class Args:
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
+    as_released: bool = False
+    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -79,14 +81,24 @@ class Args:
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
-PRESETS: dict[str, dict] = {
-    "llama3.1-8b": {},  # paper table 5
-    "llama3.1-8b-instruct": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
-    "qwen2.5-7b": {"model": "Qwen/Qwen2.5-7B"},  # released: batch 8 for Qwen; table 5 prints 16 for both
-    "qwen2.5-7b-instruct": {"model": "Qwen/Qwen2.5-7B-Instruct"},
+PLAIN = {"think": False}  # the twin of the same rows, their thinking left out
+LLAMA_INSTRUCT, QWEN = {"model": "meta-llama/Llama-3.1-8B-Instruct"}, {"model": "Qwen/Qwen2.5-7B"}
+QWEN_INSTRUCT, MINI = {"model": "Qwen/Qwen2.5-7B-Instruct"}, {"traces": "data/traces_gpt4.1mini.jsonl"}
+PRESETS: dict[str, dict] = {  # the defaults are table 5's, for Llama-3.1-8B
+    "table1/llama3.1-8b-sft-think": {},
+    "table1/llama3.1-8b-sft-plain": PLAIN,
+    "table1/llama3.1-8b-instruct-sft-think": LLAMA_INSTRUCT,
+    "table1/llama3.1-8b-instruct-sft-plain": LLAMA_INSTRUCT | PLAIN,
+    "table1/qwen2.5-7b-sft-think": QWEN,
+    "table1/qwen2.5-7b-sft-plain": QWEN | PLAIN,
+    "table1/qwen2.5-7b-instruct-sft-think": QWEN_INSTRUCT,
+    "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
+    "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
+    "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
     "toy": {"model": "data/toy/base", "traces": "data/toy/sft_traces.jsonl", "max_length": 512, "micro_batch_size": 16,
             "learning_rate": 2e-3, "gradient_checkpointing": False},  # our choice: what a 0.9M model needs
 }  # fmt: skip
+RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}  # 8 GPUs x 1; table 5 prints 16 for all
 
 
 def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) -> tuple[list[dict], list[dict]]:
@@ -195,4 +207,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(runs.parse_args(Args, PRESETS, RELEASED))

@@ -223,7 +223,7 @@ def random_slips(rng: random.Random) -> dict[str, float]:
     return {name: min(0.9, rate * care * rng.uniform(0.4, 1.6)) for name, rate in TEACHER.items()}
 
 
-def orders_of(split: str, n: int, seed: int):
+def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
     """n prompts of a split with their orders. A prompt text belongs to exactly one split, whatever the seed."""
     share = {"sft": range(0, 40), "rl": range(40, 70), "reward": range(70, 90), "test": range(90, 100)}[split]
     rng, seen = random.Random(f"{split}-{seed}"), set()
@@ -232,7 +232,7 @@ def orders_of(split: str, n: int, seed: int):
         text = write_prompt(order, rng)
         # the split follows from the order itself, so that no order of the test prompts is ever trained on
         key = int(hashlib.sha1(repr(order).encode()).hexdigest(), 16) % 100
-        if key in share and text not in seen:
+        if key in share and text not in seen and order.budget in budgets:
             seen.add(text)
             yield f"toy-{split}-{len(seen) - 1:05d}", order, text, rng
 
@@ -250,6 +250,12 @@ class Args:
     """Preference pairs, one a prompt."""
     n_tasks: int = 512
     """Held-out benchmark tasks."""
+    n_held_out: int = 256
+    """Prompts to choose checkpoints by: neither trained on nor among the benchmark tasks."""
+    slips: float = 1.0
+    """Factor on the rates of the teacher's slips."""
+    budgets: tuple[int, int] = (11, 20)
+    """Least and greatest budget in the RL prompts, dollars."""
 
 
 def write_files(args: Args) -> dict[str, list[dict]]:
@@ -257,22 +263,27 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     user = lambda text: [{"role": "user", "content": text}]
     traces, pairs = [], []
     for row_id, order, text, rng in orders_of("sft", args.n_traces, args.seed):
-        thinking, response = write_answer(order, TEACHER, rng)
-        traces.append({"id": row_id, "messages": user(text), "thinking": thinking, "response": response, "teacher": "toy"})
+        thinking, response = write_answer(order, {name: rate * args.slips for name, rate in TEACHER.items()}, rng)
+        traces.append({"id": row_id, "messages": user(text), "thinking": thinking, "response": response,
+                       "teacher": "toy" if args.slips == 1 else f"toy, slips x {args.slips:g}"})  # fmt: skip
     for row_id, order, text, rng in orders_of("reward", args.n_pairs, args.seed):
         a, b = (write_answer(order, random_slips(rng), rng) for _ in range(2))
         if not prefers_first(utility(order, a[1]), utility(order, b[1]), rng):
             a, b = b, a
         pairs.append({"id": row_id, "messages": user(text), "chosen": a[1], "rejected": b[1],
                       "chosen_thinking": a[0], "rejected_thinking": b[0]})  # fmt: skip
-    prompts = [{"id": i, "messages": user(t), "source": "toy"} for i, _, t, _ in orders_of("rl", args.n_prompts, args.seed)]
+    low, high = args.budgets
+    prompts = [{"id": i, "messages": user(t), "source": "toy"}
+               for i, _, t, _ in orders_of("rl", args.n_prompts, args.seed, range(low, high + 1))]  # fmt: skip
     tasks = [
         {"id": i, "messages": user(t), "checklist": [q.format(avoid=o.avoid, budget=o.budget, word=o.word)
                                                      for _, q in CHECKS.values()],
          "primary_tag": "Planning", "secondary_tags": [], "references": {"careful": write_answer(o, NO_SLIPS, rng)[1]}}
-        for i, o, t, rng in orders_of("test", args.n_tasks, args.seed)
+        for i, o, t, rng in orders_of("test", args.n_tasks + args.n_held_out, args.seed)
     ]  # fmt: skip
-    return {"sft_traces": traces, "rl_prompts": prompts, "preference_pairs": pairs, "benchmark_tasks": tasks}
+    held_out = [{"id": t["id"], "messages": t["messages"], "source": "toy"} for t in tasks[args.n_tasks :]]
+    return {"sft_traces": traces, "rl_prompts": prompts, "preference_pairs": pairs, "benchmark_tasks": tasks[: args.n_tasks],
+            "held_out_prompts": held_out}  # fmt: skip
 
 
 def main(args: Args) -> None:

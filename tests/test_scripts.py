@@ -69,7 +69,8 @@ def once(out: Path, *args) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_data(shared) -> Path:
-    return once(shared / "toy", "data/toy_world.py", "--n-traces", 96, "--n-prompts", 64, "--n-pairs", 128, "--n-tasks", 24)
+    return once(shared / "toy", "data/toy_world.py", "--n-traces", 96, "--n-prompts", 64, "--n-pairs", 128, "--n-tasks", 24,
+                "--n-held-out", 6)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -346,10 +347,16 @@ def kill_and_resume(args: list, out: Path, after_step: int) -> None:
 
 @pytest.mark.parametrize("script, backend, after_step", [(GRPO, "hf", 1), (GRPO, "hf", 3), (GRPO, "vllm", 2), (PPO, "hf", 2)])
 def test_rl_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, script, backend, after_step):
-    """PPO's metrics from step 3 on depend on the critic and its optimizer, which come from the checkpoint."""
+    """PPO's metrics from step 3 on depend on the critic and its optimizer, which come from the checkpoint. Held-out prompts
+    are measured at every checkpoint, which changes nothing else: with transformers the whole run has none."""
     args = [*script, "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", backend]
-    run(*args, "--out", tmp_path / "whole")
-    kill_and_resume(args, tmp_path / "killed", after_step)
+    held_out = ["--gold-prompts", toy_data / "held_out_prompts.jsonl"]
+    run(*args, *held_out * (backend == "vllm"), "--out", tmp_path / "whole")
+    kill_and_resume([*args, *held_out], tmp_path / "killed", after_step)
+    measured = jsonl(tmp_path / "killed" / "held_out.jsonl")
+    assert [r["step"] for r in measured] == [1, 2, 3, 4] and all(r["n"] == 6 and 0 <= r["gold"] <= 1 for r in measured)
+    assert backend == "hf" or measured == jsonl(tmp_path / "whole" / "held_out.jsonl")
+    assert (tmp_path / "killed" / "best_by_gold" / "think_format.json").exists()
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     assert numbers(tmp_path / "whole") == numbers(tmp_path / "killed")
     assert jsonl(tmp_path / "whole" / "completions.jsonl") == jsonl(tmp_path / "killed" / "completions.jsonl")
@@ -357,7 +364,8 @@ def test_rl_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, scrip
 
 def test_dpo_killed_and_resumed_ends_with_the_same_bits(sft, toy_data, tmp_path):
     """Killed while the first round samples, and again while the second one trains."""
-    args = [*DPO, "--rounds", 2, "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl"]
+    args = [*DPO, "--rounds", 2, "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl",
+            "--gold-prompts", toy_data / "held_out_prompts.jsonl"]  # fmt: skip
     run(*args, "--out", tmp_path / "whole")
     out = tmp_path / "killed"
     start_and_kill(args, out, lambda: len(list_of_lines(out / "round-1" / "samples-0.jsonl")) >= 9)
@@ -371,6 +379,12 @@ def test_dpo_killed_and_resumed_ends_with_the_same_bits(sft, toy_data, tmp_path)
     for name in ("metrics.jsonl", "round-1/metrics.jsonl", "round-2/metrics.jsonl"):
         assert numbers(tmp_path / "whole" / Path(name).parent) == numbers(out / Path(name).parent)
     assert jsonl(tmp_path / "whole" / "completions.jsonl") == jsonl(out / "completions.jsonl")
+    measured = jsonl(out / "held_out.jsonl")
+    assert [r["step"] for r in measured] == [1, 2] and measured == jsonl(tmp_path / "whole" / "held_out.jsonl")
+    best = load_file(out / "best_by_gold" / "model.safetensors")
+    final = load_file(out / "model" / "model.safetensors")
+    last_is_best = measured[1]["gold"] > measured[0]["gold"]
+    assert all(torch.equal(best[k], final[k]) for k in final) == last_is_best
 
 
 def test_sft_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path):

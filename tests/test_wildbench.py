@@ -279,7 +279,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, tmp_path):
     run(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.calls) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
     index = (tmp_path / "runs.csv").read_text().splitlines()
-    assert len(index) == 3 and "fingerprint" in index[0]
+    assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]
 
 
 def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, tmp_path):

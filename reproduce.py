@@ -1,0 +1,485 @@
+"""From a row of the paper to its commands, and from results/runs.csv to its tables, our numbers beside the paper's.
+
+    python reproduce.py --list                                              # every row of every table, and what is done
+    python reproduce.py --table 1 --row llama3.1-8b-rlmt --dry-run          # its commands, GPU-hours and memory
+    python reproduce.py --table 1 --row llama3.1-8b-rlmt --run              # what is missing; skips what is done, resumes
+    python reproduce.py --table toy --run --lanes 2                         # the same matrix on the toy world, on two cores
+    python reproduce.py --tables                                            # renders all tables into results/tables/
+    python reproduce.py --table toy --row toy-rlmt --sweep --seeds 0 1 2 3 --stop-at 7 --keep 2
+    python reproduce.py --traces results/toy/toy-rlmt-s0 --out page.html    # a run's completions, to read
+
+A row's name says how its model was made: base, `released` (as it came), `prompted-think|plain` (a base model and an
+instruction), `sft-think|plain`, `rlmt` or `rlhf`, then `-zero`, `-dpo` or `-ppo`, and the variant of an ablation (prompts,
+teacher, reward model). It is also the preset of its training run and, with the seed, its folder.
+Iterated RL needs nothing of this: `train_grpo.py --model results/<run>/model` goes on from any run.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import tyro
+
+import runs
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Args:
+    table: str = ""
+    """1, 2, 3, 4, 8, 9, 10 or toy."""
+    row: str = ""
+    """One row of the table; empty: all that can be run."""
+    # what to do
+    list: bool = False
+    """Print every row with its status."""
+    dry_run: bool = False
+    """Print the commands of the row's stages, with predicted GPU-hours and memory."""
+    run: bool = False
+    """Run the stages that are not done; an interrupted one is resumed."""
+    tables: bool = False
+    """Render every table from runs.csv as Markdown and csv."""
+    sweep: bool = False
+    """Several seeds of one row: all up to --stop-at, the best --keep by held-out gold to the end."""
+    traces: str = ""
+    """Run folder whose completions become one page, --out."""
+    # how
+    seeds: tuple[int, ...] = (0,)
+    as_released: bool = False
+    """Presets with the values of the paper's released code where they differ."""
+    results: Path = Path("results")
+    """Folder of the run folders and runs.csv; the toy rows are in toy/ of it."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judges; empty: the official one."""
+    gold: str = ""
+    """--gold of the RL commands (the toy rows have their own)."""
+    gold_prompts: str = ""
+    """--gold-prompts of the RL commands (the toy rows have their own)."""
+    stop_at: int = 0
+    """Step of the first decision of a sweep: one at which checkpoints are written."""
+    keep: int = 1
+    """Seeds of a sweep that go on."""
+    lanes: int = 1
+    """Commands at a time. A GPU command takes the whole machine."""
+    other: str = ""
+    """A second run beside that of --traces, on the same prompts."""
+    out: str = ""
+    """Page of --traces."""
+
+
+# --- 1. rows: what the paper printed, and the names here
+
+BASES = {  # name: (hub name, the paper's, parameters)
+    "llama3.1-8b": ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B", 8.03e9),
+    "llama3.1-8b-instruct": ("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B-Instruct", 8.03e9),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Qwen2.5-7B", 7.62e9),
+    "qwen2.5-7b-instruct": ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B-Instruct", 7.62e9),
+    "openthinker2-7b": ("open-thoughts/OpenThinker2-7B", "OpenThinker2-7B", 7.62e9),
+    "toy": ("data/toy/base", "", 9e5),
+}
+TRAINING = {  # the paper's: (without thinking, with thinking)
+    "none (released instruct model)": ("released", ""),
+    "prompted base (template only)": ("prompted-plain", "prompted-think"),
+    "SFT": ("sft-plain", "sft-think"),
+    "math/reasoning SFT": ("", "released"),
+    "math/reasoning SFT, then RLMT": ("", "rlmt"),
+    **{f"SFT+{a.upper()}": (f"rlhf{s}", f"rlmt{s}") for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))},
+    **{f"{a.upper()} (zero)": (f"rlhf-zero{s}", f"rlmt-zero{s}") for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))},
+}
+VARIANTS = {  # sections of table 4
+    "prompts: UltraFeedback": "-ultrafeedback", "prompts: Tulu3 random": "-tulu3", "warm-start: GPT-4.1-mini": "-gpt4.1mini",
+    "reward model: Skywork-V2": "-skywork-v2", "reward model: ArmoRM": "-armorm",
+}  # fmt: skip
+WILDBENCH, SUITE = "eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random", "eval_benchmarks.py"
+BENCHMARKS = {  # the paper's column: (our benchmark, metric, times, command as the paper evaluates)
+    "WB": ("wildbench", "wb_reward", 1, f"{WILDBENCH} --judge gpt-4o"),
+    "AE2": ("alpacaeval2", "lc_win_rate_paper", 1, f"{SUITE} alpacaeval2 --data data/alpacaeval2 --judge gpt-4o"),
+    "AH2": ("arenahard2", "score_paper", 1, f"{SUITE} arenahard2 --data data/arena_hard_v2 --judge gpt-4.1"),
+    "CWv3": ("creativewriting3", "overall_paper", 1, f"{SUITE} creativewriting3 --data data/creative_writing --judge gpt-4.1"),
+    "PopQA": ("popqa", "accuracy_paper", 100, f"{SUITE} popqa --data akariasai/PopQA"),
+    "IFBench": ("ifbench", "prompt_strict", 100, f"{SUITE} ifbench --data allenai/IFBench_test"),
+    "MMLU_Redux": ("mmlu_redux", "accuracy", 100, f"{SUITE} mmlu_redux --data data/mmlu_redux"),
+    "IFEval": ("ifeval", "prompt_strict", 100, f"{SUITE} ifeval --data google/IFEval"),
+    "WB_G": ("wildbench-g", "wb_reward", 1, f"{WILDBENCH} --references gemini-flash --judge gpt-4.1"),
+    "MATH500": ("math500", "accuracy", 100, f"{SUITE} math500 --data HuggingFaceH4/MATH-500"),
+    "ZebraLogic": ("zebralogic", "accuracy", 100, f"{SUITE} zebralogic --data data/zebralogic"),
+}
+
+
+def paper_rows() -> pd.DataFrame:
+    """Every printed number, with the `row` that makes its model ("" for models of others), averages left out."""
+    rows = pd.read_csv(HERE / "data" / "paper" / "rlmt_tables.csv", dtype={"table": str}, keep_default_na=False)
+    rows = rows[rows.benchmark.isin(BENCHMARKS)].copy()
+    names = {paper: name for name, (_, paper, _) in BASES.items()}
+
+    def name(r) -> str:
+        kind = TRAINING.get(r.training, ("", ""))[r.thinking == "yes"]
+        return f"{names[r.backbone]}-{kind}{VARIANTS.get(r.section, '')}" if kind and r.backbone in names else ""
+
+    rows["row"] = rows.apply(name, axis=1)
+    return rows
+
+
+TOY_ROWS = [
+    "toy-prompted-think", "toy-prompted-plain", "toy-sft-think", "toy-sft-plain",
+    "toy-rlmt", "toy-rlhf", "toy-rlmt-dpo", "toy-rlhf-dpo", "toy-rlmt-ppo", "toy-rlhf-ppo", "toy-rlmt-zero", "toy-rlhf-zero",
+    "toy-rlmt-small-budgets", "toy-rlmt-large-budgets",
+    "toy-sft-think-careful", "toy-sft-plain-careful", "toy-rlmt-careful", "toy-rlhf-careful",
+    "toy-rlmt-medium-rm", "toy-rlhf-medium-rm", "toy-rlmt-weak-rm", "toy-rlhf-weak-rm",
+]  # fmt: skip
+TOY_COLUMNS = {  # of its table: (metric, temperature)
+    "gold, T=1": ("score", 1.0), "gold, greedy": ("score", 0.0), "proxy, T=1": ("proxy_reward", 1.0),
+    "format ok": ("format_ok", 1.0), "think tokens": ("thinking_tokens", 1.0), "response tokens": ("response_tokens", 1.0),
+}  # fmt: skip
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    """The rows of a table that can be run, with the paper's columns that they are evaluated by."""
+    if table == "toy":
+        return dict.fromkeys(TOY_ROWS, [])
+    rows = paper_rows()
+    if table not in set(rows.table):
+        runs.fail(f"--table {table!r}: use one of {', '.join(sorted(set(rows.table), key=int))} or toy")
+    rows = rows[(rows.table == table) & (rows.row != "")]
+    return {row: list(part.benchmark) for row, part in rows.groupby("row", sort=False)}
+
+
+# --- 2. a row's commands
+
+NAME = re.compile(
+    r"(?P<base>toy|[a-z]+[\d.]+-\d+b(-instruct)?)-(?P<kind>released|prompted-(?:think|plain)|sft-(?:think|plain)|rlmt|rlhf)"
+    r"(?P<zero>-zero)?(?P<algorithm>-dpo|-ppo)?(?P<variant>-.+)?"
+)
+ACCELERATE = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
+
+
+def plan(args: Args, names: dict[str, list[str]]) -> dict[str, tuple[list[str], list[str]]]:
+    """Stages in order, folder: (folders it waits for, command), for the rows, all seeds, and what they start from."""
+    stages: dict[str, tuple[list[str], list[str]]] = {}
+    for seed in args.seeds:
+        for name, columns in names.items():
+            (add_toy if name.startswith("toy-") else add_row)(args, stages, name, columns, seed)
+    return stages
+
+
+def add_row(args: Args, stages: dict, name: str, columns: list[str], seed: int) -> None:
+    """A row of the paper: SFT if it has one, RL if it has one, the evaluations of its columns."""
+    m = NAME.fullmatch(name)
+    folder, hub, think = f"{name}-s{seed}", BASES[m["base"]][0], "think" in name or "rlmt" in name
+    model, after = str(args.results / folder / "model"), [folder]
+    common = ["--seed", str(seed), *["--as-released"] * args.as_released, "--out", str(args.results / folder), "--resume"]
+    if m["kind"] in ("released", "prompted-think", "prompted-plain"):
+        model, after = hub, []
+    elif m["kind"].startswith("sft"):
+        preset = preset_of("train_sft_warmstart.py", name)
+        stages[folder] = ([], f"{ACCELERATE} train_sft_warmstart.py --preset {preset}".split() + common)
+    else:
+        script = f"train_{(m['algorithm'] or '-grpo')[1:]}.py"
+        command, waits = f"{ACCELERATE} {script} --preset {preset_of(script, name)}".split(), []
+        if not m["zero"] and m["base"] != "openthinker2-7b":
+            teacher = m["variant"] if m["variant"] == "-gpt4.1mini" else ""
+            start = f"{m['base']}-sft-{'think' if think else 'plain'}{teacher}"
+            add_row(args, stages, start, [], seed)
+            command, waits = [*command, "--model", str(args.results / f"{start}-s{seed}" / "model")], [f"{start}-s{seed}"]
+        gold = [f"--gold={args.gold}", f"--gold-prompts={args.gold_prompts}"] if args.gold_prompts else []
+        stages[folder] = (waits, [*command, *gold, *common])
+    for column in columns:
+        benchmark, _, _, command = BENCHMARKS[column]
+        wildbench, judged = command.startswith("eval_wildbench"), "--judge" in command
+        words = ["python", *command.split(), "--model", model, "--top-p", "0.95", "--max-tokens", "8192" if think else "4096",
+                 "--temperatures" if wildbench else "--temperature", "0.7"]  # fmt: skip
+        words += ["--protocol", "paper"] if judged else []
+        words += ["--judge-url", args.judge_url] if judged and args.judge_url else []
+        words += ["--think-format", f"zero_{m['kind'].removeprefix('prompted-')}"] if m["kind"].startswith("prompted") else []
+        words += ["--think-format", "think"] if name == "openthinker2-7b-released" else []
+        evaluation = f"{folder}--{benchmark}"
+        stages[evaluation] = (after, [*words, "--seed", str(seed), "--out", str(args.results / evaluation), "--resume"])
+
+
+def preset_of(script: str, name: str) -> str:
+    """The preset whose last part is the row's name, read from the script's text: importing it would take seconds."""
+    found = re.search(rf'"(table\d+/{re.escape(name)})":', (HERE / script).read_text())
+    return found[1] if found else runs.fail(f"{script} has no preset for {name}")
+
+
+TOY_DATA = {"small-budgets": "--budgets 11 14", "large-budgets": "--budgets 17 20", "careful": "--slips 0.5"}
+TOY_REWARD = {  # besides the shipped one, which is the strong one
+    "medium-rm": "data/toy_models.py reward --base data/toy/base --batch 12 --steps 150",
+    "weak-rm": "train_reward.py --preset toy",
+}  # fmt: skip
+
+
+def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) -> None:
+    """A toy row: the same stages with the preset toy, on one CPU core each."""
+    m, root = NAME.fullmatch(name), args.results / "toy"
+    folder, variant, think = f"{name}-s{seed}", (m["variant"] or "-")[1:], "think" in name or "rlmt" in name
+    model, after = str(root / folder / "model"), [folder]
+    common = [*["--no-think"] * (not think), "--seed", str(seed), "--out", str(root / folder), "--resume"]
+    waits, extra = [], []
+    if variant in TOY_DATA:
+        data = root / f"data-{variant}"
+        waits = [data.name]
+        stages[data.name] = ([], f"python data/toy_world.py --out {data} {TOY_DATA[variant]}".split())
+        flag, file = ("--traces", "sft_traces") if "-sft-" in name else ("--prompts", "rl_prompts")
+        extra = [flag, str(data / f"{file}.jsonl")]
+    if variant in TOY_REWARD:
+        reward = root / f"reward-{variant}"
+        waits, own = [reward.name], TOY_REWARD[variant].startswith("train_reward")
+        stages[reward.name] = ([], f"python {TOY_REWARD[variant]} --out {reward} {'--resume' * own}".split())
+        extra = ["--reward-model", str(reward / "model" if own else reward)]
+    if m["kind"].startswith("prompted"):
+        model, after = BASES["toy"][0], []
+    elif m["kind"].startswith("sft"):
+        stages[folder] = (waits, ["python", "train_sft_warmstart.py", "--preset", "toy", *extra, *common])
+    else:
+        script, start = f"train_{(m['algorithm'] or '-grpo')[1:]}.py", BASES["toy"][0]
+        if not m["zero"]:
+            sft = f"toy-sft-{'think' if think else 'plain'}{'-careful' if variant == 'careful' else ''}"
+            add_toy(args, stages, sft, [], seed)
+            start, waits = str(root / f"{sft}-s{seed}" / "model"), [*waits, f"{sft}-s{seed}"]
+            extra = [] if variant == "careful" else extra
+        command = f"python {script} --preset toy --model {start} --reward-on response"
+        command += " --gold-prompts data/toy/held_out_prompts.jsonl"
+        command += "" if m["algorithm"] == "-dpo" else " --steps 14 --save-steps 7"
+        command += " --zero --max-prompt-tokens 256 --max-completion-tokens 160" if m["zero"] else ""
+        stages[folder] = (waits, [*command.split(), *extra, *common])
+    zero = m["zero"] or m["kind"].startswith("prompted")
+    words = f"python eval_wildbench.py --model {model} --tasks data/toy/benchmark_tasks.jsonl --limit 256 --seed {seed}"
+    words += f" --temperatures 1.0 0.0 --max-tokens {160 if zero else 128}"
+    words += " --reward-model data/toy/reward_model --reward-on response"
+    words += f" --think-format {'zero_' * bool(zero)}{'think' if think else 'plain'}"
+    stages[f"{folder}--gold"] = (after, [*words.split(), "--out", str(root / f"{folder}--gold"), "--resume"])
+
+
+# --- 3. cost, before anything is run
+
+PAPER_HOURS = {  # GPU-hours on H100, as the released README reports them for an 8B model
+    "train_sft_warmstart.py": lambda steps: 8 * 2.5,
+    "train_dpo.py": lambda steps: 8 * 1.0,  # training; sampling and scoring are not stated
+    "train_grpo.py": lambda steps: 8 * 15 / 234 * steps,  # 14 to 16 hours for 234 steps
+    "train_ppo.py": lambda steps: 8 * 15 / 234 * steps,  # the README has one figure for GRPO and PPO
+}
+
+
+def cost(name: str, command: list[str], as_released: bool) -> str:
+    """Predicted GPU-hours and GiB a GPU (8 x 80 GB, FSDP2, without activations) of a training stage; "" for others."""
+    script = next(word for word in command if word.endswith(".py"))
+    if script not in PAPER_HOURS or name.startswith("toy-"):
+        return ""
+    n = BASES[NAME.match(name)["base"]][2]
+    gib = {"policy": 16 * n / 8}  # float32 weights, gradients and two moments, sharded
+    if script != "train_sft_warmstart.py":
+        gib |= {"reward model": 2 * 8.03e9, "vLLM": 0.3 * 80 * 2**30}
+    if script in ("train_grpo.py", "train_ppo.py"):
+        gib |= {"reference": 4 * n / 8}
+    if script == "train_ppo.py":
+        gib |= {"critic": 16 * n / 8}
+    hours = PAPER_HOURS[script](135 if as_released else 120)
+    parts = ", ".join(f"{part} {size / 2**30:.3g}" for part, size in gib.items())
+    return f"about {hours:.0f} H100-hours (paper's README, scaled); GiB a GPU without activations: {parts}"
+
+
+def show(args: Args, stages: dict) -> None:
+    total = 0.0
+    for folder, (_, command) in stages.items():
+        print(f"\n# {folder}: {status(args, folder)}")
+        if line := cost(folder, command, args.as_released):
+            print(f"# {line}")
+            total += float(line.split()[1])
+        print(shlex.join(command))
+    print(f"\n# {len(stages)} stages; training about {total:.0f} H100-hours; sampling for DPO and evaluation are not counted")
+
+
+def status(args: Args, folder: str) -> str:
+    path = args.results / ("toy" if folder.startswith("toy-") else "") / folder
+    return "done" if (path / "summary.json").exists() else "interrupted" if path.exists() else "not yet run"
+
+
+# --- 4. tables
+
+
+def measured(folder: Path) -> pd.DataFrame:
+    """Rows of runs.csv whose model is a run of ours or a released one, with `row` and `seed`; the last of equal ones."""
+    path = folder / "runs.csv"
+    index = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(runs.INDEX))
+    found = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
+    index = pd.concat([index, found], axis=1).dropna(subset="row")
+    return index.drop_duplicates(["run", "metric", "temperature"], keep="last")
+
+
+def ours(part: pd.DataFrame, times: float) -> dict:
+    """Mean over seeds; interval of one seed's tasks, or 1.96 standard errors over seeds."""
+    if part.empty:
+        return {"ours": None, "low": None, "high": None, "seeds": 0}
+    mean, n = part["value"].mean(), len(part)
+    low, high = part[["low", "high"]].iloc[0] if n == 1 else (mean - s * 1.96 * part["value"].sem() for s in (1, -1))
+    return {"ours": times * mean, "low": times * low, "high": times * high, "seeds": n}
+
+
+def paper_table(table: str, index: pd.DataFrame) -> pd.DataFrame:
+    """One line a printed number: row, benchmark, ours with interval and seeds, the paper's, difference, status."""
+    printed, lines = paper_rows(), []
+    for r in printed[printed.table == table].itertuples():
+        benchmark, metric, times, _ = BENCHMARKS[r.benchmark]
+        part = index[(index.row == r.row) & (index.evaluation == benchmark) & (index.metric == metric)]
+        numbers = ours(part, times)
+        state = "measured" if len(part) else "not yet run" if r.row else "model of others"
+        difference = numbers["ours"] - float(r.value) if len(part) else None
+        row = r.row or f"{r.model_name or r.backbone} ({r.training})"
+        lines.append({"table": table, "row": row, "section": r.section, "benchmark": r.benchmark, **numbers,
+                      "paper": float(r.value), "difference": difference, "status": state})  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def paper_markdown(table: pd.DataFrame) -> str:
+    """A line a row: ours ± half the interval (paper's), or the paper's alone in brackets."""
+    columns = list(dict.fromkeys(table.benchmark))
+    out = ["| row | " + " | ".join(columns) + " | status |", "|" + "---|" * (len(columns) + 2)]
+    for (_, row), part in table.groupby(["section", "row"], sort=False):
+        number = lambda r: "" if pd.isna(r.ours) else f"{r.ours:.1f} ± {(r.high - r.low) / 2:.1f} "
+        cells = {r.benchmark: f"{number(r)}({r.paper:g})" for r in part.itertuples()}
+        states = set(part.status)
+        state = states.pop() if len(states) == 1 else "partly measured"
+        out.append(f"| {row} | " + " | ".join(cells.get(c, "") for c in columns) + f" | {state} |")
+    return "\n".join(out)
+
+
+def toy_table(index: pd.DataFrame) -> pd.DataFrame:
+    """One line a toy row and column of its table."""
+    lines = []
+    for row in TOY_ROWS:
+        for column, (metric, temperature) in TOY_COLUMNS.items():
+            part = index[(index.row == row) & (index.metric == metric) & (index.temperature == temperature)]
+            state = "toy" if len(part) else "not yet run"
+            lines.append({"table": "toy", "row": row, "benchmark": column, **ours(part, 1), "status": state})
+    return pd.DataFrame(lines)
+
+
+def toy_markdown(table: pd.DataFrame) -> str:
+    out = ["| row | seeds | " + " | ".join(TOY_COLUMNS) + " |", "|" + "---|" * (len(TOY_COLUMNS) + 2)]
+    for row, part in table.groupby("row", sort=False):
+        cells = {r.benchmark: "" if pd.isna(r.ours) else f"{r.ours:.3f} ± {(r.high - r.low) / 2:.3f}" if "gold" in r.benchmark
+                 else f"{r.ours:.3g}" for r in part.itertuples()}  # fmt: skip
+        state = part.seeds.max() or "not yet run"
+        out.append(f"| {row} | {state} | " + " | ".join(cells[c] for c in TOY_COLUMNS) + " |")
+    return "\n".join(out)
+
+
+def render(results: Path) -> dict[str, str]:
+    """Markdown of every table by its name; `main` writes them, with a csv each."""
+    folder = results / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    index, texts = measured(results), {}
+    for table in sorted(set(paper_rows().table), key=int):
+        numbers = paper_table(table, index)
+        numbers.to_csv(folder / f"table{table}.csv", index=False)
+        texts[f"table{table}"] = paper_markdown(numbers)
+    toy = toy_table(measured(results / "toy"))
+    toy.round(4).to_csv(folder / "toy.csv", index=False)
+    texts["toy"] = toy_markdown(toy)
+    for name, text in texts.items():
+        (folder / f"{name}.md").write_text(text + "\n")
+    return texts
+
+
+# --- 5. many seeds
+
+
+def sweep(args: Args) -> None:
+    """All seeds of a row up to --stop-at; then the --keep best by held-out gold go on, and nothing else decides.
+
+    Writes <row>--sweep.json beside the run folders: how many were started, the rule, who went on, every curve.
+    """
+    root = args.results / ("toy" if args.row.startswith("toy-") else "")
+    names = [f"{args.row}-s{seed}" for seed in args.seeds]
+    stages = plan(args, {args.row: []})
+    stages = {name: stage for name, stage in stages.items() if not name.endswith("--gold")}
+    if not any("--gold-prompts" in " ".join(stages[n][1]) for n in names) or not args.stop_at:
+        runs.fail("--sweep decides by held-out gold: give --stop-at, and --gold and --gold-prompts")
+    runs.run_plan({n: s for n, s in stages.items() if n not in names}, root, args.lanes)
+    for name in names:
+        train_until(stages[name][1], root / name, args.stop_at)
+    early = {name: next(r["gold"] for r in held_out(root / name) if r["step"] >= args.stop_at) for name in names}
+    survivors = sorted(names, key=early.get, reverse=True)[: args.keep]
+    runs.run_plan({name: ([], stages[name][1]) for name in survivors}, root, args.lanes)
+    summary = {
+        "row": args.row, "started": len(names), "survivors": survivors,
+        "rule": f"all seeds to step {args.stop_at}; the {args.keep} with the highest gold on the held-out prompts there go on",
+        "gold_at_decision": early, "curves": {name: held_out(root / name) for name in names},
+    }  # fmt: skip
+    path = root / f"{args.row}--sweep.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+    first, last = list(early.values()), [summary["curves"][name][-1]["gold"] for name in survivors]
+    print(f"{len(names)} seeds started, {len(survivors)} went on: {summary['rule']}")
+    print(f"gold at step {args.stop_at}: mean of all {sum(first) / len(first):.4f}, best {max(first):.4f}")
+    print(f"gold at the end, of those chosen, so no estimate of a seed's mean: {sum(last) / len(last):.4f}; {path}")
+
+
+def held_out(run: Path) -> list[dict]:
+    path = run / "held_out.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def train_until(command: list[str], run: Path, step: int) -> None:
+    """Starts a training command, or goes on with it, and stops it once the held-out prompts of `step` are measured."""
+    if any(r["step"] >= step for r in held_out(run)):
+        return
+    log = run.parent / "logs" / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a") as f:
+        process = subprocess.Popen(runs.executable(command), cwd=HERE, stdout=f, stderr=f, start_new_session=True)
+    while process.poll() is None and not any(r["step"] >= step for r in held_out(run)):
+        time.sleep(1)
+    if process.poll() is None:
+        time.sleep(5)  # the checkpoint of this step is being completed
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+    if not any(r["step"] >= step for r in held_out(run)):
+        runs.fail(f"{run.name} ended before step {step}; its log is {log}")
+    print(f"{run.name}: held-out gold at step {step}: {held_out(run)[-1]['gold']:.4f}", flush=True)
+
+
+def main(args: Args) -> None:
+    if args.traces:
+        import trace_reader
+
+        if not args.out:
+            runs.fail("--traces needs --out PAGE.html")
+        return runs.or_fail(trace_reader.page, args.traces, args.out, args.other)
+    if args.tables:
+        for name, text in render(args.results).items():
+            print(f"\n{name}\n\n{text}")
+        return
+    if args.list:
+        for table in [*sorted(set(paper_rows().table), key=int), "toy"]:
+            for row in rows_of(table):
+                print(f"table {table:4} {row:45}", *(f"s{s}: {status(args, f'{row}-s{s}')}" for s in args.seeds))
+        return
+    if not args.table:
+        runs.fail("nothing to do: --list, --tables, --traces RUN, or --table with --dry-run, --run or --sweep")
+    rows = rows_of(args.table)
+    if args.row and args.row not in rows:
+        runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(rows)}")
+    if args.sweep:
+        return sweep(args)
+    stages = plan(args, {args.row: rows[args.row]} if args.row else rows)
+    if not args.run:
+        return show(args, stages)
+    if args.table == "toy":
+        os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+    runs.run_plan(stages, args.results / ("toy" if args.table == "toy" else ""), args.lanes)
+    render(args.results)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,259 @@
+"""Presets, the commands of every row, the tables, the plan runner and the sweep."""
+
+import csv
+import dataclasses
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import reproduce
+import runs
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ("train_sft_warmstart", "train_grpo", "train_ppo", "train_dpo")
+TABLES = ("1", "2", "3", "4", "8", "9", "10")
+
+# --- presets
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_presets_are_arguments_and_every_one_has_a_row(script):
+    module = importlib.import_module(script)
+    trained, defaults = trained_rows(), module.Args()
+    for name, values in module.PRESETS.items():
+        args = dataclasses.replace(defaults, **values)
+        if name != "toy":
+            assert all(getattr(args, k) != getattr(defaults, k) for k in values), f"{name} repeats a default"
+            assert name.partition("/")[2] in trained
+    for name, values in module.RELEASED.items():
+        paper = dataclasses.replace(module.Args(), **module.PRESETS[name])
+        assert all(getattr(paper, k) != v for k, v in values.items() if k != "save_steps"), f"{name}: released as the paper"
+
+
+def trained_rows() -> set[str]:
+    """Rows of all tables, and the SFT runs that they start from."""
+    rows = {row for table in TABLES for row in reproduce.rows_of(table)}
+    return {name.removesuffix("-s0") for name in reproduce.plan(reproduce.Args(), dict.fromkeys(rows, []))}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_both_sides_of_a_pair_differ_in_thinking_alone(script):
+    presets, pairs = importlib.import_module(script).PRESETS, 0
+    for name, values in presets.items():
+        twin = name.replace("-rlmt", "-rlhf").replace("-think", "-plain")
+        if twin in presets and twin != name:
+            assert presets[twin] == {**values, "think": False}
+            pairs += 1
+    assert pairs >= 5
+
+
+@pytest.mark.parametrize(
+    "script, source, setting, values",
+    [
+        ("train_sft_warmstart", "paper table 5", "SFT (warm start)", {
+            "batch size": "batch_size", "epochs": "epochs", "learning rate": "learning_rate", "warmup ratio": "warmup_ratio",
+            "weight decay": "weight_decay"}),
+        ("train_dpo", "paper table 6", "DPO", {
+            "responses per prompt": "samples_per_prompt", "batch size": "batch_size", "epochs": "epochs", "DPO beta": "beta",
+            "learning rate": "learning_rate", "warmup ratio": "warmup_ratio", "weight decay": "weight_decay"}),
+        ("train_grpo", "paper table 7", "PPO / GRPO", {
+            "batch size (prompts per step)": "prompts_per_step", "responses per prompt (GRPO only)": "group_size",
+            "max prompt length": "max_prompt_tokens", "max response length": "max_completion_tokens", "steps": "steps",
+            "actor learning rate": "learning_rate", "weight decay": "weight_decay", "KL coefficient": "beta"}),
+        ("train_ppo", "paper table 7", "PPO / GRPO", {
+            "batch size (prompts per step)": "prompts_per_step", "max prompt length": "max_prompt_tokens", "steps": "steps",
+            "max response length": "max_completion_tokens", "actor learning rate": "learning_rate",
+            "critic learning rate (PPO only)": "critic_learning_rate", "weight decay": "weight_decay",
+            "KL coefficient": "kl_coef"}),
+    ],
+)  # fmt: skip
+def test_defaults_are_the_papers(script, source, setting, values):
+    with open(ROOT / "data/paper/hyperparameters.csv") as f:
+        printed = {r["parameter"]: r["value"] for r in csv.DictReader(f) if (r["source"], r["setting"]) == (source, setting)}
+    args = importlib.import_module(script).Args()
+    for parameter, field in values.items():
+        assert getattr(args, field) == float(printed[parameter].split()[0]), parameter
+
+
+def test_released_values_need_a_preset_that_was_released(monkeypatch, capsys):
+    module = importlib.import_module("train_grpo")
+
+    def parse(*words):
+        monkeypatch.setattr(sys, "argv", ["train_grpo.py", *words])
+        return runs.parse_args(module.Args, module.PRESETS, module.RELEASED)
+
+    args = parse("--preset", "table1/qwen2.5-7b-rlhf", "--as-released", "--temperature", "0.5")
+    assert (args.prompts_per_step, args.top_p, args.temperature, args.think) == (128, 0.95, 0.5, False)
+    assert parse("--preset", "table1/qwen2.5-7b-rlhf").prompts_per_step == 64
+    with pytest.raises(SystemExit):
+        parse("--preset", "toy", "--as-released")
+    assert "nothing was released for preset 'toy'" in capsys.readouterr().err
+
+
+# --- rows and commands
+
+
+def test_every_row_of_ours_has_its_commands():
+    """All printed rows but those of other people's models; every stage is asked for once, after what it starts from."""
+    printed = reproduce.paper_rows()
+    others = set(printed[printed.row == ""].training)
+    assert others == {"none (released instruct model)", "closed model", "distilled from R1 on math", "RL on math (zero)",
+                      "BLEU reward", "checklist reward"}  # fmt: skip
+    for table in TABLES:
+        rows = reproduce.rows_of(table)
+        stages = reproduce.plan(reproduce.Args(seeds=(0, 1)), rows)
+        for name, (after, command) in stages.items():
+            assert all(list(stages).index(a) < list(stages).index(name) for a in after)
+            script = next(w for w in command if w.endswith(".py"))
+            fields = {f.name for f in dataclasses.fields(importlib.import_module(script[:-3]).Args)}
+            flags = [w[2:].replace("-", "_") for w in command[command.index(script) :] if w.startswith("--")]
+            assert set(flags) <= fields and len(set(flags)) == len(flags), (name, flags)
+        for row, columns in rows.items():
+            assert len([s for s in stages if s.startswith(f"{row}-s1--")]) == len(columns) > 0
+            trained = reproduce.NAME.fullmatch(row)["kind"] in ("rlmt", "rlhf", "sft-think", "sft-plain")
+            assert (f"{row}-s1" in stages) == trained
+
+
+def test_a_row_by_hand():
+    stages = reproduce.plan(reproduce.Args(seeds=(3,), as_released=True), {"llama3.1-8b-rlhf-gpt4.1mini": ["WB", "PopQA"]})
+    sft, rl = "llama3.1-8b-sft-plain-gpt4.1mini-s3", "llama3.1-8b-rlhf-gpt4.1mini-s3"
+    assert list(stages) == [sft, rl, f"{rl}--wildbench", f"{rl}--popqa"]
+    after, command = stages[rl]
+    text = " ".join(command)
+    assert after == [sft] and f"--model results/{sft}/model" in text and "--as-released" in text and "--seed 3" in text
+    assert "train_grpo.py --preset table4/llama3.1-8b-rlhf-gpt4.1mini" in text
+    text = " ".join(stages[f"{rl}--wildbench"][1])
+    assert "--protocol paper" in text and "--max-tokens 4096" in text and f"--model results/{rl}/model" in text
+    zero = reproduce.plan(reproduce.Args(), {"qwen2.5-7b-prompted-think": ["IFEval"]})["qwen2.5-7b-prompted-think-s0--ifeval"]
+    assert zero[0] == [] and "--model Qwen/Qwen2.5-7B" in " ".join(zero[1]) and "--think-format zero_think" in " ".join(zero[1])
+
+
+def test_toy_rows_are_of_the_same_grammar():
+    stages = reproduce.plan(reproduce.Args(seeds=(0,)), dict.fromkeys(reproduce.TOY_ROWS, []))
+    for after, command in stages.values():
+        assert command[0] == "python" and (ROOT / command[1]).exists() and set(after) <= set(stages)
+    assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.TOY_ROWS)
+    for row in reproduce.TOY_ROWS:
+        m = reproduce.NAME.fullmatch(row)
+        assert m and (m["variant"] or "-")[1:] in {"", *reproduce.TOY_DATA, *reproduce.TOY_REWARD}
+
+
+def test_what_it_would_run_and_cost(capsys):
+    reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True))
+    text = capsys.readouterr().out
+    assert "about 20 H100-hours" in text and f"about {8 * 15 / 234 * 120:.0f} H100-hours" in text and "9 stages" in text
+    assert "policy 15," in text  # 16 bytes x 8.03e9 / 8 GPUs
+    for args, message in [({"table": "7"}, "--table '7'"), ({"table": "1", "row": "x"}, "--row 'x'"), ({}, "nothing to do"),
+                          ({"traces": "x"}, "--traces needs --out")]:  # fmt: skip
+        with pytest.raises(SystemExit) as e:
+            reproduce.main(reproduce.Args(**args))
+        assert e.value.code == 2 and message in capsys.readouterr().err
+
+
+# --- tables
+
+
+def write_index(folder: Path, rows: list[dict]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows, columns=list(runs.INDEX)).to_csv(folder / "runs.csv", index=False)
+
+
+def test_tables_by_hand(tmp_path):
+    common = {"benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7}
+    write_index(tmp_path, [
+        {"run": "llama3.1-8b-rlmt-s0--wildbench", "metric": "wb_reward", "value": 40.0, "low": 30, "high": 50, **common},
+        {"run": "llama3.1-8b-rlmt-s0--wildbench", "metric": "wb_reward", "value": 44.0, "low": 41, "high": 47, **common},  # again
+        {"run": "llama3.1-8b-rlmt-s0--popqa", "metric": "accuracy", "value": 0.9, **common},  # not the paper's rule
+        {"run": "llama3.1-8b-rlmt-s0--popqa", "metric": "accuracy_paper", "value": 0.3, "low": 0.28, "high": 0.32, **common},
+        {"run": "llama3.1-8b-rlmt-s1--popqa", "metric": "accuracy_paper", "value": 0.34, "low": 0.32, "high": 0.36, **common},
+        {"run": "llama3.1-8b-rlmt-zero-s0--wildbench", "metric": "wb_reward", "value": -5.0, "low": -9, "high": -1, **common},
+        {"run": "my-own-run", "metric": "wb_reward", "value": 99.0, **common},
+    ])  # fmt: skip
+    texts = reproduce.render(tmp_path)
+    table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
+    wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
+    assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
+    assert wb.difference == pytest.approx(44 - wb.paper)
+    assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
+    assert popqa.high - popqa.ours == pytest.approx(1.96 * 2)  # the standard deviation of 30 and 34 is sqrt(8), / sqrt(2) = 2
+    assert table.loc[("llama3.1-8b-rlhf", "WB")].status == "not yet run" and pd.isna(table.loc[("llama3.1-8b-rlhf", "WB")].ours)
+    line = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
+    assert "44.0 ± 3.0 (" in line and "32.0 ± 3.9 (" in line and line.endswith("partly measured |")
+    assert "99" not in texts["table1"].replace("(", " ").split()
+    zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))
+    assert "-5.0 ± 4.0" in zero
+    # tables 9 and 10 print the same model's number again, and other people's models as such
+    assert pd.read_csv(tmp_path / "tables" / "table9.csv").query("row == 'llama3.1-8b-rlmt' and benchmark == 'WB'").ours.item() == 44
+    assert "model of others" in texts["table10"]
+    assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == len(reproduce.TOY_ROWS) * len(reproduce.TOY_COLUMNS)
+
+
+def test_every_printed_number_is_in_a_table(tmp_path):
+    reproduce.render(tmp_path)
+    tables = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in TABLES])
+    printed = reproduce.paper_rows()
+    assert len(tables) == len(printed) and sorted(tables.paper) == sorted(printed.value.astype(float))
+    assert set(tables.status) == {"not yet run", "model of others"}
+
+
+# --- the runner
+
+
+def test_the_plan_runs_in_order_and_only_what_is_missing(tmp_path, capsys):
+    script = tmp_path / "job.py"
+    script.write_text("import pathlib, sys, json\nout = pathlib.Path(sys.argv[1])\nout.mkdir(exist_ok=True)\n"
+                      "if 'fail' in out.name: sys.exit('broken on purpose')\n"
+                      "open(out.parent / 'order', 'a').write(out.name + ' ')\n(out / 'summary.json').write_text('{}')\n")  # fmt: skip
+    job = lambda name, after=(): (list(after), ["python", str(script), str(tmp_path / name), "--resume"])
+    plan = {"c": job("c", ["a", "b"]), "a": job("a"), "b": job("b", ["a"])}
+    runs.run_plan(plan, tmp_path, lanes=2)
+    assert (tmp_path / "order").read_text() == "a b c "
+    (tmp_path / "b" / "summary.json").unlink()
+    runs.run_plan(plan, tmp_path)
+    assert (tmp_path / "order").read_text() == "a b c b "
+    with pytest.raises(SystemExit) as e:
+        runs.run_plan({"fail": job("fail"), "after": job("after", ["fail"])}, tmp_path)
+    assert "fail failed" in str(e.value) and not (tmp_path / "after").exists()
+    assert "broken on purpose" in capsys.readouterr().out
+    once = {"data": ([], ["python", str(script), str(tmp_path / "data")])}  # cannot resume: its folder is enough
+    runs.run_plan(once, tmp_path)
+    (tmp_path / "data" / "summary.json").unlink()
+    runs.run_plan(once, tmp_path)
+    assert (tmp_path / "order").read_text().count("data") == 1
+
+
+def test_a_run_is_stopped_when_its_step_is_measured(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text("import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\nout.mkdir(exist_ok=True)\n"
+                      "for step in range(1, 1000):\n    time.sleep(0.3)\n"
+                      "    with open(out / 'held_out.jsonl', 'a') as f:\n"
+                      "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n")  # fmt: skip
+    command = ["python", str(script), str(tmp_path / "run")]
+    reproduce.train_until(command, tmp_path / "run", 3)
+    reached = reproduce.held_out(tmp_path / "run")[-1]["step"]
+    assert 3 <= reached < 100
+    reproduce.train_until(command, tmp_path / "run", 3)  # is there already
+    assert reproduce.held_out(tmp_path / "run")[-1]["step"] == reached
+    script.write_text("raise SystemExit(1)")
+    with pytest.raises(SystemExit):
+        reproduce.train_until(command, tmp_path / "other", 1)
+
+
+def test_a_sweep_needs_something_to_decide_by(capsys):
+    for args in ({"row": "llama3.1-8b-rlmt", "table": "1", "stop_at": 20}, {"row": "toy-rlmt", "table": "toy"}):
+        with pytest.raises(SystemExit) as e:
+            reproduce.main(reproduce.Args(sweep=True, **args))
+        assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
+
+
+def test_the_command_line():
+    done = subprocess.run([sys.executable, "reproduce.py", "--list"], capture_output=True, text=True, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) > 130 and all(re.search(r"s0: (done|interrupted|not yet run)$", x) for x in lines)
+    assert json.dumps(lines).count("llama3.1-8b-rlmt-zero ") >= 2
