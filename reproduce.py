@@ -260,7 +260,38 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     stages[f"{folder}--gold"] = (after, [*words.split(), "--out", str(root / f"{folder}--gold"), "--resume"])
 
 
-# --- 3. cost, before anything is run
+# --- 3. what a row needs and costs, before anything is run
+
+PREPARE = "python data/prepare.py"
+DATA = {  # file: how it is made; the benchmarks of eval_benchmarks.py are downloads, see data/README.md
+    "data/wildchat_if.jsonl": f"{PREPARE} wildchat-if --input wildchat-if_train.parquet --out data/wildchat_if.jsonl",
+    "data/sft_prompts.jsonl": f"{PREPARE} tulu3-random --n 7500 --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl",
+    "data/traces.jsonl": "python data/make_traces.py --prompts data/sft_prompts.jsonl --out data/traces.jsonl "
+    "--teacher gemini-2.5-flash-preview-04-17 --teacher-url URL",
+    "data/traces_gpt4.1mini.jsonl": "python data/make_traces.py --prompts data/sft_prompts.jsonl "
+    "--out data/traces_gpt4.1mini.jsonl --teacher gpt-4.1-mini",
+    "data/ultrafeedback.jsonl": f"{PREPARE} ultrafeedback --n 7560 --exclude data/sft_prompts.jsonl "
+    "--out data/ultrafeedback.jsonl",
+    "data/tulu3_random.jsonl": f"{PREPARE} tulu3-random --n 7560 --seed 1 --exclude data/sft_prompts.jsonl "
+    "--out data/tulu3_random.jsonl",
+    "data/wildbench.jsonl": f"{PREPARE} wildbench --out data/wildbench.jsonl",
+}
+
+
+def data_of(stages: dict) -> list[str]:
+    """Files that the stages read and that are made by a command of DATA, in the order of DATA."""
+    needed = set()
+    for name, (_, command) in stages.items():
+        row = NAME.fullmatch(re.sub(r"-s\d+(--.*)?$", "", name))
+        variant = row["variant"] if row else ""
+        if "train_sft_warmstart.py" in command and "toy" not in command:
+            needed |= {"data/traces_gpt4.1mini.jsonl" if variant == "-gpt4.1mini" else "data/traces.jsonl",
+                       "data/sft_prompts.jsonl", "data/wildchat_if.jsonl"}  # fmt: skip
+        elif "accelerate" in command:
+            prompts = {"-ultrafeedback": "ultrafeedback", "-tulu3": "tulu3_random"}.get(variant, "wildchat_if")
+            needed.add(f"data/{prompts}.jsonl")
+        needed |= set(command) & DATA.keys()
+    return [path for path in DATA if path in needed]
 
 PAPER_HOURS = {  # GPU-hours on H100, as the released README reports them for an 8B model
     "train_sft_warmstart.py": lambda steps: 8 * 2.5,
@@ -290,6 +321,8 @@ def cost(name: str, command: list[str], as_released: bool) -> str:
 
 def show(args: Args, stages: dict) -> None:
     total = 0.0
+    for path in data_of(stages):
+        print(f"\n# {path}: {'there' if (HERE / path).exists() else 'missing'}\n{DATA[path]}")
     for folder, (_, command) in stages.items():
         print(f"\n# {folder}: {status(args, folder)}")
         if line := cost(folder, command, args.as_released):
@@ -353,6 +386,25 @@ def paper_markdown(table: pd.DataFrame) -> str:
     return "\n".join(out)
 
 
+def rows_markdown(args: Args) -> str:
+    """Every row of ours: the tables it stands in, its training command, that command's GPU-hours, and its status."""
+    tables: dict[str, list[str]] = {}
+    for table in sorted(set(paper_rows().table), key=int):
+        for row in rows_of(table):
+            tables.setdefault(row, []).append(table)
+    stages = plan(args, dict.fromkeys(tables, []))
+    tables |= {name.removesuffix("-s0"): [] for name in stages if name.removesuffix("-s0") not in tables}  # start of others
+    out = ["| row | tables | training | H100-hours | status |", "|---|---|---|---|---|"]
+    for row in sorted(tables):
+        _, command = stages.get(f"{row}-s0", ([], []))
+        hours = cost(row, command, args.as_released).split()[1:2] if command else ["0"]
+        words = [w for w in command if w.endswith(".py") or w.startswith("table")]
+        made = f"`{words[0]} --preset {words[1]}`" if words else "none"
+        numbers = ", ".join(tables[row]) or "its RL runs start from it"
+        out.append(f"| {row} | {numbers} | {made} | {hours[0]} | {status(args, f'{row}-s0')} |")
+    return "\n".join(out)
+
+
 def toy_table(index: pd.DataFrame) -> pd.DataFrame:
     """One line a toy row and column of its table."""
     lines = []
@@ -374,11 +426,11 @@ def toy_markdown(table: pd.DataFrame) -> str:
     return "\n".join(out)
 
 
-def render(results: Path) -> dict[str, str]:
-    """Markdown of every table by its name; `main` writes them, with a csv each."""
-    folder = results / "tables"
+def render(args: Args) -> dict[str, str]:
+    """Writes every table into results/tables/, as Markdown and csv; returns the Markdown by name."""
+    results, folder = args.results, args.results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    index, texts = measured(results), {}
+    index, texts = measured(results), {"rows": rows_markdown(args)}
     for table in sorted(set(paper_rows().table), key=int):
         numbers = paper_table(table, index)
         numbers.to_csv(folder / f"table{table}.csv", index=False)
@@ -456,7 +508,7 @@ def main(args: Args) -> None:
             runs.fail("--traces needs --out PAGE.html")
         return runs.or_fail(trace_reader.page, args.traces, args.out, args.other)
     if args.tables:
-        for name, text in render(args.results).items():
+        for name, text in render(args).items():
             print(f"\n{name}\n\n{text}")
         return
     if args.list:
@@ -474,11 +526,13 @@ def main(args: Args) -> None:
     stages = plan(args, {args.row: rows[args.row]} if args.row else rows)
     if not args.run:
         return show(args, stages)
+    if missing := [path for path in data_of(stages) if not (HERE / path).exists()]:
+        runs.fail(f"{', '.join(missing)} must be made first; --dry-run shows how")
     if args.table == "toy":
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
         subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
     runs.run_plan(stages, args.results / ("toy" if args.table == "toy" else ""), args.lanes)
-    render(args.results)
+    render(args)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import reproduce
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DOCSTRINGS = "\n".join((path.read_text().split('"""')[1]) for path in ROOT.glob("*.py")).replace("\\\\\n", "\\\n")
@@ -14,6 +16,13 @@ DOCSTRINGS = "\n".join((path.read_text().split('"""')[1]) for path in ROOT.glob(
 
 def test_the_demo_table_is_the_measured_one():
     assert (ROOT / "results/demo/table.md").read_text().strip() in README
+
+
+def test_the_rows_and_the_toy_table_are_what_reproduce_renders(tmp_path):
+    """Of an empty results folder, for the paper's rows; of the results that are in the repository, for the toy rows."""
+    assert reproduce.rows_markdown(reproduce.Args(results=tmp_path)) in README
+    measured = reproduce.toy_markdown(reproduce.toy_table(reproduce.measured(ROOT / "results" / "toy")))
+    assert measured in README and (ROOT / "results" / "tables" / "toy.md").read_text().strip() == measured
 
 
 def test_every_file_of_the_table_exists():
@@ -33,7 +42,7 @@ def test_every_flag_and_preset_of_a_command_exists(script):
     for name, rest in COMMANDS:
         if name != script:
             continue
-        for flag, value in re.findall(r"--([a-z0-9-]+)(?:[ =]+(?!--)([^\s\\]+))?", rest):
+        for flag, value in re.findall(r"--([a-z0-9-]+)(?:[ =]+(?!--)([^\s\\`]+))?", rest):
             field = flag.replace("-", "_")
             known = {field, field + "_", field.removeprefix("no_")} & fields  # from_: a word of the language
             assert known, f"{script}.py has no --{flag}"

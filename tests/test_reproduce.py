@@ -149,8 +149,16 @@ def test_what_it_would_run_and_cost(capsys):
     text = capsys.readouterr().out
     assert "about 20 H100-hours" in text and f"about {8 * 15 / 234 * 120:.0f} H100-hours" in text and "9 stages" in text
     assert "policy 15," in text  # 16 bytes x 8.03e9 / 8 GPUs
+    assert text.index("data/prepare.py wildchat-if") < text.index("data/make_traces.py") < text.index("train_sft_warmstart.py")
+    stages = reproduce.plan(reproduce.Args(seeds=(0, 12)), {"llama3.1-8b-rlmt-tulu3": ["WB"]})
+    assert reproduce.data_of(stages) == [
+        f"data/{name}.jsonl" for name in ("wildchat_if", "sft_prompts", "traces", "tulu3_random", "wildbench")]
+    stages = reproduce.plan(reproduce.Args(), {"llama3.1-8b-sft-think-gpt4.1mini": []})
+    assert "data/traces_gpt4.1mini.jsonl" in reproduce.data_of(stages) and "data/traces.jsonl" not in reproduce.data_of(stages)
+    assert reproduce.data_of(reproduce.plan(reproduce.Args(), dict.fromkeys(reproduce.TOY_ROWS, []))) == []
     for args, message in [({"table": "7"}, "--table '7'"), ({"table": "1", "row": "x"}, "--row 'x'"), ({}, "nothing to do"),
-                          ({"traces": "x"}, "--traces needs --out")]:  # fmt: skip
+                          ({"traces": "x"}, "--traces needs --out"),
+                          ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True}, "must be made first")]:  # fmt: skip
         with pytest.raises(SystemExit) as e:
             reproduce.main(reproduce.Args(**args))
         assert e.value.code == 2 and message in capsys.readouterr().err
@@ -175,7 +183,7 @@ def test_tables_by_hand(tmp_path):
         {"run": "llama3.1-8b-rlmt-zero-s0--wildbench", "metric": "wb_reward", "value": -5.0, "low": -9, "high": -1, **common},
         {"run": "my-own-run", "metric": "wb_reward", "value": 99.0, **common},
     ])  # fmt: skip
-    texts = reproduce.render(tmp_path)
+    texts = reproduce.render(reproduce.Args(results=tmp_path))
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
@@ -195,7 +203,7 @@ def test_tables_by_hand(tmp_path):
 
 
 def test_every_printed_number_is_in_a_table(tmp_path):
-    reproduce.render(tmp_path)
+    reproduce.render(reproduce.Args(results=tmp_path))
     tables = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in TABLES])
     printed = reproduce.paper_rows()
     assert len(tables) == len(printed) and sorted(tables.paper) == sorted(printed.value.astype(float))
