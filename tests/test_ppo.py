@@ -58,6 +58,19 @@ def test_gae_is_the_double_sum(gamma, lam):
     assert (advantages * (1 - mask) == 0).all()
 
 
+def test_gae_passes_over_what_the_policy_did_not_write():
+    """A user's turn between two replies, and padding: the same numbers as without them, and 0 on them."""
+    rewards, values = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[0.5, 0.2, 0.7]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3), 0.9, 0.5)
+    places = torch.tensor([0, 3, 4])
+    spread = lambda x: torch.full((1, 6), 9.0).index_copy(1, places, x)
+    mask = torch.zeros(1, 6).index_fill(1, places, 1.0)
+    wide_advantages, wide_returns = gae(spread(rewards) * mask, spread(values), mask, 0.9, 0.5)
+    torch.testing.assert_close(wide_advantages[:, places], advantages)
+    torch.testing.assert_close(wide_returns[:, places], returns)
+    assert not (wide_advantages * (1 - mask)).any() and not (wide_returns * (1 - mask)).any()
+
+
 def test_whitening_is_over_real_tokens_of_all_processes():
     torch.manual_seed(0)
     x, mask = torch.randn(6, 5) * 3 + 2, (torch.rand(6, 5) > 0.4).long()
