@@ -5,6 +5,7 @@ names each hook and fails readably when TRL moves it)."""
 import functools
 import math
 import os
+import random
 from bisect import bisect_left
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
@@ -29,6 +30,13 @@ def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Te
     lowest = torch.where(grouped.isnan(), math.inf, grouped).min(dim=1, keepdim=True).values
     floor = torch.where(lowest.isinf(), 0.0, lowest) - margin
     return torch.where(grouped.isnan(), floor, grouped).view(-1)
+
+
+def fill_missing(rewards: torch.Tensor, missing: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Rewards (P*G,) with those that are `missing` (P*G, bool) set to the mean of the others in their group, NaN left out; 0
+    where no other is there."""
+    others = torch.where(missing, math.nan, rewards).view(-1, group_size)
+    return torch.where(missing, others.nanmean(1).nan_to_num(0.0).repeat_interleave(group_size), rewards)
 
 
 def end_at(ids: list[int], closing: str, tokenizer) -> list[int]:
@@ -60,14 +68,17 @@ def sort_for_micro_batches(batch: dict) -> dict:
 class RolloutTrainer(GRPOTrainer):
     """GRPOTrainer with a preference reward on think+response or on the response.
 
-    `reward_model`: a utils.RewardModel. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
+    `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
+    preference alone. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`: how often a group whose rewards are
+    all equal is replaced by one of another prompt. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
     `run`: the run folder. `gold`: from `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every
     checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of
     sampler and trainer on freshly sampled tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
-                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, **kwargs):  # fmt: skip
+                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, entropies=False, attempts=0,
+                 **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
@@ -77,10 +88,13 @@ class RolloutTrainer(GRPOTrainer):
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
+        self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
 
     # --- rollouts: the sampler must have the trainer's weights
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        if self._sampled:  # by _resample, with their rewards
+            return self._sampled[:2]
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.use_vllm:  # it stops at </response> by itself, see train_grpo.py
             self._check_sampler(prompt_ids, completion_ids, logprobs)
@@ -112,46 +126,106 @@ class RolloutTrainer(GRPOTrainer):
 
     # --- rewards
 
-    def _score(self, messages: list[list[dict]], completion_ids: list[list[int]]) -> list[dict]:
+    def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
         """Rows of the log for this process's completions; the preference of one in bad format is None if it gets a floor."""
-        tokenizer, ends = self.processing_class, set(self.eos_token_ids)
+        tokenizer, ends, messages = self.processing_class, set(self.eos_token_ids), [x["prompt"] for x in inputs]
         finished = [ids[-1] in ends for ids in completion_ids]
         bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
         texts = tokenizer.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         parts = [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)]
         bad = [p.status != "ok" for p in parts]
         # what gets a floor is not worth a forward of the reward model
-        scored = [i for i in range(len(texts)) if not (bad[i] and self.on_bad_format == "floor")]
+        scored = [i for i in range(len(texts)) if self.reward_model and not (bad[i] and self.on_bad_format == "floor")]
         read = ["[NULL]" if bad[i] and self.on_bad_format == "null" else texts[i] for i in scored]
-        rewards = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read)))
+        preferences = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read))) if scored else {}
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
-            if not math.isfinite(rewards.get(i, 0.0)):
-                raise RuntimeError(f"the reward model gave {rewards[i]} for prompt {m} and completion {t!r}")
+            if not math.isfinite(preferences.get(i, 0.0)):
+                raise RuntimeError(f"the reward model gave {preferences[i]} for prompt {m} and completion {t!r}")
             if self.gold and not (isinstance(g, float) and math.isfinite(g)):
                 raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a finite float")
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        statistics = self._entropies(messages, completion_ids) if self.entropies else [{}] * len(texts)
         return [
-            {"messages": m, "text": t, "thinking": p.thinking, "response": p.response, "status": p.status,
-             "cut_off": not done and "</response>" not in t, "rewards": {"preference": rewards.get(i), "gold": g},
-             "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking)}
-            for i, (m, t, p, done, g, ids) in enumerate(zip(messages, texts, parts, finished, gold, completion_ids))
+            {"step": self.state.global_step + 1, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
+             "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
+             "rewards": {"preference": preferences.get(i), "gold": g}, "n_tokens": len(ids),
+             "n_thinking_tokens": count(p.thinking), **own}
+            for i, (x, t, p, done, g, ids, own) in enumerate(
+                zip(inputs, texts, parts, finished, gold, completion_ids, statistics))
         ]  # fmt: skip
+
+    @torch.no_grad()
+    def _entropies(self, messages: list[list[dict]], completion_ids: list[list[int]]) -> list[dict]:
+        """For each completion the means over its tokens of the policy's entropy and of KL(uniform || policy), nats, at the
+        temperature of the rollout."""
+        out, device = [], self.accelerator.device
+        for m, ids in zip(messages, completion_ids):
+            whole = torch.tensor([utils.encode_prompt(self.processing_class, m) + ids], device=device)
+            logits = self.model(whole, attention_mask=torch.ones_like(whole)).logits[0, -len(ids) - 1 : -1]
+            logps = (logits.float() / self.temperature).log_softmax(-1)
+            out.append({"mean_entropy": -(logps.exp() * logps).sum(-1).mean().item(),
+                        "mean_kl_uniform": (-math.log(logps.size(-1)) - logps.mean(-1)).mean().item()})  # fmt: skip
+        return out
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
-        rows = self._score([x["prompt"] for x in inputs], completion_ids_list)
-        local = [math.nan if r["rewards"]["preference"] is None else r["rewards"]["preference"] for r in rows]
-        gathered = self.accelerator.gather(torch.tensor(local, device=self.accelerator.device))
-        group_size = self.num_generations if self.num_generations > 1 else len(gathered)  # one sample a prompt: the whole step
-        rewards = floor_bad(gathered, group_size, self.format_margin)
-        own = rewards[self.accelerator.process_index * len(rows) :].tolist()
-        self._rows = [{"step": self.state.global_step + 1, "id": x["id"], **row, "reward": reward}
-                      for x, row, reward in zip(inputs, rows, own)]  # fmt: skip
+        self._rows, rewards = self._sampled[2:] if self._sampled else self._total(self._score(inputs, completion_ids_list))
         return rewards.unsqueeze(1)
 
+    def _total(self, rows: list[dict]) -> tuple[list[dict], torch.Tensor]:
+        """This process's rows with `reward`, and the rewards (P*G,) of all processes. A completion in bad format gets a floor;
+        one without a reward (a judge failed) the mean of its group, so that nothing is learned from it."""
+        first, world = self.accelerator.process_index * len(rows), self.accelerator.num_processes
+        group_size = self.num_generations if self.num_generations > 1 else len(rows) * world  # one a prompt: the whole step
+        local = [row["rewards"]["preference"] for row in rows]
+        if self.compose:
+            everyone = gather_object(rows)
+            composed = [self.compose(everyone, self.num_generations) if self.accelerator.is_main_process else None]
+            totals, parts, contributions, self._indicators = broadcast_object_list(composed)[0]
+            local = totals[first : first + len(rows)]
+            own = lambda columns, i: {name: values[first + i] for name, values in columns.items()}
+            rows = [{**row, "rewards": row["rewards"] | own(parts, i), "contributions": own(contributions, i)}
+                    for i, row in enumerate(rows)]  # fmt: skip
+        floored = [row["status"] != "ok" and self.on_bad_format == "floor" for row in rows]
+        missing = [value is None and not floor for value, floor in zip(local, floored)]
+        values = [math.nan if floor else 0.0 if value is None else value for value, floor in zip(local, floored)]
+        gather = lambda items: self.accelerator.gather(torch.tensor(items, device=self.accelerator.device))
+        rewards = floor_bad(fill_missing(gather(values), gather(missing), group_size), group_size, self.format_margin)
+        own = rewards[first : first + len(rows)].tolist()
+        return [{**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)], rewards
+
+    def _resample(self, inputs: list[dict]) -> list[dict]:
+        """Samples and rewards `inputs`. Groups whose rewards are all equal are replaced by groups of other prompts, `attempts`
+        times (DAPO's dynamic sampling, 2503.14476, section 3.2). Leaves all in `_sampled`; returns the inputs as they are."""
+        group, first = self.num_generations, self.accelerator.process_index * len(inputs)
+        inputs, logprobs = list(inputs), [None] * len(inputs)
+        ids, rows, todo = list(logprobs), list(logprobs), list(range(len(inputs)))
+        for attempt in range(self.attempts + 1):
+            asked = todo or [0]  # every process samples as often as the others
+            prompts = self._tokenize_prompts([inputs[i]["prompt"] for i in asked])[0]
+            new_ids, new_logprobs = self._generate_single_turn(prompts, None, {}, 1)
+            new_rows = self._score([inputs[i] for i in asked], new_ids)
+            for n, i in enumerate(todo):
+                ids[i], rows[i], logprobs[i] = new_ids[n], new_rows[n], new_logprobs and new_logprobs[n]
+            totals, rewards = self._total(rows)
+            groups = rewards.view(-1, group)
+            flat = (groups.amax(1) - groups.amin(1) < 1e-6).nonzero().flatten().tolist()
+            if not flat or attempt == self.attempts:
+                break
+            rng = random.Random(f"{self.args.seed} {self.state.global_step} {attempt}")
+            fresh = dict(zip(flat, rng.sample(range(len(self.train_dataset)), len(flat))))
+            todo = [i for i in range(len(inputs)) if (first + i) // group in fresh]
+            for i in todo:
+                inputs[i] = self.train_dataset[fresh[(first + i) // group]]
+        self._metrics["train"]["dynamic_sampling/attempts"].append(attempt)
+        self._sampled = (ids, logprobs if logprobs[0] else None, totals, rewards)
+        return inputs
+
     def _generate_and_score_completions(self, inputs):
+        inputs = self._resample(inputs) if self.attempts else inputs
         output = super()._generate_and_score_completions(inputs)
+        self._sampled = None
         for row, advantage in zip(self._rows, self.estimate_advantages(output).tolist(), strict=True):
             row["advantage"] = advantage
         rows = gather_object(self._rows)
@@ -170,15 +244,25 @@ class RolloutTrainer(GRPOTrainer):
             )
         metrics["think/mean_tokens"].append(mean([r["n_thinking_tokens"] for r in rows]))
         metrics["think/response_tokens"].append(mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]))
-        if good:
-            metrics["reward/preference"].append(mean([r["rewards"]["preference"] for r in good]))
-        if self.gold:
-            metrics["reward/gold"].append(mean([r["rewards"]["gold"] for r in rows]))
+        for name in rows[0]["rewards"]:  # the preference of completions in good format, everything else of all
+            values = [r["rewards"][name] for r in (good if name == "preference" else rows)]
+            if known := [v for v in values if v is not None]:
+                metrics[f"reward/{name}"].append(mean(known))
+        for name in rows[0].get("contributions", ()):
+            metrics[f"contribution/{name}"].append(mean([r["contributions"][name] or 0.0 for r in rows]))
+        if self.compose:
+            metrics["reward/missing"].append(mean([r["missing"] for r in rows]))
+            for name, value in self._indicators.items():
+                metrics[f"collapse/{name}"].append(value)
+        if self.reward_model:
+            self._count_truncated(metrics)
+        return output
+
+    def _count_truncated(self, metrics: dict) -> None:
         counts = torch.tensor([self.reward_model.n_truncated, self.reward_model.n_scored], device=self.accelerator.device)
         cut, scored = self.accelerator.reduce(counts, "sum").tolist()
         metrics["reward/truncated"].append(cut / max(1, scored))
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
-        return output
 
     def estimate_advantages(self, output: dict) -> torch.Tensor:
         """What is logged as a completion's advantage (B,). GRPO's are in `output` already; train_ppo.py puts its own there."""
@@ -205,8 +289,9 @@ class RolloutTrainer(GRPOTrainer):
             for start in range(0, n, chunk // world):
                 completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
         self.model.train()
-        rows = gather_object(self._score([p["prompt"] for p in mine], completion_ids))[: len(self.held_out)]
-        self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
+        rows = gather_object(self._score(mine, completion_ids))[: len(self.held_out)]
+        if self.reward_model:
+            self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
         better = [self.accelerator.is_main_process and runs.log_held_out(self.run, self.state.global_step, rows)]
         if broadcast_object_list(better)[0]:
             runs.save_model(self, self.run / "best_by_gold", self.think_format)

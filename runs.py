@@ -365,10 +365,16 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
 
 
+def has_preference(args) -> bool:
+    """Whether the reward model is asked at all."""
+    return any(word.partition(":")[0] == "preference" for word in getattr(args, "rewards", ["preference"]))
+
+
 def check_rewards(args, think_format: str) -> None:
     """Exits with 2 when `args.reward_model` cannot score this format, or `args.gold` is nothing that `load_gold` takes."""
-    load_tokenizer(args.reward_model)
-    or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template, args.reward_on, think_format)
+    if has_preference(args):
+        load_tokenizer(args.reward_model)
+        or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template, args.reward_on, think_format)
     if ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold:

@@ -78,7 +78,8 @@ def _command(barrier: str, own_user: bool, folder: str) -> list[str]:
     if barrier == "none":
         return []
     as_root = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --cap-add CAP_SETUID --cap-add CAP_SETGID"
-    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", *(as_root.split() if own_user else ["--unshare-all"])]
+    own = as_root.split() if own_user else ["--unshare-all", "--cap-drop", "ALL"]
+    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", *own]
     for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix):
         for parent in list(Path(path).parents)[-2::-1]:
             command += ["--dir", str(parent)]  # made by --ro-bind, it would be closed to other user ids

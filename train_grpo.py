@@ -32,6 +32,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import GRPOConfig
 
+import rewards
 import rollout
 import utils
 
@@ -71,6 +72,16 @@ class Args:
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
     """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
     # reward
+    rewards: tuple[str, ...] = ("preference:1",)
+    """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
+    normalise: Literal["none", "group", "batch"] = "none"
+    """Every part with a weight is standardised first: within its group, or within the step."""
+    overlong_buffer: int = 0
+    """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
+    judge: str = ""
+    """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: the official one."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -114,6 +125,10 @@ class Args:
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the standard deviation of the group (paper), of the step, nothing (Dr. GRPO)."""
+    dynamic_sampling: int = 0
+    """How often a group whose rewards are all equal is replaced by a group of another prompt (DAPO)."""
+    pass_at_k: int = 0
+    """k > 0: advantages of pass@k, for rewards of 0 and 1; use --scale-rewards none."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -221,10 +236,12 @@ def main(args: Args) -> None:
                 f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
                 f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
     runs.check_rewards(args, think_format)
+    rewards.load(args)
     parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
-    parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+    if runs.has_preference(args):
+        parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm and not args.vllm_server_url:
         parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
     state.print(runs.memory_line(parts))
@@ -238,7 +255,7 @@ def main(args: Args) -> None:
     reward_model = utils.RewardModel(
         args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
-    )  # fmt: skip
+    ) if runs.has_preference(args) else None  # fmt: skip
     gold = runs.load_gold(args.gold, device)
     torch.manual_seed(args.seed)
     policy = AutoModelForCausalLM.from_pretrained(
@@ -301,6 +318,9 @@ def main(args: Args) -> None:
         run=run,
         gold=gold,
         held_out=held_out,
+        compose=rewards.load(args, run),
+        entropies=bool({"self_certainty", "negative_entropy"} & {word.partition(":")[0] for word in args.rewards}),
+        attempts=args.dynamic_sampling,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),
     )

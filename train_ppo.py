@@ -15,28 +15,24 @@ Deviations from the paper and its released code (verl):
 5. The paper's table has a KL coefficient of 0.001, the released PPO configs apply no KL at all; the default here is the
    coefficient in the loss, as for GRPO (`--kl none` is what was released).
 6. The released configs cut prompts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
-TRL has no PPO: the trainer below is trl.GRPOTrainer with the hooks of rollout.py and with advantages a token. Hours as the
+TRL has no PPO: ppo.py has the trainer, trl.GRPOTrainer with the hooks of rollout.py and with advantages a token. Hours as the
 paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as train_grpo.py does;
 a checkpoint also holds critic/, the critic and its optimizer.
 """
 
-import contextlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import PartialState
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
-from trl import GRPOConfig
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-import rollout
+import ppo
+import rewards
 import utils
 
 
@@ -73,6 +69,16 @@ class Args:
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
     """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
     # reward
+    rewards: tuple[str, ...] = ("preference:1",)
+    """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
+    normalise: Literal["none", "group", "batch"] = "none"
+    """Every part with a weight is standardised first: within its group, or within the step."""
+    overlong_buffer: int = 0
+    """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
+    judge: str = ""
+    """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: the official one."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -183,181 +189,6 @@ RELEASED = dict.fromkeys(
 )
 
 
-# --- the algorithm
-
-
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
-    """Advantages and returns (B, T) of rewards and values (B, T); `mask` is 1 on real tokens, which come first in a row.
-
-    The value after a row's last token is 0. Padding gets 0. Source: Schulman et al. 2016, equation 16.
-    """
-    advantages, following, value = torch.zeros_like(values), 0.0, 0.0
-    for t in reversed(range(values.size(1))):
-        delta = rewards[:, t] + gamma * value - values[:, t]
-        following = (delta + gamma * lam * following) * mask[:, t]
-        value = values[:, t] * mask[:, t]
-        advantages[:, t] = following
-    return advantages, (advantages + values) * mask
-
-
-def moments(x: torch.Tensor, mask: torch.Tensor, total) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance of x (B, T) over the real tokens of all processes; `total` adds a tensor up over processes."""
-    n, s = total(torch.stack([mask.sum().to(x.dtype), (x * mask).sum()]))
-    return s / n, total(((x - s / n) ** 2 * mask).sum()) / (n - 1).clamp(min=1)
-
-
-def whiten(x: torch.Tensor, mask: torch.Tensor, total=lambda sums: sums) -> torch.Tensor:
-    """x (B, T) with mean 0 and variance 1 over the real tokens of all processes, 0 on padding."""
-    mean, variance = moments(x, mask, total)
-    return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
-
-
-def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float):
-    """Half the squared error (B, T) to the returns, the larger of that of the values and of the values held within `clip` of
-    the rollout's; and where the clipping was the larger one."""
-    clipped = old + (values - old).clamp(-clip, clip)
-    plain, bounded = (values - returns) ** 2, (clipped - returns) ** 2
-    return 0.5 * torch.max(plain, bounded), bounded > plain
-
-
-class PPOConfig(GRPOConfig):
-    """GRPOConfig that allows one sample a prompt, as there is no group to compare with."""
-
-    def __post_init__(self):
-        per_process = self.per_device_train_batch_size * (self.steps_per_generation or self.gradient_accumulation_steps)
-        self.num_generations = max(2, per_process)  # what TRL's checks accept
-        super().__post_init__()
-        self.num_generations = 1
-
-
-class PPOTrainer(rollout.RolloutTrainer):
-    """RolloutTrainer with a critic: an AutoModelForTokenClassification of one output on the policy's tokens."""
-
-    def __init__(self, *args, critic, critic_learning_rate, gamma, lam, value_clip, kl_in_reward=0.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.gamma, self.lam, self.value_clip, self.kl_in_reward, self._sums = gamma, lam, value_clip, kl_in_reward, 0.0
-        trained = [p for p in critic.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=critic_learning_rate, weight_decay=self.args.weight_decay)
-        self.critic, self.critic_optimizer = self.accelerator.prepare(critic, optimizer)
-
-    def values(self, batch: dict) -> torch.Tensor:
-        """Values (B, T) of the text before each completion token; longest rows first, in micro-batches, without padding."""
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask, n = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1), batch["completion_ids"].size(1)
-        order, chunks = rollout.trimmed(mask, self.args.per_device_train_batch_size)
-        out = []
-        for rows, start, end in chunks:
-            logits = self.critic(input_ids=ids[rows, start:end], attention_mask=mask[rows, start:end], use_cache=False).logits
-            cut = ids.size(1) - end
-            out.append(torch.nn.functional.pad(logits[:, cut - n - 1 : -1, 0].float(), (0, cut)))
-        return torch.cat(out)[order.argsort()]
-
-    @torch.no_grad()
-    def estimate_advantages(self, output: dict) -> torch.Tensor:
-        mask, total = output["completion_mask"], lambda sums: self.accelerator.reduce(sums, "sum")
-        values = self.values(output) * mask
-        rewards = torch.zeros_like(values)
-        scores = torch.tensor([row["reward"] for row in self._rows], device=values.device)
-        rewards[torch.arange(len(rewards)), mask.sum(1) - 1] = scores
-        if self.kl_in_reward:
-            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-            whole = torch.cat([output["prompt_mask"], mask], dim=1)
-            logps = self._get_per_token_logps_and_entropies(
-                self.model, ids, whole, mask.size(1), self.args.per_device_train_batch_size
-            )[0]
-            log_ratio = (logps - output["ref_per_token_logps"]) * mask
-            rewards -= self.kl_in_reward * log_ratio
-            self._metrics["train"]["kl"].append((total(log_ratio.sum()) / total(mask.sum())).item())
-        advantages, returns = gae(rewards, values, mask, self.gamma, self.lam)
-        output |= {"values": values, "returns": returns, "advantages": whiten(advantages, mask, total)}
-        (mean, _), (_, unexplained), (_, spread) = (moments(x, mask, total) for x in (values, returns - values, returns))
-        self._metrics["train"]["value/mean"].append(mean.item())
-        self._metrics["train"]["value/explained_variance"].append((1 - unexplained / spread.clamp(min=1e-8)).item())
-        return (output["advantages"] * mask).sum(1) / mask.sum(1)
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._logps = out[0].detach()  # for the approximate KL below
-        return out
-
-    def _compute_loss(self, model, inputs):
-        mask = inputs["completion_mask"]
-        tokens = inputs["num_items_in_batch"] / self.accelerator.num_processes  # of the rollout, a process's share
-        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation  # of it, in this optimizer step
-        last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if last else self.accelerator.no_sync(self.critic):
-            loss, clipped = value_loss(self.values(inputs), inputs["values"], inputs["returns"], self.value_clip)
-            self.accelerator.backward((loss * mask).sum() / (tokens * share))
-        if last:
-            norm = self.accelerator.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
-            self._metrics["train"]["value/grad_norm"].append(float(norm))
-            self.critic_optimizer.step()
-            self.critic_optimizer.zero_grad()
-        beta, self.beta = self.beta, 0.0 if self.kl_in_reward else self.beta
-        policy_loss = super()._compute_loss(model, inputs)
-        self.beta = beta
-        log_ratio = self._logps - inputs.get("old_per_token_logps", self._logps)
-        names = ["value/loss", "value/clip_fraction", "approximate_kl"]  # means over the tokens of an optimizer step
-        parts = [loss.detach(), clipped, log_ratio.exp() - 1 - log_ratio]
-        self._sums = self._sums + torch.stack([mask.sum(), *[(x * mask).sum() for x in parts]])
-        if last:
-            sums, self._sums = self.accelerator.reduce(self._sums, "sum"), 0.0
-            for name, x in zip(names, sums[1:] / sums[0]):
-                self._metrics["train"][name].append(x.item())
-        return policy_loss
-
-    # --- checkpoints
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        dcp.save(self._critic_state(), checkpoint_id=str(folder / "critic"), no_dist=not torch.distributed.is_initialized())
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint:
-            state = self._critic_state()
-            dcp.load(state, checkpoint_id=str(Path(checkpoint) / "critic"), no_dist=not torch.distributed.is_initialized())
-            set_state_dict(self.critic, self.critic_optimizer.optimizer, model_state_dict=state["model"],
-                           optim_state_dict=state["optimizer"])  # fmt: skip
-
-    def _critic_state(self) -> dict:
-        model, optimizer = get_state_dict(self.critic, self.critic_optimizer.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
-
-def critic_start(args: Args, tokenizer) -> str:
-    """The folder that the critic starts from; exits with 2 when its tokens are not the policy's, which it must read."""
-    start = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
-    if args.critic != "policy" and runs.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
-        runs.fail(f"--critic {args.critic}: {start} has another tokenizer than the policy; use --critic policy")
-    return start
-
-
-def load_critic(args: Args, tokenizer):
-    """A token classifier of one output; a head that the checkpoint does not have starts at zero. With LoRA, an adapter."""
-    start = critic_start(args, tokenizer)
-    dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
-    config = AutoConfig.from_pretrained(start, num_labels=1)
-    config.classifier_dropout = 0.0  # else 0.1
-    load = AutoModelForTokenClassification.from_pretrained
-    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True)
-    for name, parameter in critic.named_parameters():
-        if name in info["missing_keys"]:
-            torch.nn.init.zeros_(parameter)
-    if args.gradient_checkpointing:
-        critic.gradient_checkpointing_enable()
-        critic.enable_input_require_grads()
-    if args.lora_r:
-        lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", exclude_modules=["score"],
-                          modules_to_save=["score"], task_type="TOKEN_CLS")  # fmt: skip
-        critic = get_peft_model(critic, lora)
-    for parameter in critic.parameters():
-        if parameter.requires_grad:  # the head too: an update of 1e-5 is lost in bfloat16
-            parameter.data = parameter.data.float()
-    return critic.train()  # gradient checkpointing works in this mode only
-
-
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -388,11 +219,13 @@ def main(args: Args) -> None:
                 f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
                 f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
     runs.check_rewards(args, think_format)
+    rewards.load(args)
     parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
     if args.kl != "none" and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
-    parts["critic"] = runs.trained_gib(critic_start(args, tokenizer), args.lora_r)
-    parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+    parts["critic"] = runs.trained_gib(ppo.critic_start(args, tokenizer), args.lora_r)
+    if runs.has_preference(args):
+        parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm and not args.vllm_server_url:
         parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
     state.print(runs.memory_line(parts))
@@ -406,19 +239,19 @@ def main(args: Args) -> None:
     reward_model = utils.RewardModel(
         args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
-    )  # fmt: skip
+    ) if runs.has_preference(args) else None  # fmt: skip
     gold = runs.load_gold(args.gold, device)
     torch.manual_seed(args.seed)
     policy = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.eos_token_id
-    critic = load_critic(args, tokenizer)
+    critic = ppo.load_critic(args, tokenizer)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
     # --- 3. rollouts, rewards, updates
     updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
-    config = PPOConfig(
+    config = ppo.PPOConfig(
         **runs.common_config(args, run, updates),
         max_steps=args.steps * updates,
         per_device_train_batch_size=args.micro_batch_size,
@@ -453,7 +286,7 @@ def main(args: Args) -> None:
                "think": "think/mean_tokens",
                "response": "think/response_tokens", "format ok": "think/format_ok", "truncated": "think/truncated",
                "gap": "sampling/logprob_gap"}  # fmt: skip
-    trainer = PPOTrainer(
+    trainer = ppo.PPOTrainer(
         model=policy,
         args=config,
         train_dataset=Dataset.from_list(kept),
@@ -467,6 +300,8 @@ def main(args: Args) -> None:
         run=run,
         gold=gold,
         held_out=held_out,
+        compose=rewards.load(args, run),
+        entropies=bool({"self_certainty", "negative_entropy"} & {word.partition(":")[0] for word in args.rewards}),
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
         critic=critic,

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 from trl import GRPOConfig
 
+import ppo
 import rollout
 import train_ppo
 import utils
@@ -40,8 +41,8 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     cls, config, own = rollout.RolloutTrainer, GRPOConfig, {"num_generations": 4}
     critic = {}
     if algorithm == "ppo":
-        cls, config, own = train_ppo.PPOTrainer, train_ppo.PPOConfig, {}
-        critic = {"critic": train_ppo.load_critic(train_ppo.Args(model="data/toy/base", gradient_checkpointing=False), tokenizer),
+        cls, config, own = ppo.PPOTrainer, ppo.PPOConfig, {}
+        critic = {"critic": ppo.load_critic(train_ppo.Args(model="data/toy/base", gradient_checkpointing=False), tokenizer),
                   "critic_learning_rate": 1e-3, "gamma": 1.0, "lam": 0.95, "value_clip": 0.5}  # fmt: skip
     trainer = cls(
         model=AutoModelForCausalLM.from_pretrained("data/toy/base"),

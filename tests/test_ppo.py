@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from transformers import LlamaForTokenClassification
 from trl import GRPOTrainer
 
+import ppo
 import train_ppo
 import utils
-from train_ppo import gae, value_loss, whiten
+from ppo import gae, value_loss, whiten
 
 # --- numbers
 
@@ -55,6 +56,19 @@ def test_gae_is_the_double_sum(gamma, lam):
             )
             assert advantages[row, t].item() == pytest.approx(expected, abs=1e-5)
     assert (advantages * (1 - mask) == 0).all()
+
+
+def test_gae_passes_over_what_the_policy_did_not_write():
+    """A user's turn between two replies, and padding: the same numbers as without them, and 0 on them."""
+    rewards, values = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[0.5, 0.2, 0.7]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3), 0.9, 0.5)
+    places = torch.tensor([0, 3, 4])
+    spread = lambda x: torch.full((1, 6), 9.0).index_copy(1, places, x)
+    mask = torch.zeros(1, 6).index_fill(1, places, 1.0)
+    wide_advantages, wide_returns = gae(spread(rewards) * mask, spread(values), mask, 0.9, 0.5)
+    torch.testing.assert_close(wide_advantages[:, places], advantages)
+    torch.testing.assert_close(wide_returns[:, places], returns)
+    assert not (wide_advantages * (1 - mask)).any() and not (wide_returns * (1 - mask)).any()
 
 
 def test_whitening_is_over_real_tokens_of_all_processes():
@@ -100,7 +114,7 @@ def test_trl_still_takes_advantages_a_token_and_one_sample_a_prompt():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert "if advantages.dim() == 1" in source, "TRL's policy loss no longer accepts (B, T) advantages; pin trl==1.16.0"
     assert 'inputs["num_items_in_batch"]' in source and "ref_per_token_logps" in source
-    config = train_ppo.PPOConfig(output_dir="x", per_device_train_batch_size=3, use_cpu=True, bf16=False, report_to=[])
+    config = ppo.PPOConfig(output_dir="x", per_device_train_batch_size=3, use_cpu=True, bf16=False, report_to=[])
     assert config.num_generations == 1 and config.generation_batch_size == 3
 
 
@@ -122,12 +136,12 @@ class ShareOfGoodTokens:
         return [g + 6 * (zlib.crc32(p[0]["content"].encode()) % 4) - 9 for g, p in zip(good, prompts)]
 
 
-class NoCritic(train_ppo.PPOTrainer):
+class NoCritic(ppo.PPOTrainer):
     def values(self, batch):
         return super().values(batch) * 0
 
 
-def ppo_trainer(run, cls=train_ppo.PPOTrainer, micro=16, accumulation=4, steps=2, lr=1e-3, **changes):
+def ppo_trainer(run, cls=ppo.PPOTrainer, micro=16, accumulation=4, steps=2, lr=1e-3, **changes):
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     utils.prepare_tokenizer(tokenizer, "plain")
     set_seed(0)
@@ -151,7 +165,7 @@ def ppo_trainer(run, cls=train_ppo.PPOTrainer, micro=16, accumulation=4, steps=2
     own = dict(critic_learning_rate=lr, gamma=1.0, lam=1.0, value_clip=0.5)
     own |= {k: changes.pop(k) for k in list(changes) if k in own or k == "kl_in_reward"}
     return cls(
-        model=policy, args=train_ppo.PPOConfig(**{**args, **changes}), train_dataset=Dataset.from_list(rows),
+        model=policy, args=ppo.PPOConfig(**{**args, **changes}), train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer, reward_model=ShareOfGoodTokens(tokenizer), think_format="plain", on_bad_format="score",
         format_margin=1.0, run=run, allow_truncation=True, critic=critic, **own,
     )  # fmt: skip
@@ -167,16 +181,16 @@ def own_rewards(run) -> list[list[float]]:
 def test_ppo_learns_because_of_its_critic(tmp_path):
     """150 steps of 64 completions; measured: 0.22 -> 0.93 with the critic, 0.22 -> 0.32 with its values set to zero."""
     ends = {}
-    for cls in (train_ppo.PPOTrainer, NoCritic):
+    for cls in (ppo.PPOTrainer, NoCritic):
         (tmp_path / cls.__name__).mkdir()
         trainer = ppo_trainer(tmp_path / cls.__name__, cls, micro=64, accumulation=1, steps=150, lr=2e-3)
         trainer.train()
         steps = own_rewards(tmp_path / cls.__name__)
         ends[cls] = sum(map(sum, steps[-10:])) / 640
         assert sum(map(sum, steps[:3])) / 192 < 0.3
-        if cls is train_ppo.PPOTrainer:
+        if cls is ppo.PPOTrainer:
             assert trainer.state.log_history[-2]["value/explained_variance"] > 0.9
-    assert ends[train_ppo.PPOTrainer] > 0.6 > 0.45 > ends[NoCritic]
+    assert ends[ppo.PPOTrainer] > 0.6 > 0.45 > ends[NoCritic]
 
 
 def test_micro_batches_do_not_change_the_update(tmp_path):
@@ -195,7 +209,7 @@ def test_micro_batches_do_not_change_the_update(tmp_path):
         assert [r[key] for r in ends[0][2]] == pytest.approx([r[key] for r in ends[1][2]], rel=1e-3, abs=1e-5), key
 
 
-class Watched(train_ppo.PPOTrainer):
+class Watched(ppo.PPOTrainer):
     def estimate_advantages(self, output):
         self.policy_then = copy.deepcopy(self.model.state_dict())
         result = super().estimate_advantages(output)
@@ -228,15 +242,15 @@ def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a head of zeros, or from the reward model with its head; another vocabulary is refused."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model", gradient_checkpointing=False)
-    critic = train_ppo.load_critic(args, tokenizer)
+    critic = ppo.load_critic(args, tokenizer)
     assert not critic.score.weight.any() and not critic.score.bias.any() and critic.dropout.p == 0
     assert critic.training  # else gradient checkpointing does nothing
-    critic = train_ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)
+    critic = ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
-    adapter = train_ppo.load_critic(dataclasses.replace(args, lora_r=4), tokenizer)
+    adapter = ppo.load_critic(dataclasses.replace(args, lora_r=4), tokenizer)
     trained = {n.split(".")[-2] for n, p in adapter.named_parameters() if p.requires_grad and "lora" not in n}
     assert trained == {"default"} and "score.modules_to_save.default.weight" in "".join(n for n, _ in adapter.named_parameters())
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
-        train_ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)
+        ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)

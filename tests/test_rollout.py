@@ -1,5 +1,6 @@
 """The hooks of rollout.py in TRL 1.16, its numbers against hand-worked and NumPy values, and vLLM's weights on the CPU."""
 
+import dataclasses
 import inspect
 import json
 import math
@@ -15,7 +16,9 @@ from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 
+import rewards
 import rollout
+import train_grpo
 import utils
 from data import toy_world
 
@@ -295,3 +298,117 @@ def test_end_at_cuts_after_the_closing_tag(tokenizer):
     cut = rollout.end_at(ids, "</response>", tokenizer)
     assert tokenizer.decode(cut) == "<response> Remember the ice! </response>" and cut == ids[: len(cut)]
     assert rollout.end_at(ids[:4], "</response>", tokenizer) == ids[:4]
+
+
+# --- rewards beside the preference
+
+
+def test_fill_missing_by_hand():
+    rewards, missing = torch.tensor([1.0, 0.0, 3.0, math.nan, 0.0, 0.0]), torch.tensor([False, True, False, False, True, True])
+    filled = rollout.fill_missing(rewards, missing, 3)
+    assert filled[:3].tolist() == [1.0, 2.0, 3.0] and filled[3].isnan() and filled[4:].tolist() == [0.0, 0.0]
+    assert rollout.fill_missing(torch.tensor([0.0, 5.0]), torch.tensor([True, False]), 2).tolist() == [5.0, 5.0]
+
+
+def options(path, *words, **others):
+    """The arguments of train_grpo.py that rewards.load reads."""
+    return train_grpo.Args(prompts=str(path), rewards=words, max_completion_tokens=12, group_size=4, **others)
+
+
+def test_composed_rewards_are_logged_by_name_and_add_up(folders, tokenizer, tmp_path):
+    """length is made of numbers of tokens; math has an answer on every second prompt and no value elsewhere."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": i, "messages": [{"role": "user", "content": t}]} | ({"answer": "3"} if n % 2 else {})
+            for n, (i, _, t, _) in enumerate(toy_world.orders_of("rl", 16, 0))]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = make_trainer(folders, tokenizer, tmp_path)
+    trainer.compose = rewards.load(options(path, "preference:0.5", "length:2", "math:1", "overlong:soft", overlong_buffer=6))
+    trainer.entropies = True
+    trainer.train()
+    logged = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert len(logged) == 16
+    for start in range(0, 16, 4):
+        group = logged[start : start + 4]
+        n = [row["n_tokens"] for row in group]
+        for row in group:
+            assert row["reward"] == pytest.approx(sum(row["contributions"].values()), abs=1e-5) and not row["missing"]
+            assert row["contributions"]["preference"] == pytest.approx(0.5 * row["rewards"]["preference"])
+            spread = max(n) - min(n)
+            assert row["rewards"]["length"] == pytest.approx(0.5 - (row["n_tokens"] - min(n)) / spread if spread else 0.0)
+            assert row["contributions"]["length"] == pytest.approx(2 * row["rewards"]["length"])
+            assert row["rewards"]["overlong"] == pytest.approx(max(-1, min(0, (6 - row["n_tokens"]) / 6)))
+            assert 0 < row["mean_entropy"] <= math.log(len(tokenizer)) and row["mean_kl_uniform"] > 0
+        r = np.array([row["reward"] for row in group])
+        np.testing.assert_allclose([row["advantage"] for row in group], (r - r.mean()) / (r.std(ddof=1) + 1e-4), rtol=1e-3, atol=1e-4)
+    metrics = trainer.state.log_history[0]
+    assert {"reward/length", "reward/overlong", "contribution/length", "reward/missing"} <= metrics.keys()
+
+
+def test_entropy_is_that_of_the_policy(folders, tokenizer, tmp_path):
+    trainer = make_trainer(folders, tokenizer, tmp_path)
+    messages, ids = [{"role": "user", "content": "Hello!"}], [20, 30, 40]
+    got = trainer._entropies([messages], [ids])[0]
+    whole = utils.encode_prompt(tokenizer, messages) + ids
+    p = (trainer.model(torch.tensor([whole])).logits[0, -4:-1] / 0.7).softmax(-1)
+    assert got["mean_entropy"] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-4)
+    uniform = torch.full_like(p, 1 / p.size(-1))
+    assert got["mean_kl_uniform"] == pytest.approx((uniform * (uniform.log() - p.log())).sum(-1).mean().item(), rel=1e-4)
+
+
+def test_a_failed_judge_teaches_nothing(folders, tokenizer, tmp_path):
+    """Every second completion has no value: its reward is its group's mean, its advantage 0."""
+    trainer = make_trainer(folders, tokenizer, tmp_path, steps=1)
+
+    def compose(rows, group_size):
+        values = [None if i % 2 else float(i) for i in range(len(rows))]
+        return values, {"judge": values}, {"judge": values}, {}
+
+    trainer.compose = compose
+    trainer.train()
+    logged = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [row["missing"] for row in logged] == [False, True] * 4
+    assert [row["reward"] for row in logged] == [0, 1, 2, 1, 4, 5, 6, 5]
+    assert all(abs(row["advantage"]) < 1e-6 for row in logged[1::2]) and all(abs(row["advantage"]) > 0.5 for row in logged[::2])
+    assert trainer.state.log_history[0]["reward/missing"] == 0.5
+
+
+def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, tmp_path):
+    """The reward of every second prompt is the same for all completions; one of the four prompts a step asks must be another."""
+    dull = {f"toy-rl-{i:05d}" for i in range(0, 16, 2)}
+
+    def compose(rows, group_size):
+        values = [0.0 if row["id"] in dull else float(row["n_tokens"] + i % group_size) for i, row in enumerate(rows)]
+        return values, {"own": values}, {"own": values}, {}
+
+    asked = {}
+    for attempts in (0, 20):
+        (tmp_path / str(attempts)).mkdir()
+        trainer = make_trainer(folders, tokenizer, tmp_path / str(attempts), steps=3)
+        trainer.compose, trainer.attempts = compose, attempts
+        trainer.train()
+        logged = [json.loads(line) for line in (tmp_path / str(attempts) / "completions.jsonl").read_text().splitlines()]
+        assert len(logged) == 24 and all(len({r["id"] for r in logged[i : i + 4]}) == 1 for i in range(0, 24, 4))
+        asked[attempts] = [row["id"] for row in logged[::4]]
+        std = [np.std([r["reward"] for r in logged[i : i + 4]]) for i in range(0, 24, 4)]
+        assert [s > 0 for s in std] == [i not in dull for i in asked[attempts]]
+    assert set(asked[0]) & dull and not set(asked[20]) & dull
+    kept = [a for a, b in zip(asked[0], asked[20]) if a == b]
+    assert kept == [i for i in asked[0] if i not in dull]  # groups with a signal stay as they were
+
+
+@pytest.mark.parametrize(
+    "words, others, message",
+    [
+        (["math:1"], {}, "has the field 'answer'"),
+        (["judge_mark:1"], {}, "give --judge"),
+        (["cosine:1"], {}, "needs to know what is right"),
+        (["nonsense:1"], {}, "no reward 'nonsense'"),
+        (["majority:1", "preference:1"], {"group_size": 1}, "PPO has one of each"),
+    ],
+)
+def test_rewards_that_cannot_be_had_are_said_first(words, others, message, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "1", "messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+    with pytest.raises(SystemExit) as e:
+        rewards.load(dataclasses.replace(options(tmp_path / "p.jsonl", *words), **others))
+    assert e.value.code == 2 and message in capsys.readouterr().err
+    assert rewards.load(train_grpo.Args()) is None  # the preference alone needs nothing of this
