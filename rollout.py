@@ -66,14 +66,14 @@ def sort_for_micro_batches(batch: dict) -> dict:
 
 
 class RolloutTrainer(GRPOTrainer):
-    """GRPOTrainer with a preference reward on think+response or on the response.
+    """GRPOTrainer with a preference reward on think+response or on the response, and the other rewards of rewards.py.
 
     `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
     preference alone. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`: how often a group whose rewards are
     all equal is replaced by one of another prompt. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
     `run`: the run folder. `gold`: from `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every
-    checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of
-    sampler and trainer on freshly sampled tokens that stops the run.
+    checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of sampler and trainer on freshly sampled
+    tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,

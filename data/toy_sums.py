@@ -1,0 +1,105 @@
+"""Toy arithmetic for RLVR: a budget and a list of dishes; how many dollars are left? The words are those of toy_world.py.
+
+    python data/toy_sums.py                        # writes data/toy/sums_{traces,prompts,tasks}.jsonl
+
+A network that answers at once has to add up in its head; one that thinks subtracts dish by dish. The teacher of the traces
+gets a share of its sums wrong, in the thinking and so in the response. Prompts and tasks have the field `answer`, which the
+reward `math` reads; `judge` is the gold measure of eval_wildbench.py.
+"""
+
+import hashlib
+import json
+import random
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy_world import BUDGETS, DISHES, GREETINGS
+
+QUESTIONS = ["The question is how much is left", "Please answer how much is left", "What is left of the budget"]
+SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
+
+
+@dataclass
+class Args:
+    out: Path = Path("data/toy")
+    """Folder for the files; an existing file is replaced only by an equal one."""
+    seed: int = 0
+    n_traces: int = 2000
+    n_prompts: int = 2000
+    n_tasks: int = 512
+    slips: float = 0.15
+    """Share of the teacher's subtractions that are wrong."""
+
+
+def write_prompt(rng: random.Random) -> tuple[str, int, list[str]]:
+    """The user's text, the budget, and two or three dishes that it pays for."""
+    dishes = rng.sample(list(DISHES), rng.randint(2, 3))
+    cost = sum(DISHES[d][0] for d in dishes)
+    budget = rng.randint(max(BUDGETS.start, cost), max(BUDGETS.stop - 1, cost))
+    text = f"{rng.choice(GREETINGS)} The budget is {budget} dollars for {', '.join(dishes)}. {rng.choice(QUESTIONS)}.".strip()
+    return text, budget, dishes
+
+
+def solve(budget: int, dishes: list[str], slips: float, rng: random.Random) -> tuple[str, str]:
+    """(thinking, response) of a teacher that gets a share of its subtractions wrong."""
+    left, notes = budget, []
+    for dish in dishes:
+        left = max(0, left - DISHES[dish][0])
+        if rng.random() < slips:
+            left = max(0, left + rng.choice([-2, -1, 1, 2]))
+        notes.append(f"{dish} {DISHES[dish][0]} leaves {left}.")
+    return f"Budget {budget}. {' '.join(notes)}", f"You have {left} left."
+
+
+def judge(messages: list[dict], response: str) -> dict:
+    """Right or wrong: the last number of the response against what is left."""
+    text = messages[-1]["content"]
+    left = int(re.search(r"\d+", text)[0]) - sum(DISHES[w][0] for w in re.findall(r"[a-z]+", text) if w in DISHES)
+    numbers = re.findall(r"\d+", response)
+    right = bool(numbers) and int(numbers[-1]) == left
+    return {"score": float(right), "checks": {"right": right}}
+
+
+def gold(messages: list[dict], response: str) -> float:
+    """The same as a number, for --gold."""
+    return judge(messages, response)["score"]
+
+
+def write_files(args: Args) -> dict[str, list[dict]]:
+    """Rows of the three files by name; a prompt text belongs to one split, whatever the seed."""
+    files: dict[str, list[dict]] = {}
+    for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
+        rng, seen, rows = random.Random(f"{split}-{args.seed}"), set(), []
+        while len(rows) < n:
+            text, budget, dishes = write_prompt(rng)
+            if text in seen or int(hashlib.sha1(text.encode()).hexdigest(), 16) % 100 not in SPLITS[split]:
+                continue
+            seen.add(text)
+            row = {"id": f"sums-{split}-{len(rows):05d}", "messages": [{"role": "user", "content": text}]}
+            left = budget - sum(DISHES[d][0] for d in dishes)
+            if split == "traces":
+                thinking, response = solve(budget, dishes, args.slips, rng)
+                rows.append(row | {"thinking": thinking, "response": response, "teacher": "toy sums"})
+            else:
+                rows.append(row | {"source": "toy sums", "answer": str(left)})
+        files[f"sums_{split}"] = rows
+    return files
+
+
+def main(args: Args) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, rows in write_files(args).items():
+        path, text = args.out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
+        if path.exists() and path.read_text() != text:
+            sys.exit(f"{path} exists and differs from what seed {args.seed} gives; remove it or choose another --out")
+        path.write_text(text)
+        print(f"{path}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
