@@ -4,6 +4,7 @@
     python reproduce.py --table 1 --row llama3.1-8b-rlmt --dry-run          # its commands, GPU-hours and memory
     python reproduce.py --table 1 --row llama3.1-8b-rlmt --run              # what is missing; skips what is done, resumes
     python reproduce.py --table toy --run --lanes 2                         # the same matrix on the toy world, on two cores
+    python reproduce.py --table rewards --run --lanes 2                     # verifiers, unsupervised, shaped, users: also toy
     python reproduce.py --tables                                            # renders all tables into results/tables/
     python reproduce.py --table toy --row toy-rlmt --sweep --seeds 0 1 2 3 --stop-at 7 --keep 2
     python reproduce.py --traces results/toy/toy-rlmt-s0 --out page.html    # a run's completions, to read
@@ -36,7 +37,7 @@ HERE = Path(__file__).parent
 @dataclass
 class Args:
     table: str = ""
-    """1, 2, 3, 4, 8, 9, 10 or toy."""
+    """1, 2, 3, 4, 8, 9, 10, toy or rewards."""
     row: str = ""
     """One row of the table; empty: all that can be run."""
     # what to do
@@ -142,13 +143,27 @@ TOY_COLUMNS = {  # of its table: (metric, temperature)
 }  # fmt: skip
 
 
+REWARD_ROWS = [  # toy rows of the other rewards: sums have a verifier, users an emotion
+    "toy-sft-think-sums", "toy-sft-plain-sums", "toy-rlvr-think", "toy-rlvr-plain", "toy-rlvr-think-format",
+    "toy-rlvr-think-shaped", "toy-rlvr-think-majority", "toy-rlvr-think-certainty",
+    "toy-sft-think-users", "toy-sft-plain-users", "toy-rlver-think", "toy-rlver-plain", "toy-rlver-think-ppo",
+    "toy-rlver-think-challenging", "toy-rlver-plain-challenging",
+]  # fmt: skip
+REWARD_COLUMNS = {  # (metric, temperature, benchmark)
+    "right, T=1": ("score", 1.0, "sums_tasks"), "right, greedy": ("score", 0.0, "sums_tasks"),
+    "emotion": ("mean_emotion", 1.0, "sentient"), "emotion, held-out user": ("mean_emotion", 1.0, "sentient_held_out"),
+    "success": ("success", 1.0, "sentient"), "failure": ("failure", 1.0, "sentient"),
+    "format ok": ("format_ok", 1.0, ""),
+}  # fmt: skip
+
+
 def rows_of(table: str) -> dict[str, list[str]]:
     """The rows of a table that can be run, with the paper's columns that they are evaluated by."""
-    if table == "toy":
-        return dict.fromkeys(TOY_ROWS, [])
+    if table in ("toy", "rewards"):
+        return dict.fromkeys(TOY_ROWS if table == "toy" else REWARD_ROWS, [])
     rows = paper_rows()
     if table not in set(rows.table):
-        runs.fail(f"--table {table!r}: use one of {', '.join(sorted(set(rows.table), key=int))} or toy")
+        runs.fail(f"--table {table!r}: use one of {', '.join(sorted(set(rows.table), key=int))}, toy or rewards")
     rows = rows[(rows.table == table) & (rows.row != "")]
     return {row: list(part.benchmark) for row, part in rows.groupby("row", sort=False)}
 
@@ -156,7 +171,8 @@ def rows_of(table: str) -> dict[str, list[str]]:
 # --- 2. a row's commands
 
 NAME = re.compile(
-    r"(?P<base>toy|[a-z]+[\d.]+-\d+b(-instruct)?)-(?P<kind>released|prompted-(?:think|plain)|sft-(?:think|plain)|rlmt|rlhf)"
+    r"(?P<base>toy|[a-z]+[\d.]+-\d+b(-instruct)?)-(?P<kind>released|prompted-(?:think|plain)|sft-(?:think|plain)|rlmt|rlhf|"
+    r"rlvr-(?:think|plain)|rlver-(?:think|plain))"
     r"(?P<zero>-zero)?(?P<algorithm>-dpo|-ppo)?(?P<variant>-.+)?"
 )
 ACCELERATE = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
@@ -167,7 +183,8 @@ def plan(args: Args, names: dict[str, list[str]]) -> dict[str, tuple[list[str], 
     stages: dict[str, tuple[list[str], list[str]]] = {}
     for seed in args.seeds:
         for name, columns in names.items():
-            (add_toy if name.startswith("toy-") else add_row)(args, stages, name, columns, seed)
+            add = add_reward if name in REWARD_ROWS else add_toy if name.startswith("toy-") else add_row
+            add(args, stages, name, columns, seed)
     return stages
 
 
@@ -258,6 +275,43 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     words += " --reward-model data/toy/reward_model --reward-on response"
     words += f" --think-format {'zero_' * bool(zero)}{'think' if think else 'plain'}"
     stages[f"{folder}--gold"] = (after, [*words.split(), "--out", str(root / f"{folder}--gold"), "--resume"])
+
+
+SUMS = {  # --rewards of the rows on sums
+    "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
+    "majority": "majority:1", "certainty": "self_certainty:1",
+}  # fmt: skip
+
+
+def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: int) -> None:
+    """A toy row of another reward: sums, where a verifier knows what is right, or users with moods."""
+    m, root = NAME.fullmatch(name), args.results / "toy"
+    folder, variant, kind = f"{name}-s{seed}", (m["variant"] or "-")[1:], m["kind"].rpartition("-")[2]
+    common = [*["--no-think"] * (kind == "plain"), "--seed", str(seed), "--out", str(root / folder), "--resume"]
+    sums = m["kind"].startswith("rlvr") or variant == "sums"
+    if m["kind"].startswith("sft"):
+        traces = f"data/toy/{'sums' if sums else 'users'}_traces.jsonl"
+        command = f"python train_sft_warmstart.py --preset toy --traces {traces} --epochs 2"
+        stages[folder] = ([], [*command.split(), *common])
+    else:
+        sft = f"toy-sft-{kind}-{'sums' if sums else 'users'}"
+        if f"{sft}-s{seed}" not in stages:
+            add_reward(args, stages, sft, [], seed)
+        command = f"python train_rlver.py --preset toy --steps 25 {'--user challenging' * (variant == 'challenging')}"
+        command += " --algorithm ppo --prompts-per-step 128" if m["algorithm"] == "-ppo" else ""
+        if sums:
+            command = f"python train_grpo.py --preset toy --prompts data/toy/sums_prompts.jsonl --rewards {SUMS[variant]}"
+            command += " --steps 20 --gold data/toy_sums.py:gold"
+        model = ["--model", str(root / f"{sft}-s{seed}" / "model")]
+        stages[folder] = ([f"{sft}-s{seed}"], [*command.split(), *model, *common])
+    evaluate = ("python eval_sentient.py --profiles data/toy/users_test.jsonl --simulator data/toy_users.py:user "
+                "--held-out-simulator data/toy_users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10 "
+                "--max-tokens 48 --temperature 1")  # fmt: skip
+    if sums:
+        evaluate = ("python eval_wildbench.py --tasks data/toy/sums_tasks.jsonl --limit 256 --judge data/toy_sums.py:judge "
+                    "--temperatures 1.0 0.0 --max-tokens 128")  # fmt: skip
+    words = [*evaluate.split(), "--model", str(root / folder / "model"), "--seed", str(seed)]
+    stages[f"{folder}--gold"] = ([folder], [*words, "--out", str(root / f"{folder}--gold"), "--resume"])
 
 
 # --- 3. what a row needs and costs, before anything is run
@@ -405,24 +459,27 @@ def rows_markdown(args: Args) -> str:
     return "\n".join(out)
 
 
-def toy_table(index: pd.DataFrame) -> pd.DataFrame:
-    """One line a toy row and column of its table."""
+def toy_table(index: pd.DataFrame, table: str = "toy") -> pd.DataFrame:
+    """One line a row and column of the tables `toy` and `rewards`."""
     lines = []
-    for row in TOY_ROWS:
-        for column, (metric, temperature) in TOY_COLUMNS.items():
+    for row in rows_of(table):
+        for column, (metric, temperature, *benchmark) in (TOY_COLUMNS if table == "toy" else REWARD_COLUMNS).items():
             part = index[(index.row == row) & (index.metric == metric) & (index.temperature == temperature)]
+            part = part[part.benchmark == benchmark[0]] if benchmark and benchmark[0] else part
+            part = part.drop_duplicates("seed")  # format_ok stands there for each of two users
             state = "toy" if len(part) else "not yet run"
-            lines.append({"table": "toy", "row": row, "benchmark": column, **ours(part, 1), "status": state})
+            lines.append({"table": table, "row": row, "benchmark": column, **ours(part, 1), "status": state})
     return pd.DataFrame(lines)
 
 
 def toy_markdown(table: pd.DataFrame) -> str:
-    out = ["| row | seeds | " + " | ".join(TOY_COLUMNS) + " |", "|" + "---|" * (len(TOY_COLUMNS) + 2)]
+    columns = list(dict.fromkeys(table.benchmark))
+    out = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for row, part in table.groupby("row", sort=False):
-        cells = {r.benchmark: "" if pd.isna(r.ours) else f"{r.ours:.3f} ± {(r.high - r.low) / 2:.3f}" if "gold" in r.benchmark
-                 else f"{r.ours:.3g}" for r in part.itertuples()}  # fmt: skip
+        cells = {r.benchmark: "" if pd.isna(r.ours) else f"{r.ours:.3g}" if pd.isna(r.low) else
+                 f"{r.ours:.3f} ± {(r.high - r.low) / 2:.3f}" for r in part.itertuples()}  # fmt: skip
         state = part.seeds.max() or "not yet run"
-        out.append(f"| {row} | {state} | " + " | ".join(cells[c] for c in TOY_COLUMNS) + " |")
+        out.append(f"| {row} | {state} | " + " | ".join(cells[c] for c in columns) + " |")
     return "\n".join(out)
 
 
@@ -435,9 +492,10 @@ def render(args: Args) -> dict[str, str]:
         numbers = paper_table(table, index)
         numbers.to_csv(folder / f"table{table}.csv", index=False)
         texts[f"table{table}"] = paper_markdown(numbers)
-    toy = toy_table(measured(results / "toy"))
-    toy.round(4).to_csv(folder / "toy.csv", index=False)
-    texts["toy"] = toy_markdown(toy)
+    for table in ("toy", "rewards"):
+        toy = toy_table(measured(results / "toy"), table)
+        toy.round(4).to_csv(folder / f"{table}.csv", index=False)
+        texts[table] = toy_markdown(toy)
     for name, text in texts.items():
         (folder / f"{name}.md").write_text(text + "\n")
     return texts
@@ -512,7 +570,7 @@ def main(args: Args) -> None:
             print(f"\n{name}\n\n{text}")
         return
     if args.list:
-        for table in [*sorted(set(paper_rows().table), key=int), "toy"]:
+        for table in [*sorted(set(paper_rows().table), key=int), "toy", "rewards"]:
             for row in rows_of(table):
                 print(f"table {table:4} {row:45}", *(f"s{s}: {status(args, f'{row}-s{s}')}" for s in args.seeds))
         return
@@ -528,10 +586,12 @@ def main(args: Args) -> None:
         return show(args, stages)
     if missing := [path for path in data_of(stages) if not (HERE / path).exists()]:
         runs.fail(f"{', '.join(missing)} must be made first; --dry-run shows how")
-    if args.table == "toy":
+    toy = args.table in ("toy", "rewards")
+    if toy:
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
-    runs.run_plan(stages, args.results / ("toy" if args.table == "toy" else ""), args.lanes)
+        for script in ("toy_world.py", "toy_sums.py", "toy_users.py"):
+            subprocess.run([sys.executable, f"data/{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+    runs.run_plan(stages, args.results / ("toy" if toy else ""), args.lanes)
     render(args)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks for an optional kernel at every start
 
