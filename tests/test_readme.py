@@ -21,8 +21,9 @@ def test_the_demo_table_is_the_measured_one():
 def test_the_rows_and_the_toy_table_are_what_reproduce_renders(tmp_path):
     """Of an empty results folder, for the paper's rows; of the results that are in the repository, for the toy rows."""
     assert reproduce.rows_markdown(reproduce.Args(results=tmp_path)) in README
-    measured = reproduce.toy_markdown(reproduce.toy_table(reproduce.measured(ROOT / "results" / "toy")))
-    assert measured in README and (ROOT / "results" / "tables" / "toy.md").read_text().strip() == measured
+    for table in ("toy", "rewards"):
+        measured = reproduce.toy_markdown(reproduce.toy_table(reproduce.measured(ROOT / "results" / "toy"), table))
+        assert measured in README and (ROOT / "results" / "tables" / f"{table}.md").read_text().strip() == measured
 
 
 def test_every_file_of_the_table_exists():

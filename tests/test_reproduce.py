@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import reproduce
+import rewards
 import runs
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +145,20 @@ def test_toy_rows_are_of_the_same_grammar():
         assert m and (m["variant"] or "-")[1:] in {"", *reproduce.TOY_DATA, *reproduce.TOY_REWARD}
 
 
+def test_rows_of_other_rewards():
+    stages = reproduce.plan(reproduce.Args(seeds=(0,)), reproduce.rows_of("rewards"))
+    for name, (after, command) in stages.items():
+        script = command[1]
+        fields = {f.name for f in dataclasses.fields(importlib.import_module(script[:-3]).Args)}
+        flags = [w[2:].replace("-", "_").removeprefix("no_") for w in command if w.startswith("--")]
+        assert set(flags) <= fields and set(after) <= set(stages) and len(set(flags)) == len(flags), name
+    assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.REWARD_ROWS)
+    for words in reproduce.SUMS.values():
+        assert rewards.parse_spec(words.split())
+    text = " ".join(stages["toy-rlver-think-ppo-s0"][1])
+    assert "--algorithm ppo" in text and "toy-sft-think-users-s0/model" in text and "challenging" not in text
+
+
 def test_what_it_would_run_and_cost(capsys):
     reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True))
     text = capsys.readouterr().out
@@ -200,6 +215,7 @@ def test_tables_by_hand(tmp_path):
     assert pd.read_csv(tmp_path / "tables" / "table9.csv").query("row == 'llama3.1-8b-rlmt' and benchmark == 'WB'").ours.item() == 44
     assert "model of others" in texts["table10"]
     assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == len(reproduce.TOY_ROWS) * len(reproduce.TOY_COLUMNS)
+    assert len(pd.read_csv(tmp_path / "tables" / "rewards.csv")) == len(reproduce.REWARD_ROWS) * len(reproduce.REWARD_COLUMNS)
 
 
 def test_every_printed_number_is_in_a_table(tmp_path):
