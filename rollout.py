@@ -283,12 +283,15 @@ class RolloutTrainer(GRPOTrainer):
         n = math.ceil(len(self.held_out) / world)  # for each process; the last of them asks some again, which are not counted
         mine = [self.held_out[(rank * n + i) % len(self.held_out)] for i in range(n)]
         prompt_ids, completion_ids = [utils.encode_prompt(self.processing_class, p["prompt"]) for p in mine], []
+        gaps = self._metrics["train"].get("sampling/logprob_gap", [])
+        n_gaps = len(gaps)
         self.model.eval()
         with torch.random.fork_rng():
             torch.manual_seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
             for start in range(0, n, chunk // world):
                 completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
         self.model.train()
+        del self._metrics["train"].get("sampling/logprob_gap", gaps)[n_gaps:]  # the next step logs its own
         rows = gather_object(self._score(mine, completion_ids))[: len(self.held_out)]
         if self.reward_model:
             self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step

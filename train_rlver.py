@@ -67,6 +67,8 @@ class Args:
     """New tokens of a reply (RLVER)."""
     max_tokens: int = 15000
     """A whole conversation (RLVER: prompt 5000, responses 10000)."""
+    allow_truncation: bool = False
+    """Go on although more than half of the conversations of each of the first three steps have a last reply cut off."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """As in train_grpo.py."""
@@ -322,6 +324,7 @@ def main(args: Args) -> None:
         on_bad_format="score",
         format_margin=0.0,
         run=run,
+        allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
         profiles=profiles,
         setting=setting,

@@ -75,7 +75,7 @@ def users(tmp_path_factory):
 def command(users, out, *words) -> list[str]:
     args = ["train_rlver.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--profiles", users,
             "--prompts-per-step", 4, "--group-size", 4, "--micro-batch-size", 8, "--max-turn-tokens", 16, "--steps", 3,
-            "--save-steps", 1, "--out", out, *words]  # fmt: skip
+            "--save-steps", 1, "--allow-truncation", "--out", out, *words]  # fmt: skip
     return [sys.executable, *map(str, args)]
 
 
@@ -89,7 +89,9 @@ def jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize("words", [[], ["--algorithm", "ppo", "--prompts-per-step", 16], ["--rollout", "vllm"]], ids=["grpo", "ppo", "vllm"])
+@pytest.mark.parametrize(
+    "words", [[], ["--algorithm", "ppo", "--prompts-per-step", 16], ["--rollout", "vllm"]], ids=["grpo", "ppo", "vllm"]
+)
 def test_the_script_and_its_log(users, tmp_path, words):
     """With transformers also: killed after its second step, it ends with the same bits."""
     run(users, tmp_path / "whole", *words)
