@@ -142,14 +142,15 @@ class RolloutTrainer(GRPOTrainer):
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):
                 raise RuntimeError(f"the reward model gave {preferences[i]} for prompt {m} and completion {t!r}")
-            if self.gold and not (isinstance(g, float) and math.isfinite(g)):
-                raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a finite float")
+            if self.gold and (not isinstance(g, float) or math.isinf(g)):
+                raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a float, NaN for none")
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
         statistics = self._entropies(messages, completion_ids) if self.entropies else [{}] * len(texts)
         return [
             {"step": self.state.global_step + 1, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
              "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
-             "rewards": {"preference": preferences.get(i), "gold": g}, "n_tokens": len(ids),
+             "rewards": {"preference": preferences.get(i), "gold": None if g is None or math.isnan(g) else g},
+             "n_tokens": len(ids),
              "n_thinking_tokens": count(p.thinking), **own}
             for i, (x, t, p, done, g, ids, own) in enumerate(
                 zip(inputs, texts, parts, finished, gold, completion_ids, statistics))

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -130,11 +131,24 @@ def load_function(spec: str):
     return getattr(module, name, None) or fail(f"{path} has no function {name!r}")
 
 
-def load_gold(spec: str, device: str):
-    """A measure the policy is not trained on: `folder of a reward model` or `file.py:function` (messages, response) ->
-    float. Returns a function of lists (messages, responses) -> list of floats, or None for an empty spec."""
+def load_gold(spec: str, device: str, run: Path):
+    """A measure the policy is not trained on: `folder of a reward model`, `file.py:function` (messages, response) -> float, or
+    `judge:MODEL` (`judge:MODEL@URL`), the mark of a judge, 0.1 to 1. Returns a function of lists (messages, responses) -> list
+    of floats, NaN where a judge failed, or None for an empty spec. An empty response gets no judge's mark but 0."""
     if not spec:
         return None
+    if spec.startswith("judge:"):
+        import rewards  # it imports this module
+        from endpoint import Endpoint
+
+        name, _, url = spec.removeprefix("judge:").partition("@")
+        judge = Endpoint(name, run / f"gold-{PartialState().process_index}.jsonl", url)
+
+        def gold(prompts: list[list[dict]], responses: list[str]) -> list[float]:
+            marks = rewards.judge_mark([{"messages": m, "response": y} for m, y in zip(prompts, responses)], judge)
+            return [0.0 if not y.strip() else math.nan if mark is None else float(mark) for mark, y in zip(marks, responses)]
+
+        return gold
     if ".py:" not in spec:
         return utils.RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
     function = load_function(spec)
@@ -175,18 +189,23 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     """
     table = pd.json_normalize(rows)  # rewards.gold, rewards.preference (of good format only)
     ok = table["status"] == "ok"
-    line = {"gold": table["rewards.gold"].mean(), "gold_se": table["rewards.gold"].sem(),
+    gold = table["rewards.gold"].astype(float)  # missing where a judge failed
+    line = {"gold": gold.mean(), "gold_se": gold.sem(),
             "proxy": table.loc[ok, "rewards.preference"].mean(), "format_ok": ok.mean(),
             "think_tokens": table["n_thinking_tokens"].mean(),
             "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean()}  # fmt: skip
-    line = {"step": step, "n": len(table), **{k: None if pd.isna(v) else float(v) for k, v in line.items()}}
+    line = {k: None if pd.isna(v) else float(v) for k, v in line.items()}
+    line = {"step": step, "n": len(table), "n_gold": int(gold.count())} | line
     path = run / "held_out.jsonl"
     before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     append_jsonl(path, [line])
-    best = max(before, key=lambda r: r["gold"], default=None)
+    best = max((r for r in before if r["gold"] is not None), key=lambda r: r["gold"], default=None)
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
+    if line["gold"] is None:
+        return False
     if best and None not in (line["proxy"], best["proxy"]) and line["proxy"] > best["proxy"]:
-        if line["gold"] < best["gold"] - 2 * (line["gold_se"] ** 2 + best["gold_se"] ** 2) ** 0.5:
+        error = ((line["gold_se"] or 0.0) ** 2 + (best["gold_se"] or 0.0) ** 2) ** 0.5
+        if line["gold"] < best["gold"] - 2 * error:
             print(f"WARNING: step {step}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) while gold falls "
                   f"({best['gold']:.4g} -> {line['gold']:.4g}); best_by_gold/ is of step {best['step']}")  # fmt: skip
     return best is None or line["gold"] > best["gold"]
@@ -378,7 +397,7 @@ def check_rewards(args, think_format: str) -> None:
         or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template, args.reward_on, think_format)
     if ".py:" in args.gold:
         load_function(args.gold)
-    elif args.gold:
+    elif args.gold and not args.gold.startswith("judge:"):
         load_tokenizer(args.gold)
         or_fail(utils.RewardModel.check, args.gold)
 

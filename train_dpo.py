@@ -95,7 +95,7 @@ class Args:
     reward_tokens_per_batch: int = 16384
     """Tokens, with padding, in one forward of the reward model."""
     gold: str = ""
-    """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl, best_by_gold/)."""
     min_valid: int = 2
@@ -282,7 +282,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
             args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
         )  # fmt: skip
-        gold = runs.load_gold(args.gold, device)
+        gold = runs.load_gold(args.gold, device, folder)
         for chunk in (keys[start : start + 512] for start in range(0, len(keys), 512)):
             if done >= set(chunk):
                 continue
@@ -290,9 +290,9 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             scores = reward_model.score(prompts, [samples[key]["text"] for key in chunk])
             golds = gold(prompts, [parts[key].response for key in chunk]) if gold else [None] * len(chunk)
             for key, s, g in zip(chunk, scores, golds):
-                if not math.isfinite(s) or (gold and not (isinstance(g, float) and math.isfinite(g))):
+                if not math.isfinite(s) or (gold and (not isinstance(g, float) or math.isinf(g))):
                     raise RuntimeError(f"reward {s}, gold {g} for prompt {by_key[key]} and {samples[key]['text']!r}")
-                yield key, {"preference": s, "gold": g}
+                yield key, {"preference": s, "gold": None if g is None or math.isnan(g) else g}
 
     good = [key for key in by_key if parts[key].status == "ok" or args.gold]
     scores = share(folder, "scores", good, score)
@@ -367,8 +367,8 @@ def summarise(rows: list[dict], pairs: list[dict], skipped: Counter) -> dict:
            "pairs": len(pairs), "skipped": dict(skipped),
            "chosen_tokens": mean([p["chosen"]["n_tokens"] for p in pairs]),
            "rejected_tokens": mean([p["rejected"]["n_tokens"] for p in pairs])}  # fmt: skip
-    if rows[0]["rewards"].get("gold") is not None:
-        out["reward/gold"] = mean([r["rewards"]["gold"] for r in rows])
+    if gold := [g for r in rows if (g := r["rewards"].get("gold")) is not None]:
+        out["reward/gold"] = mean(gold)
     return out
 
 

@@ -95,7 +95,7 @@ class Args:
     format_margin: float = 1.0
     """In units of the reward model."""
     gold: str = ""
-    """A measure that is logged and never trained on: a second reward model, or file.py:function(messages, response)."""
+    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows: one completion each, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -240,7 +240,7 @@ def main(args: Args) -> None:
         args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
     ) if runs.has_preference(args) else None  # fmt: skip
-    gold = runs.load_gold(args.gold, device)
+    gold = runs.load_gold(args.gold, device, run)
     torch.manual_seed(args.seed)
     policy = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32

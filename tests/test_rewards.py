@@ -14,6 +14,7 @@ import pytest
 from test_endpoint import ChatServer
 
 import rewards
+import runs
 import sandbox
 from endpoint import Endpoint
 
@@ -810,3 +811,33 @@ def test_informative():
     assert rewards.informative([1, 1, 0, 0, 1, 0], 2) == [False, False, True]
     assert rewards.informative([0.1 + 0.2, 0.3, 1.0, 1.2, None, 5.0, 1.0, None], 2) == [False, True, False, False]
     assert rewards.informative([1.0, 1.2, 1.0, 2.0], 2, minimum_std=0.25) == [False, True]
+
+
+def test_a_judge_as_gold(monkeypatch, tmp_path):
+    """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty response."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = ChatServer(lambda text, n: "none" if "tuna" in text else json.dumps({"reason": "", "mark": 3 + ("cod" in text) * 5}))
+    try:
+        gold = runs.load_gold(f"judge:m@{server.url}", "cpu", tmp_path)
+        messages = [[{"role": "user", "content": "Q"}]] * 4
+        marks = gold(messages, ["cod", "tuna", " ", "ham"])
+        assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2:] == [0.0, 0.3] and (tmp_path / "gold-0.jsonl").exists()
+        asked = len(server.requests)
+        assert gold(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_held_out_gold_without_every_mark(tmp_path, capsys):
+    """Means over what is there; the best step is kept, and the proxy that rises while gold falls is named."""
+    row = lambda gold, proxy: {"status": "ok", "n_tokens": 5, "n_thinking_tokens": 2, "rewards": {"gold": gold, "preference": proxy}}
+    steps = [([0.5, 0.6, None, 0.7], 1.0), ([0.9, 0.9, 0.8, 0.9], 1.5), ([0.3, 0.2, 0.3, 0.2], 2.0), ([None] * 4, 2.5), ([0.91] * 4, 1.4)]
+    better = [runs.log_held_out(tmp_path, i, [row(g, proxy) for g in golds]) for i, (golds, proxy) in enumerate(steps, 1)]
+    assert better == [True, True, False, False, True]
+    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert [line["n_gold"] for line in lines] == [3, 4, 4, 0, 4] and lines[3]["gold"] is None
+    assert lines[0]["gold"] == pytest.approx(0.6) and lines[0]["gold_se"] == pytest.approx(0.1 / 3**0.5)
+    assert lines[0]["response_tokens"] == 3 and lines[0]["think_tokens"] == 2
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert len(warned) == 1 and "step 3" in warned[0] and "best_by_gold/ is of step 2" in warned[0]
