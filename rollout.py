@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import random
+import socket
 from bisect import bisect_left
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
@@ -329,6 +330,10 @@ def patch_vllm() -> None:
     On the CPU linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
     `reload_weights` works, except for a tied LM head, whose packed copy must be renewed. Measured in tests/test_rollout.py.
     """
+    if "MASTER_PORT" not in os.environ:  # TRL tries 29500 first, which two runs that start at once on one machine both get
+        with socket.socket() as free:
+            free.bind(("", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     on_gpu = torch.cuda.is_available()
     vllm_generation.LLM = functools.partial(_LLM, dtype="bfloat16" if on_gpu else "float32", enforce_eager=not on_gpu,
                                             generation_config="vllm")  # fmt: skip
