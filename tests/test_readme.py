@@ -3,11 +3,15 @@
 import dataclasses
 import importlib
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
 import reproduce
+import runs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,6 +34,36 @@ def test_every_file_of_the_table_exists():
     section = README.partition("## What is where")[2].partition("\n## ")[0]
     files = re.findall(r"^\| `([^`]+)` \|", section, re.M)
     assert len(files) > 10 and all((ROOT / f).exists() for f in files)
+
+
+def test_every_file_that_is_named_exists():
+    """Scripts, pages and launch configs of this repository, wherever the README names them."""
+    named = set(re.findall(r"(?<![\w/.-])((?:accelerate/|data/|results/|tests/|notebooks/)?[\w-]+\.(?:py|md|yaml|txt))\b", README))
+    named -= {"file.py"}  # of the reader's own
+    assert len(named) > 30
+    assert not [name for name in named if not (ROOT / name).exists() and not list(ROOT.glob(f"*/{name}"))]
+
+
+SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.S)).replace("\\\n", " ")
+LINES = [line for line in SHELL.splitlines() if re.search(r"\b(?:train|eval)_\w+\.py|reproduce\.py|make_traces\.py|prepare\.py", line)]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_command_of_the_readme_is_parsed_by_its_script(line, monkeypatch):
+    """Names, values and presets, by the script's own parser."""
+    words = shlex.split(line.strip(), comments=True)
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    path, words = ROOT / words[at], [w.replace("$rm", "some/model") for w in words[at + 1 :]]
+    monkeypatch.setattr(sys, "argv", [path.name, *words])
+    monkeypatch.syspath_prepend(str(path.parent))
+    module = importlib.import_module(path.stem)
+    if hasattr(module, "PRESETS"):
+        args = runs.parse_args(module.Args, module.PRESETS, getattr(module, "RELEASED", None))
+    elif path.stem.startswith("eval_"):
+        args = runs.parse_args(module.Args, {})
+    else:
+        args = tyro.cli(module.Args)
+    assert isinstance(args, module.Args)
 
 
 COMMANDS = re.findall(r"(\w+)\.py((?: +[^\s#]+| +\\\n)+)", README + DOCSTRINGS)
