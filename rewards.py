@@ -718,8 +718,9 @@ def load(args, run: Path | None = None):
     names = [name for name, _ in spec if name != "preference"]
     if not names and not k and spec[0][1] == 1:
         return None
-    tasks = {row["id"]: row for row in runs.read_rows(args.prompts, "messages")}
-    if len(tasks) < len(runs.read_rows(args.prompts)):
+    rows = runs.read_rows(args.prompts, "messages")
+    tasks = {row["id"]: row for row in rows}
+    if len(tasks) < len(rows):
         runs.fail(f"{args.prompts}: two rows have the same id, by which rewards find a prompt's fields")
     context = {"max_tokens": args.max_completion_tokens, "buffer": args.overlong_buffer or args.max_completion_tokens // 4}
     for name in names:

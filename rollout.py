@@ -151,8 +151,7 @@ class RolloutTrainer(GRPOTrainer):
             {"step": self.state.global_step + 1, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
              "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
              "rewards": {"preference": preferences.get(i), "gold": None if g is None or math.isnan(g) else g},
-             "n_tokens": len(ids),
-             "n_thinking_tokens": count(p.thinking), **own}
+             "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking), **own}
             for i, (x, t, p, done, g, ids, own) in enumerate(
                 zip(inputs, texts, parts, finished, gold, completion_ids, statistics))
         ]  # fmt: skip
@@ -267,7 +266,7 @@ class RolloutTrainer(GRPOTrainer):
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
 
     def estimate_advantages(self, output: dict) -> torch.Tensor:
-        """What is logged as a completion's advantage (B,). GRPO's are in `output` already; train_ppo.py puts its own there."""
+        """What is logged as a completion's advantage (B,). GRPO's are in `output` already; ppo.py puts its own there."""
         return output["advantages"]
 
     # --- held-out prompts: is the proxy still a proxy?

@@ -385,9 +385,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
 
 
+def reward_names(args) -> set[str]:
+    """The names in `args.rewards`, without weights and rules; the preference alone where a script has no choice."""
+    return {word.partition(":")[0] for word in getattr(args, "rewards", ["preference"])}
+
+
 def has_preference(args) -> bool:
     """Whether the reward model is asked at all."""
-    return any(word.partition(":")[0] == "preference" for word in getattr(args, "rewards", ["preference"]))
+    return "preference" in reward_names(args)
 
 
 def check_rewards(args, think_format: str) -> None:

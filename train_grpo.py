@@ -319,7 +319,7 @@ def main(args: Args) -> None:
         gold=gold,
         held_out=held_out,
         compose=rewards.load(args, run),
-        entropies=bool({"self_certainty", "negative_entropy"} & {word.partition(":")[0] for word in args.rewards}),
+        entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
         attempts=args.dynamic_sampling,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),

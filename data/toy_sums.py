@@ -8,7 +8,6 @@ reward `math` reads; `judge` is the gold measure of eval_wildbench.py.
 """
 
 import hashlib
-import json
 import random
 import re
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import BUDGETS, DISHES, GREETINGS
+from toy_world import BUDGETS, DISHES, GREETINGS, save
 
 QUESTIONS = ["The question is how much is left", "Please answer how much is left", "What is left of the budget"]
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
@@ -91,15 +90,6 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     return files
 
 
-def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in write_files(args).items():
-        path, text = args.out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
-        if path.exists() and path.read_text() != text:
-            sys.exit(f"{path} exists and differs from what seed {args.seed} gives; remove it or choose another --out")
-        path.write_text(text)
-        print(f"{path}: {len(rows)} rows")
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    save(write_files(args), args.out, args.seed)

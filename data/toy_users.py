@@ -174,15 +174,6 @@ def write_files(args: Args) -> dict[str, list[dict]]:
             "users_test": profiles(args.n_test, args.seed, "test")}  # fmt: skip
 
 
-def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in write_files(args).items():
-        path, text = args.out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
-        if path.exists() and path.read_text() != text:
-            sys.exit(f"{path} exists and differs from what seed {args.seed} gives; remove it or choose another --out")
-        path.write_text(text)
-        print(f"{path}: {len(rows)} rows")
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    toy.save(write_files(args), args.out, args.seed)

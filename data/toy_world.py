@@ -286,14 +286,19 @@ def write_files(args: Args) -> dict[str, list[dict]]:
             "held_out_prompts": held_out}  # fmt: skip
 
 
-def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in write_files(args).items():
-        path, text = args.out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
+def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
+    """Writes rows as {out}/{name}.jsonl; an existing file is replaced only by an equal one."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        path, text = out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
         if path.exists() and path.read_text() != text:
-            sys.exit(f"{path} exists and differs from what seed {args.seed} gives; remove it or choose another --out")
+            sys.exit(f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out")
         path.write_text(text)
         print(f"{path}: {len(rows)} rows")
+
+
+def main(args: Args) -> None:
+    save(write_files(args), args.out, args.seed)
 
 
 if __name__ == "__main__":
