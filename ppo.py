@@ -5,13 +5,10 @@ own with its own optimizer, and both are in every checkpoint. Hooks in TRL: test
 """
 
 import contextlib
-from pathlib import Path
 
 import runs  # isort: skip
 import torch
-import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, get_peft_model
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
@@ -77,6 +74,7 @@ class PPOTrainer(rollout.RolloutTrainer):
         trained = [p for p in critic.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=critic_learning_rate, weight_decay=self.args.weight_decay)
         self.critic, self.critic_optimizer = self.accelerator.prepare(critic, optimizer)
+        self.beside["critic"] = self.critic, self.critic_optimizer.optimizer
 
     def values(self, batch: dict) -> torch.Tensor:
         """Values (B, T) of the text before each completion token; longest rows first, in micro-batches, without padding."""
@@ -97,6 +95,8 @@ class PPOTrainer(rollout.RolloutTrainer):
         rewards = torch.zeros_like(values)
         scores = torch.tensor([row["reward"] for row in self._rows], device=values.device)
         rewards[torch.arange(len(rewards)), (mask * torch.arange(mask.size(1), device=mask.device)).argmax(1)] = scores
+        if self._dense:
+            rewards += self._dense[0] * mask
         if self.kl_in_reward:
             ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
             whole = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
@@ -143,25 +143,6 @@ class PPOTrainer(rollout.RolloutTrainer):
             for name, x in zip(names, sums[1:] / sums[0]):
                 self._metrics["train"][name].append(x.item())
         return policy_loss
-
-    # --- checkpoints
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        dcp.save(self._critic_state(), checkpoint_id=str(folder / "critic"), no_dist=not torch.distributed.is_initialized())
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint:
-            state = self._critic_state()
-            dcp.load(state, checkpoint_id=str(Path(checkpoint) / "critic"), no_dist=not torch.distributed.is_initialized())
-            set_state_dict(self.critic, self.critic_optimizer.optimizer, model_state_dict=state["model"],
-                           optim_state_dict=state["optimizer"])  # fmt: skip
-
-    def _critic_state(self) -> dict:
-        model, optimizer = get_state_dict(self.critic, self.critic_optimizer.optimizer)
-        return {"model": model, "optimizer": optimizer}
 
 
 def critic_start(args, tokenizer) -> str:

@@ -400,7 +400,7 @@ def measured(folder: Path) -> pd.DataFrame:
     index = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(runs.INDEX))
     found = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, found], axis=1).dropna(subset="row")
-    return index.drop_duplicates(["run", "metric", "temperature"], keep="last")
+    return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
 
 
 def ours(part: pd.DataFrame, times: float) -> dict:

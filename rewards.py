@@ -37,6 +37,7 @@ from endpoint import Endpoint, Reply
 Values = list[float | None]
 FIELDS = {"math": "answer", "code": "tests", "instructions": "instruction_id_list", "factual": "reference",
           "rubric": "rubric"}  # fmt: skip  # what a prompt's row must have for the reward to apply to it
+DENSE, UNSUPERVISED = ("process", "prime"), {"majority", "self_certainty", "negative_entropy"}  # the first: see dense.py
 
 
 def _groups(items: list, group_size: int) -> list[list]:
@@ -630,9 +631,11 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int) -> Values:
 
 
 def known() -> list[str]:
-    """`preference`, which the trainer has from a reward model, and the rewards of this file: all that make Values of rows."""
-    return ["preference"] + [name for name, f in globals().items() if inspect.isfunction(f) and not name.startswith("_")
-                             and "rows" in f.__annotations__ and f.__annotations__.get("return") == Values]  # fmt: skip
+    """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all that make
+    Values of rows."""
+    own = [name for name, f in globals().items() if inspect.isfunction(f) and not name.startswith("_")
+           and "rows" in f.__annotations__ and f.__annotations__.get("return") == Values]  # fmt: skip
+    return ["preference", *DENSE, *own]
 
 
 def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
@@ -654,8 +657,10 @@ def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
         if isinstance(spec[name], float) and not isfinite(spec[name]):
             raise ValueError(f"--rewards {word}: write {name}:WEIGHT (a finite number), {name}:gate or {name}:veto"
                              " (overlong also overlong:soft)")  # fmt: skip
-    if not any(isinstance(rule, float) and rule for rule in spec.values()):
-        raise ValueError("--rewards: none has a weight, so there is nothing to maximise; e.g. math:1.0")
+        if name in DENSE and not isinstance(spec[name], float):
+            raise ValueError(f"--rewards {word}: {name} has rewards on tokens and takes a weight only")
+    if not any(isinstance(rule, float) and rule for name, rule in spec.items() if name not in DENSE):
+        raise ValueError("--rewards: no outcome has a weight, so there is nothing to maximise; e.g. math:1.0")
     return list(spec.items())
 
 
@@ -714,7 +719,8 @@ def load(args, run: Path | None = None):
     of rows of whole groups and the group size, which returns totals, the value of every part, its contribution to the total,
     and `collapse`'s indicators. Without `run` it only checks; what cannot be exits with 2.
     """
-    spec, group_size, k = runs.or_fail(parse_spec, args.rewards), getattr(args, "group_size", 1), getattr(args, "pass_at_k", 0)
+    spec = [part for part in runs.or_fail(parse_spec, args.rewards) if part[0] not in DENSE]
+    group_size, k = getattr(args, "group_size", 1), getattr(args, "pass_at_k", 0)
     names = [name for name, _ in spec if name != "preference"]
     if not names and not k and spec[0][1] == 1:
         return None
@@ -752,7 +758,7 @@ def load(args, run: Path | None = None):
             advantages = pass_at_k(totals, group_size, k)
             contributions["pass_at_k"] = [None if a is None else a - t for a, t in zip(advantages, totals)]
             totals = advantages
-        watched = {n: v for n, v in collapse(rows, group_size).items() if v is not None} if "majority" in parts else {}
+        watched = {n: v for n, v in collapse(rows, group_size).items() if v is not None} if UNSUPERVISED & parts.keys() else {}
         return totals, parts, contributions, watched
 
     return compose

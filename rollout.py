@@ -3,23 +3,29 @@ silence, forwards without padding waste, and a log of every completion. Tested a
 names each hook and fails readably when TRL moves it)."""
 
 import functools
+import json
 import math
 import os
 import random
 import socket
 from bisect import bisect_left
+from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
 
 import torch
+import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn import functional as F
 from trl import GRPOTrainer
 
+import dense
 import runs
 import utils
+from rewards import collapsed
 
 
 def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
@@ -70,16 +76,17 @@ class RolloutTrainer(GRPOTrainer):
     """GRPOTrainer with a preference reward on think+response or on the response, and the other rewards of rewards.py.
 
     `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
-    preference alone. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`: how often a group whose rewards are
-    all equal is replaced by one of another prompt. `think_format`, `on_bad_format`, `format_margin`: see train_grpo.Args.
+    preference alone. `dense_rewards`: from `dense.load`. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`:
+    how often a group whose rewards are all equal is replaced by one of another prompt. `think_format`, `on_bad_format` and
+    `format_margin`: see train_grpo.Args.
     `run`: the run folder. `gold`: from `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every
     checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of sampler and trainer on freshly sampled
     tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
-                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, entropies=False, attempts=0,
-                 **kwargs):  # fmt: skip
+                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, dense_rewards=(), entropies=False,
+                 attempts=0, **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
@@ -90,6 +97,22 @@ class RolloutTrainer(GRPOTrainer):
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
+        self.dense_rewards, self._dense, self.stopped = dense_rewards, None, ""
+        self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
+        for name, _, source in dense_rewards:
+            if hasattr(source, "optimizer"):
+                base = source.model.get_base_model() if is_peft_model(source.model) else source.model
+                grpo_trainer.add_fused_lm_head(base, temperature=self.temperature)
+                source.model, optimizer = self.accelerator.prepare(source.model, source.optimizer)
+                source.optimizer = optimizer.optimizer  # accelerate's steps only where the policy's does
+                self.beside[name] = (source.model, source.optimizer)
+
+    # --- prompts: their order in an epoch follows from its number, so that a resumed run sees those of the unbroken one
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        sampler.set_epoch = lambda epoch: sampler.generator.manual_seed(self.args.seed + 1_000_003 * epoch)
+        return sampler
 
     # --- rollouts: the sampler must have the trainer's weights
 
@@ -227,6 +250,7 @@ class RolloutTrainer(GRPOTrainer):
         inputs = self._resample(inputs) if self.attempts else inputs
         output = super()._generate_and_score_completions(inputs)
         self._sampled = None
+        self._dense = self.token_rewards(output)
         for row, advantage in zip(self._rows, self.estimate_advantages(output).tolist(), strict=True):
             row["advantage"] = advantage
         rows = gather_object(self._rows)
@@ -255,6 +279,7 @@ class RolloutTrainer(GRPOTrainer):
             metrics["reward/missing"].append(mean([r["missing"] for r in rows]))
             for name, value in self._indicators.items():
                 metrics[f"collapse/{name}"].append(value)
+            self._stop_if_collapsed()
         if self.reward_model:
             self._count_truncated(metrics)
         return output
@@ -265,16 +290,59 @@ class RolloutTrainer(GRPOTrainer):
         metrics["reward/truncated"].append(cut / max(1, scored))
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
 
-    def estimate_advantages(self, output: dict) -> torch.Tensor:
-        """What is logged as a completion's advantage (B,). GRPO's are in `output` already; ppo.py puts its own there."""
-        return output["advantages"]
+    def token_rewards(self, output: dict) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Dense rewards (B, T), parts times weights, and where they stand; None without any. Logs a row's sum of each."""
+        parts = [(name, weight, *source(self, self._rows, output)) for name, weight, source in self.dense_rewards]
+        for name, _, values, _ in parts:
+            for row, total in zip(self._rows, values.sum(1).tolist()):
+                row["rewards"][name] = total
+        if parts:
+            return sum(weight * values for _, weight, values, _ in parts), torch.stack([p[3] for p in parts]).any(0)
 
-    # --- held-out prompts: is the proxy still a proxy?
+    def estimate_advantages(self, output: dict) -> torch.Tensor:
+        """What is logged as a completion's advantage (B,), of several tokens their mean. GRPO's of the outcome are in `output`
+        already; those of dense rewards come on top, token by token. ppo.py puts its own there."""
+        if self._dense is None:
+            return output["advantages"]
+        width = self.accelerator.gather(torch.tensor([self._dense[0].size(1)], device=self.accelerator.device)).max()
+        values, events = (self.accelerator.gather(F.pad(x, (0, width - x.size(1)))) for x in self._dense)
+        mask, first = output["completion_mask"], self.accelerator.process_index * len(self._rows)
+        advantages = dense.token_advantages(values, events, self.num_generations, self.scale_rewards != "none")
+        advantages = advantages[first : first + len(self._rows), : mask.size(1)]
+        output["advantages"] = (output["advantages"].unsqueeze(1) + advantages) * mask
+        return output["advantages"].sum(1) / mask.sum(1)
+
+    def _stop_if_collapsed(self) -> None:
+        """Ends the run with this step when rewards.collapsed says so; the earlier steps are those of metrics.jsonl."""
+        path, why = self.run / "metrics.jsonl", [""]
+        if self._indicators and self.accelerator.is_main_process:
+            lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            history = [{name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines]
+            why = [collapsed([*history, {"entropy": None} | self._indicators])]
+        if reason := broadcast_object_list(why)[0]:
+            self.stopped, self.control.should_training_stop = reason, True
+            self.accelerator.print(f"{reason}; the run ends with this step")
+
+    # --- checkpoints, and held-out prompts: is the proxy still a proxy?
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        for name, state in self._states_beside().items():
+            dcp.save(state, checkpoint_id=str(folder / name), no_dist=not torch.distributed.is_initialized())
         if self.held_out:
             self._measure_held_out()
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for name, state in self._states_beside().items() if checkpoint else ():
+            dcp.load(state, checkpoint_id=str(Path(checkpoint) / name), no_dist=not torch.distributed.is_initialized())
+            model, optimizer = self.beside[name]
+            set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+    def _states_beside(self) -> dict[str, dict]:
+        states = {name: get_state_dict(model, optimizer) for name, (model, optimizer) in self.beside.items()}
+        return {name: {"model": model, "optimizer": optimizer} for name, (model, optimizer) in states.items()}
 
     @torch.no_grad()
     def _measure_held_out(self):

@@ -32,6 +32,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import GRPOConfig
 
+import dense
 import rewards
 import rollout
 import utils
@@ -82,6 +83,12 @@ class Args:
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: the official one."""
+    process_model: str = ""
+    """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
+    prime_beta: float = 0.05
+    """For the reward `prime`: weight of its log ratio (PRIME)."""
+    prime_learning_rate: float = 1e-6
+    """Of its model (PRIME)."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -169,6 +176,7 @@ LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_pr
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}  # room for the instruction
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
 ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # its head is code of its own, which is not run here
+VERIFIED = {"prompts": "data/verifiable.jsonl", "rewards": ("math:1",), "on_bad_format": "score", "temperature": 1.0}
 PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
     "table1/llama3.1-8b-rlmt": PAPER,
     "table1/llama3.1-8b-rlhf": PAPER | RLHF,
@@ -191,6 +199,22 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "table4/llama3.1-8b-rlmt-armorm": ARMORM,
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
     "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},  # its own thinking is the warm start
+    # other rewards, as far as their papers say; what they leave open is as above
+    "rlvr/tulu3.1": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False, "prompts_per_step": 48,
+                     "group_size": 16, "updates_per_rollout": 2, "beta": 0.01, "learning_rate": 5e-7,
+                     "max_prompt_tokens": 2048, "max_completion_tokens": 2048, "steps": 600},  # its card; one pass
+    "rlvr/dapo": {**VERIFIED, "rewards": ("math:1", "overlong:soft"), "overlong_buffer": 4096, "max_completion_tokens": 20480,
+                  "prompts_per_step": 512, "group_size": 16, "updates_per_rollout": 16, "beta": 0.0, "epsilon_high": 0.28,
+                  "dynamic_sampling": 10},  # 2503.14476; there of a 32B model, data of its own
+    "rubric/rar": {"prompts": "data/rubrics.jsonl", "model": "Qwen/Qwen2.5-7B", "think": False, "rewards": ("rubric:1",),
+                   "judge": "gpt-4o-mini", "prompts_per_step": 96, "group_size": 16, "learning_rate": 5e-6, "temperature": 1.0,
+                   "max_completion_tokens": 2560},  # 2507.17746; context 3584
+    "unsupervised/ttrl": {**VERIFIED, "model": "Qwen/Qwen2.5-Math-7B", "think": False, "rewards": ("majority:1",),
+                          "group_size": 32, "learning_rate": 5e-7, "max_completion_tokens": 3072},  # 2504.16084; 64 vote there
+    "unsupervised/intuitor": {**VERIFIED, "model": "Qwen/Qwen2.5-3B", "think": False, "rewards": ("self_certainty:1",),
+                              "group_size": 7},  # 2505.19590
+    "dense/prime": {**VERIFIED, "model": "PRIME-RL/Eurus-2-7B-SFT", "think": False, "rewards": ("math:1", "prime:1"),
+                    "group_size": 4},  # 2502.01456
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 16, "micro_batch_size": 32, "beta": 0.04, "learning_rate": 3e-4,
@@ -198,7 +222,7 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
 }  # fmt: skip
 # Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
 # steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than thinking.
-RELEASED = {name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45} for name in PRESETS if name != "toy"}
+RELEASED = {name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45} for name in PRESETS if name.startswith("table")}
 for name in ("table1/llama3.1-8b-instruct-rlmt", "table1/qwen2.5-7b-instruct-rlmt", "table1/qwen2.5-7b-rlhf"):
     RELEASED[name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
 for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
@@ -237,6 +261,7 @@ def main(args: Args) -> None:
                 f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
     runs.check_rewards(args, think_format)
     rewards.load(args)
+    dense.load(args)
     parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
@@ -319,6 +344,7 @@ def main(args: Args) -> None:
         gold=gold,
         held_out=held_out,
         compose=rewards.load(args, run),
+        dense_rewards=dense.load(args, device, build=True),
         entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
         attempts=args.dynamic_sampling,
         allow_truncation=args.allow_truncation,
@@ -328,7 +354,8 @@ def main(args: Args) -> None:
 
     # --- 4. save
     runs.save_model(trainer, run / "model", think_format)
-    runs.finish(run, {"steps": args.steps, "prompts": len(kept), "dropped": len(dropped)})
+    runs.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
+                      "dropped": len(dropped)})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import dense
 import ppo
 import rewards
 import utils
@@ -79,6 +80,12 @@ class Args:
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: the official one."""
+    process_model: str = ""
+    """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
+    prime_beta: float = 0.05
+    """For the reward `prime`: weight of its log ratio (PRIME)."""
+    prime_learning_rate: float = 1e-6
+    """Of its model (PRIME)."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -175,6 +182,10 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | RLHF,
+    "rlvr/tulu3": {"prompts": "data/verifiable.jsonl", "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
+                   "on_bad_format": "score", "rewards": ("math:10",), "kl": "reward", "kl_coef": 0.05, "lam": 0.95,
+                   "learning_rate": 3e-7, "prompts_per_step": 224, "num_iterations": 4, "temperature": 1.0,
+                   "max_prompt_tokens": 2048, "max_completion_tokens": 2048, "steps": 446},  # 2411.15124; the critic there was an RM
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 128, "micro_batch_size": 32, "kl_coef": 0.04, "learning_rate": 3e-4,
@@ -220,6 +231,7 @@ def main(args: Args) -> None:
                 f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
     runs.check_rewards(args, think_format)
     rewards.load(args)
+    dense.load(args)
     parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
     if args.kl != "none" and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
@@ -301,6 +313,7 @@ def main(args: Args) -> None:
         gold=gold,
         held_out=held_out,
         compose=rewards.load(args, run),
+        dense_rewards=dense.load(args, device, build=True),
         entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
@@ -315,7 +328,8 @@ def main(args: Args) -> None:
 
     # --- 4. save
     runs.save_model(trainer, run / "model", think_format)
-    runs.finish(run, {"steps": args.steps, "prompts": len(kept), "dropped": len(dropped)})
+    runs.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
+                      "dropped": len(dropped)})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ has `dialogue`, `emotion` and `ended`.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
@@ -88,6 +89,8 @@ class Args:
     """G, conversations with a user (RLVER: 4); PPO has one."""
     beta: float = 0.0
     """KL weight in the loss (RLVER: none)."""
+    turn_weight: float = 0.0
+    """Weight of a dense reward beside the final emotion: each reply earns the change that it made (RLVER: none)."""
     lam: float = 1.0
     """PPO: lambda of generalised advantage estimation."""
     value_clip: float = 0.5
@@ -137,10 +140,12 @@ class Conversations:
     """What makes RolloutTrainer or PPOTrainer train on whole conversations.
 
     `profiles`: by id. `setting`, `user`: as simulator.py has them. `max_tokens`: of a conversation with its first turn.
+    `turn_weight`: see Args.
     """
 
-    def __init__(self, *args, profiles, setting, user, max_tokens, **kwargs):
+    def __init__(self, *args, profiles, setting, user, max_tokens, turn_weight, **kwargs):
         self.profiles, self.setting, self.user, self.max_tokens = profiles, setting, user, max_tokens
+        self.turn_weight = turn_weight
         super().__init__(*args, rollout_func=lambda prompts, trainer: trainer.converse(prompts), compose=emotions, **kwargs)
 
     def _generate_and_score_completions(self, inputs):
@@ -150,6 +155,22 @@ class Conversations:
         metrics["dialogue/turns"].append(sum(row["turns"] for row in rows) / len(rows))
         metrics["dialogue/success"].append(sum((row["emotion"] or 0) >= 100 for row in rows) / len(rows))
         return output
+
+    def token_rewards(self, output: dict) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """On the last token of each reply the change of the emotion / 100. The changes of a talk add up to its reward less its
+        start, also where a reply in bad format ends it with nothing."""
+        if not self.turn_weight:
+            return None
+        values = torch.zeros(output["completion_ids"].shape, device=output["completion_ids"].device)
+        events, own = torch.zeros_like(values, dtype=torch.bool), output["tool_mask"].bool() & output["completion_mask"].bool()
+        last = own & ~torch.cat([own[:, 1:], torch.zeros_like(own[:, :1])], dim=1)  # of a reply
+        for n, row in enumerate(self._rows):
+            emotions = [self.setting["start"]] + [m["emotion-point"] for m in row["dialogue"][1:] if m["role"] == "user"]
+            places = last[n].nonzero().flatten().tolist()
+            levels = [e / 100 for e in emotions[1 : len(places)]]
+            changes = [b - a for a, b in pairwise([emotions[0] / 100, *levels, row["reward"]])]
+            values[n, places], events[n, places] = torch.tensor(changes, device=values.device), True
+        return self.turn_weight * values, events
 
     def converse(self, prompts: list[list[dict]]) -> dict:
         """Token ids of prompts and conversations, 1 for the policy's tokens and 0 for the user's, the sampler's logprobs."""
@@ -330,6 +351,7 @@ def main(args: Args) -> None:
         setting=setting,
         user=user,
         max_tokens=args.max_tokens,
+        turn_weight=args.turn_weight,
         **critic,
     )
     runs.train(trainer, run, args.resume)

@@ -31,7 +31,8 @@ FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
 @dataclass
 class Args:
-    kind: tyro.conf.Positional[Literal["wildchat-if", "ultrafeedback", "tulu3-random", "skywork", "traces", "wildbench"]]
+    kind: tyro.conf.Positional[Literal["wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces",
+                                       "wildbench"]]  # fmt: skip
     """what the input is; decides whether prompt, preference, trace or benchmark task rows come out"""
     out: Path
     """the .jsonl file to write; its report goes beside it as <out>.report.json"""
@@ -196,6 +197,25 @@ def tulu_row(row: dict, args: Args) -> dict | str:
     return "no_assistant_turn" if last is None else prompt_row({**row, "prompt": messages[:last]}, args)
 
 
+def verifiable_row(row: dict, args: Args) -> dict | str:
+    """Prompts with what a reward of rewards.py needs: `answer` (also from `ground_truth` or `solution`; GSM8K's and MATH's,
+    out of which the reward reads the final answer), `tests`, `instruction_id_list`, `reference` or `rubric`, as they are."""
+    text = next((name for name in ("question", "problem") if row.get(name) is not None), None)
+    messages = [{"role": "user", "content": field(row, text)}] if text else prompt_in(row)
+    known = {name: row[name] for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric")
+             if row.get(name) is not None}  # fmt: skip
+    answer = next((row[name] for name in ("answer", "ground_truth", "solution") if row.get(name) is not None), None)
+    if isinstance(answer, str) and "func_name" in answer:  # Tulu 3's own constraints name functions of its training code
+        return "constraint_of_another_verifier"
+    if answer is not None:
+        known["answer"] = str(field({"answer": answer}, "answer", kind=(str, int, float)))
+    if not known.keys() & {"answer", "tests", "instruction_id_list", "reference", "rubric"}:
+        raise BadInput("nothing to verify by: answer, ground_truth, solution, tests, instruction_id_list, reference or "
+                       f"rubric is missing (the row has {', '.join(map(str, row))}); add one")  # fmt: skip
+    source = row.get("source") or row.get("dataset") or Path(args.input).name
+    return prompt_fault(messages) or {"messages": messages, "source": str(source), **known}
+
+
 def pair_row(row: dict, args: Args) -> dict | str:
     """Preference pairs: `chosen` and `rejected` are conversations that differ in their last turn, an assistant's.
     Where both carry a score, a tie or a reversed order is no preference and goes."""
@@ -257,6 +277,7 @@ KINDS = {  # kind: (row function, what its rows are, hub dataset, split)
     "wildchat-if": (prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b", "train"),
     "ultrafeedback": (prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized", "train_prefs"),
     "tulu3-random": (tulu_row, "prompt", "allenai/tulu-3-sft-mixture", "train"),
+    "verifiable": (verifiable_row, "prompt", "openai/gsm8k:main", "train"),
     "skywork": (pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2", "train"),
     "traces": (trace_row, "trace", None, None),
     "wildbench": (task_row, "task", "allenai/WildBench:v2", "test"),

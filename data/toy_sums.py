@@ -64,6 +64,22 @@ def judge(messages: list[dict], response: str) -> dict:
     return {"score": float(right), "checks": {"right": right}}
 
 
+def steps(messages: list[dict], text: str) -> list[tuple[int, float]]:
+    """(end in `text`, 1.0 if this and every step before it is right, else 0.0) of each subtraction and of the response: what
+    `--process-model data/toy_sums.py:steps` rewards."""
+    prompt, found, fine = messages[-1]["content"], [], True
+    asked = {w for w in re.findall(r"[a-z]+", prompt) if w in DISHES}
+    left = int(re.search(r"\d+", prompt)[0])
+    for step in re.finditer(r"([a-z]+) (\d+) leaves (\d+)\.", text.partition("</think>")[0]):
+        price = DISHES.get(step[1], (None,))[0]
+        left, right = int(step[3]), step[1] in asked and int(step[2]) == price and int(step[3]) == left - price
+        fine = fine and right
+        asked.discard(step[1])
+        found.append((step.end(), float(fine)))
+    response = text.rpartition("</think>")[2]
+    return [*found, (len(text), float(fine and judge(messages, response)["score"]))] if response.strip() else found
+
+
 def gold(messages: list[dict], response: str) -> float:
     """The same as a number, for --gold."""
     return judge(messages, response)["score"]

@@ -17,6 +17,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+import rewards  # noqa: E402
 from data import prepare  # noqa: E402
 from data.prepare import Args  # noqa: E402
 
@@ -157,6 +158,24 @@ def test_tulu_prompts_exclude_and_sample(tmp_path):
     }  # fmt: skip
     assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
     assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
+
+
+def test_verifiable_prompts(tmp_path):
+    gsm8k = {"question": "How many?", "answer": "2 + 3 = 5\n#### 5"}
+    tulu = {"messages": chat("What is 2 + 2?"), "ground_truth": "4", "dataset": "MATH"}
+    other = {"messages": chat("Say it loud."), "ground_truth": json.dumps({"func_name": "validate_uppercase"}), "dataset": "ifeval"}
+    code = {"prompt": "Write f.", "tests": ["assert f(1) == 2"], "entry_point": "f"}
+    rows, report = run("verifiable", write(tmp_path / "in.jsonl", [gsm8k, tulu, other, code]))
+    assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None]
+    assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
+    assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
+    assert report["dropped"] == {"constraint_of_another_verifier": 1}
+    marks = rewards.math([row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])])
+    assert marks == [1.0, 0.0]
+
+
+def test_a_row_without_anything_to_verify_by_is_named(tmp_path, capsys):
+    refuse(capsys, "verifiable", write(tmp_path / "in.jsonl", [{"prompt": "Hi"}]), "line 1", "nothing to verify by")
 
 
 def test_skywork_pairs(tmp_path):

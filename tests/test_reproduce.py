@@ -31,7 +31,7 @@ def test_presets_are_arguments_and_every_one_has_a_row(script):
         args = dataclasses.replace(defaults, **values)
         if name != "toy":
             assert all(getattr(args, k) != getattr(defaults, k) for k in values), f"{name} repeats a default"
-            assert name.partition("/")[2] in trained
+            assert name.partition("/")[2] in trained or not name.startswith("table")
     for name, values in module.RELEASED.items():
         paper = dataclasses.replace(module.Args(), **module.PRESETS[name])
         assert all(getattr(paper, k) != v for k, v in values.items() if k != "save_steps"), f"{name}: released as the paper"

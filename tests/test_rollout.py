@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import rewards
 import rollout
+import runs
 import train_grpo
 import utils
 from data import toy_world
@@ -93,6 +94,7 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
         (GRPOTrainer._generate_and_score_completions, ["inputs"]),
         (GRPOTrainer._get_per_token_logps_and_entropies, ["model", "input_ids", "attention_mask", "logits_to_keep"]),
         (GRPOTrainer._compute_loss, ["model", "inputs"]),
+        (GRPOTrainer._get_train_sampler, ["dataset"]),
         (vllm_generation.VLLMGeneration.sync_weights, []),
         (vllm_generation.VLLMGeneration._iter_named_params, []),
     ],
@@ -394,6 +396,33 @@ def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, t
     assert set(asked[0]) & dull and not set(asked[20]) & dull
     kept = [a for a, b in zip(asked[0], asked[20]) if a == b]
     assert kept == [i for i in asked[0] if i not in dull]  # groups with a signal stay as they were
+
+
+def test_the_order_of_an_epoch_follows_from_its_number(folders, tokenizer, tmp_path):
+    """A sampler that starts in the second epoch, as after a resume, gives what one gives that had the first before."""
+    whole, resumed = (make_trainer(folders, tokenizer, tmp_path)._get_train_sampler() for _ in "ab")
+    whole.set_epoch(0)
+    first = list(whole)
+    whole.set_epoch(1)
+    resumed.set_epoch(1)
+    second = list(whole)
+    assert second == list(resumed) != first and sorted(second) == sorted(first)
+
+
+def test_a_collapsed_reward_ends_the_run(folders, tokenizer, tmp_path):
+    """Ten steps in a row, of which a log that was there before, as after a resume, counts four."""
+    trainer = make_trainer(folders, tokenizer, tmp_path, steps=12)
+    trainer.add_callback(runs.RunLogger(tmp_path, {}, "think"))
+    lines = [{"step": n, "collapse/agreement": 0.5 if n == 1 else 1.0} for n in range(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def compose(rows, group_size):
+        values = [float(row["n_tokens"]) for row in rows]
+        return values, {"majority": values}, {"majority": values}, {"agreement": 1.0}
+
+    trainer.compose = compose
+    trainer.train()
+    assert trainer.stopped == "collapsed: agreement of 0.99 or more in 10 steps" and trainer.state.global_step == 6
 
 
 @pytest.mark.parametrize(
