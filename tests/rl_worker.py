@@ -1,6 +1,7 @@
 """Three GRPO or PPO steps whose sampling noise depends on the step and the completion's place in the global batch only, so that
-one process and two sample the same completions. Started by tests/test_scripts.py: rl_worker.py grpo|ppo PROMPTS OUT"""
+one process and two sample the same completions. Started by tests/test_scripts.py: rl_worker.py grpo|ppo|dense PROMPTS OUT"""
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 from trl import GRPOConfig
 
+import dense
 import ppo
 import rollout
 import train_ppo
@@ -32,6 +34,18 @@ class KeyedGumbel(LogitsProcessor):
         return scores / self.temperature + torch.stack(noise)
 
 
+def right(rows: list[dict], group_size: int):
+    """Right is a response with an even number of different words."""
+    values = [float(len(set(row["response"].split())) % 2 == 0) for row in rows]
+    return values, {"math": values}, {"math": values}, {}
+
+
+def words(messages: list[dict], text: str) -> list[tuple[int, float]]:
+    """A step judge: every third word ends a step, whose probability is the share of short words so far."""
+    ends, found = [m.end() for m in re.finditer(r"\S+", text)], text.split()
+    return [(ends[n], sum(len(w) < 5 for w in found[: n + 1]) / (n + 1)) for n in range(2, len(ends), 3)]
+
+
 def main(algorithm: str, prompts: str, out: Path) -> None:
     state = PartialState(cpu=True)
     out.mkdir(exist_ok=True)
@@ -39,11 +53,15 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     utils.prepare_tokenizer(tokenizer, "plain")
     rows = [{"id": r["id"], "prompt": r["messages"]} for r in runs.read_rows(prompts, "messages")]
     cls, config, own = rollout.RolloutTrainer, GRPOConfig, {"num_generations": 4}
-    critic = {}
+    more = {}
     if algorithm == "ppo":
         cls, config, own = ppo.PPOTrainer, ppo.PPOConfig, {}
-        critic = {"critic": ppo.load_critic(train_ppo.Args(model="data/toy/base", gradient_checkpointing=False), tokenizer),
+        more = {"critic": ppo.load_critic(train_ppo.Args(model="data/toy/base", gradient_checkpointing=False), tokenizer),
                   "critic_learning_rate": 1e-3, "gamma": 1.0, "lam": 0.95, "value_clip": 0.5}  # fmt: skip
+    if algorithm == "dense":
+        implicit = dense.ImplicitReward(AutoModelForCausalLM.from_pretrained("data/toy/base"), 0.5, 1e-3)
+        steps = dense.ProcessReward(f"{__file__}:words", "cpu", 1000)
+        more = {"compose": right, "dense_rewards": [("process", 0.5, steps), ("prime", 1.0, implicit)]}
     trainer = cls(
         model=AutoModelForCausalLM.from_pretrained("data/toy/base"),
         args=config(
@@ -55,7 +73,7 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
         ),
         train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[runs.RunLogger(out, {"reward": "reward"}, "plain")],
         reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"), think_format="plain",
-        on_bad_format="score", format_margin=1.0, run=out, allow_truncation=True, **critic,
+        on_bad_format="score", format_margin=1.0, run=out, allow_truncation=True, **more,
     )  # fmt: skip
     generate = trainer.model.generate
 

@@ -426,7 +426,7 @@ def test_sft_under_two_processes_is_one(toy_data, tmp_path):
     assert all(torch.allclose(x[k], y[k], atol=1e-5) for k in x)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dense"])
 def test_rl_under_two_processes_is_one(toy_data, tmp_path, algorithm):
     """Same sampling noise for the same completion (see rl_worker.py), so rewards, KL, loss and weights must agree."""
     for n in (1, 2):
@@ -435,6 +435,8 @@ def test_rl_under_two_processes_is_one(toy_data, tmp_path, algorithm):
     keys = ["reward", "reward_std", "kl", "loss", "completions/mean_length", "think/format_ok", "entropy", "grad_norm"]
     if algorithm == "ppo":
         keys += ["value/loss", "value/grad_norm", "value/mean", "value/explained_variance"]
+    if algorithm == "dense":
+        keys += ["reward/process", "reward/prime", "prime/loss", "prime/accuracy"]
     assert len(one) == len(two) == 3
     for a, b in zip(one, two):
         for key in keys:  # TRL logs these two as means of micro-batch means, and the micro-batches differ
