@@ -98,6 +98,7 @@ class RolloutTrainer(GRPOTrainer):
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
         self.dense_rewards, self._dense, self.stopped = dense_rewards, None, ""
+        self._history = None
         self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
         for name, _, source in dense_rewards:
             if hasattr(source, "optimizer"):
@@ -247,6 +248,10 @@ class RolloutTrainer(GRPOTrainer):
         return inputs
 
     def _generate_and_score_completions(self, inputs):
+        if self._history is None:  # now, as a resumed run's log has been cut back to its checkpoint
+            path = self.run / "metrics.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            self._history = [{name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines]
         inputs = self._resample(inputs) if self.attempts else inputs
         output = super()._generate_and_score_completions(inputs)
         self._sampled = None
@@ -279,7 +284,6 @@ class RolloutTrainer(GRPOTrainer):
             metrics["reward/missing"].append(mean([r["missing"] for r in rows]))
             for name, value in self._indicators.items():
                 metrics[f"collapse/{name}"].append(value)
-            self._stop_if_collapsed()
         if self.reward_model:
             self._count_truncated(metrics)
         return output
@@ -312,16 +316,15 @@ class RolloutTrainer(GRPOTrainer):
         output["advantages"] = (output["advantages"].unsqueeze(1) + advantages) * mask
         return output["advantages"].sum(1) / mask.sum(1)
 
-    def _stop_if_collapsed(self) -> None:
-        """Ends the run with this step when rewards.collapsed says so; the earlier steps are those of metrics.jsonl."""
-        path, why = self.run / "metrics.jsonl", [""]
-        if self._indicators and self.accelerator.is_main_process:
-            lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-            history = [{name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines]
-            why = [collapsed([*history, {"entropy": None} | self._indicators])]
-        if reason := broadcast_object_list(why)[0]:
+    def log(self, logs: dict, *args, **kwargs) -> None:
+        """Once a rollout; ends the run after it when rewards.collapsed says so."""
+        super().log(logs, *args, **kwargs)
+        if "train_runtime" in logs:  # the closing line
+            return
+        self._history.append({"entropy": None} | self._indicators)
+        if self._indicators and not self.stopped and (reason := collapsed(self._history)):
             self.stopped, self.control.should_training_stop = reason, True
-            self.accelerator.print(f"{reason}; the run ends with this step")
+            self.accelerator.print(f"{reason}; the run ends here")
 
     # --- checkpoints, and held-out prompts: is the proxy still a proxy?
 
