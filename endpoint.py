@@ -125,6 +125,8 @@ class Endpoint:
         self.bodies, self.end = {}, 0  # replies by key; bytes of the store that they came from
         self.reserved, self.scales = 0.0, (1.0, 1.0)  # worst case of calls under way; most tokens used over `token_limits`
         self.random = random.Random()  # not the global generator, which training draws from
+        if "@" in self.base_url or "?" in self.base_url:
+            fail("no user, password or key belongs into a base URL: it is logged; set OPENAI_API_KEY")
         if not self.base_url.startswith(("http://", "https://")):
             fail(f"the base URL {base_url!r} must begin with http:// or https://")
         if concurrency < 1 or timeout <= 0 or retries < 0:

@@ -11,11 +11,14 @@ import runs  # isort: skip
 import torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, get_peft_model
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
 import rollout
+import utils
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
@@ -148,20 +151,25 @@ class PPOTrainer(rollout.RolloutTrainer):
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        dcp.save(self._critic_state(), checkpoint_id=str(folder / "critic"), no_dist=not torch.distributed.is_initialized())
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}" / "critic"
+        # safetensors: dcp's own format holds pickles, which loading would run
+        writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        dcp.save(self._critic_state()[2], storage_writer=writer, no_dist=not torch.distributed.is_initialized())
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint:
-            state = self._critic_state()
-            dcp.load(state, checkpoint_id=str(Path(checkpoint) / "critic"), no_dist=not torch.distributed.is_initialized())
-            set_state_dict(self.critic, self.critic_optimizer.optimizer, model_state_dict=state["model"],
-                           optim_state_dict=state["optimizer"])  # fmt: skip
+            model, optimizer, tensors = self._critic_state()
+            reader = dcp.HuggingFaceStorageReader(str(Path(checkpoint) / "critic"))
+            dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())  # in place
+            set_state_dict(self.critic, self.critic_optimizer.optimizer, model_state_dict=model,
+                           optim_state_dict=optimizer, options=FLAT)  # fmt: skip
 
-    def _critic_state(self) -> dict:
-        model, optimizer = get_state_dict(self.critic, self.critic_optimizer.optimizer)
-        return {"model": model, "optimizer": optimizer}
+    def _critic_state(self) -> tuple[dict, dict, dict]:
+        """The critic's and its optimizer's state, flat; and what a checkpoint holds, the tensors of both."""
+        model, optimizer = get_state_dict(self.critic, self.critic_optimizer.optimizer, options=FLAT)
+        tensors = {name: value for name, value in optimizer.items() if torch.is_tensor(value)}
+        return model, optimizer, {"model": model, "optimizer": tensors}
 
 
 def critic_start(args, tokenizer) -> str:
@@ -176,10 +184,10 @@ def load_critic(args, tokenizer):
     """A token classifier of one output; a head that the checkpoint does not have starts at zero. With LoRA, an adapter."""
     start = critic_start(args, tokenizer)
     dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
-    config = AutoConfig.from_pretrained(start, num_labels=1)
+    config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
     load = AutoModelForTokenClassification.from_pretrained
-    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True)
+    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True, **utils.SAFE)
     for name, parameter in critic.named_parameters():
         if name in info["missing_keys"]:
             torch.nn.init.zeros_(parameter)

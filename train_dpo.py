@@ -324,7 +324,8 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()
     torch.manual_seed(args.seed)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,
+                                                  **utils.SAFE)  # fmt: skip
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",
                "rejected logp": "logps/rejected"}  # fmt: skip

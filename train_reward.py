@@ -137,7 +137,7 @@ def main(args: Args) -> None:
 
     # --- 2. model
     torch.manual_seed(args.seed)
-    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1, dtype=torch.float32)
+    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1, dtype=torch.float32, **utils.SAFE)
 
     # --- 3. train
     trainer = RewardTrainer(

@@ -15,6 +15,7 @@ model/, an ordinary Hugging Face folder (with LoRA: merged, the adapter beside i
 
 from dataclasses import dataclass
 
+import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
-import runs
 import utils
 
 
@@ -167,6 +167,7 @@ def main(args: Args) -> None:
         args.model,
         dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
         quantization_config=quantization,
+        **utils.SAFE,
         attn_implementation="flash_attention_2" if args.packing and is_flash_attn_2_available() else "sdpa",
     )
     if args.load_in_4bit:

@@ -20,6 +20,7 @@ THINK_FORMATS = {
     "zero_plain": "<response> y </response>",
 }
 TAGS = ("<think>", "</think>", "<response>", "</response>")
+SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
 
 
 class ThinkParts(NamedTuple):
@@ -181,7 +182,7 @@ class RewardModel:
     def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
                  max_length: int = 0, tokens_per_batch: int = 16384, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
         if info["missing_keys"]:
             raise ValueError(f"reward model {path} has no weights for {', '.join(info['missing_keys'])}; they would be random")
         self.model = model.to(device).eval()
@@ -195,7 +196,7 @@ class RewardModel:
     @staticmethod
     def check(path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain") -> Tokenizer:
         """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
-        tokenizer, outputs = AutoTokenizer.from_pretrained(path), AutoConfig.from_pretrained(path).num_labels
+        tokenizer, config = (auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig))
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -203,8 +204,8 @@ class RewardModel:
         if reward_on == "think+response" and "think" in think_format and _THOUGHT not in _render(tokenizer, _THOUGHT):
             raise ValueError(f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
                              "pass --reward-chat-template FILE or --reward-on response")  # fmt: skip
-        if outputs != 1:
-            raise ValueError(f"reward model {path} has {outputs} outputs; it needs exactly 1")
+        if config.num_labels != 1:
+            raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
         return tokenizer
 
     def encode(self, messages: list[dict], completion: str) -> list[int]:
@@ -267,8 +268,8 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
     if use_vllm:
         from vllm import LLM, SamplingParams
 
-        engine = LLM(model=model, max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory,
-                     generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu").llm_engine  # fmt: skip
+        engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu",
+                     max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory).llm_engine
         for i in sorted(set(range(len(prompts))) - done):  # a seed each: equal prompts must not get equal completions
             params = SamplingParams(
                 temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i, ignore_eos=True,
@@ -280,7 +281,7 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
                 ids = list(out.outputs[0].token_ids)
                 yield int(out.request_id), text(ids), out.outputs[0].finish_reason == "stop", ids
     else:
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **SAFE).to(device).eval()
         sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else {"do_sample": False}
         policy.generation_config = GenerationConfig(**sampling, max_new_tokens=max_tokens, eos_token_id=eos, pad_token_id=eos)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
