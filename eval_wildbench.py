@@ -143,7 +143,7 @@ def mark_value(mark) -> float | None:
     """A mark from 1 to 10 (number, or string of one), else None."""
     try:
         value = float(mark) if not isinstance(mark, bool) else -1.0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last from an integer of 400 digits
         return None
     return value if 1 <= value <= 10 else None
 

@@ -407,9 +407,10 @@ def _choice(found: dict, key: str, options: tuple[str, ...]) -> str:
 
 def _mark(found: dict) -> float:
     mark = found.get("mark")
-    if isinstance(mark, bool) or not isinstance(mark, int | float | str) or not 1 <= float(mark) <= 10:
+    number = float(mark) if isinstance(mark, str) else mark
+    if isinstance(mark, bool) or not isinstance(number, int | float) or not 1 <= number <= 10:
         raise ValueError(f"mark is {str(mark)[:40]!r}")
-    return float(mark)
+    return float(number)
 
 
 def _token_shares(reply: Reply | None, words: str) -> dict[str, float] | None:
@@ -481,7 +482,7 @@ def _criteria(row: dict) -> list[tuple[str, float, bool]]:
         found = [(str(c["criterion"]), float(c["weight"]), bool(c.get("veto"))) for c in row["rubric"]]
         if min(weight for _, weight, _ in found) >= 0 < sum(weight for _, weight, _ in found) < float("inf"):
             return found
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         pass
     raise ValueError(f"row {row['id']}: the rubric must be a list of {{criterion, weight[, veto]}} with weights of 0 or more, "
                      f"not all 0 (turn a negative one into its opposite): {json.dumps(row['rubric'])[:80]}")  # fmt: skip

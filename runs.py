@@ -91,7 +91,7 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
             for number, line in enumerate(f, 1):
                 try:
                     rows.append(json.loads(line))
-                except ValueError as e:  # bad JSON, or bytes that are not UTF-8
+                except (ValueError, RecursionError) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
                     fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
@@ -161,16 +161,21 @@ def load_gold(spec: str, device: str, run: Path):
 
 
 def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
-    """Prompt rows {id, prompt} that fit, and the dropped ones {id, reason, tokens}; prints the counts."""
-    kept, dropped = [], []
+    """Prompt rows {id, prompt} that fit, without control tokens, and the dropped {id, reason, tokens}; prints the counts."""
+    kept, dropped, cleaned = [], [], []
     for row in read_rows(path, "messages"):
+        messages = utils.without_control(tokenizer, row["messages"])
+        cleaned += [row["id"]] * (messages != row["messages"])
         tokens = len(or_fail(utils.encode_prompt, tokenizer, row["messages"]))
         if tokens > max_prompt_tokens:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": tokens})
         else:
-            kept.append({"id": row["id"], "prompt": row["messages"]})
+            kept.append({"id": row["id"], "prompt": messages})
+    if cleaned:
+        PartialState().print(f"{len(cleaned)} prompts less the control tokens that were written out in them: "
+                             + ", ".join(map(str, cleaned[:5])))  # fmt: skip
     PartialState().print(f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
-                         + (f": {', '.join(d['id'] for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
+                         + (f": {', '.join(str(d['id']) for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
     return kept, dropped
 
 

@@ -200,6 +200,7 @@ def read_pairs(args: Args, tokenizer, think_format: str) -> tuple[list[dict], Co
             if "think" in think_format and row.get(f"{side}_thinking"):
                 text = utils.join_thinking(row[f"{side}_thinking"], text, think_format)
             foreign = any(tag in text for tag in utils.TAGS if tag not in utils.THINK_FORMATS[think_format])
+            foreign |= utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]
             if utils.split_thinking(text, think_format).status == "ok" and not foreign:
                 ids.append(utils.encode_completion(tokenizer, text))
         if len(ids) < 2:

@@ -82,7 +82,7 @@ def build_pairs(rows: list[dict], tokenizer, reward_on: str, max_length: int) ->
         texts = [row["chosen"], row["rejected"]]
         if reward_on == "think+response":
             texts = [utils.join_thinking(row[f"{side}_thinking"], row[side], "think") for side in ("chosen", "rejected")]
-        turns = [row["messages"] + [{"role": "assistant", "content": text}] for text in texts]
+        turns = (utils.without_control(tokenizer, [*row["messages"], {"role": "assistant", "content": t}]) for t in texts)
         chosen, rejected = (tokenizer.apply_chat_template(t, return_dict=False) for t in turns)
         if chosen == rejected:
             dropped.append({"id": row["id"], "reason": "identical"})

@@ -217,6 +217,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     """Tokens between two replies: the end of turn if it is not there yet, the user's turn, and the opening of the next."""
     mark = "(reply)"
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}, {"role": "user", "content": content}]
+    messages = utils.without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(text.partition(mark)[2], add_special_tokens=False)["input_ids"]
     return ids[1:] if after_end and ids[0] == tokenizer.eos_token_id else ids
