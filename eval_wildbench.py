@@ -435,6 +435,10 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded or asked
     tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
     template = Path(args.template).read_text() if args.template else TEMPLATES.get(args.mode, "")
+    fields = {"history", "user_query", "checklist"}
+    fields |= {"candidate_A", "candidate_B"} if args.mode == "reward" else {"model_output"}
+    if unknown := sorted(set(re.findall(r"\{\$(\w+)\}", template)) - fields):
+        runs.fail(f"{args.template}: --mode {args.mode} has nothing to put in place of {{${unknown[0]}}}")
     if args.mode == "program":
         runs.load_function(args.judge)
     elif ".py:" in args.judge:

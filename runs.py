@@ -36,8 +36,8 @@ import utils
 
 
 def fail(message: str) -> None:
-    """Bad input: one line on stderr, exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    """Bad input: one line on stderr, whatever a file's fields are called, and exit code 2."""
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -75,6 +75,9 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     return args
 
 
+TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
+
+
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """Rows of a .jsonl, .jsonl.gz or .parquet file, each with `fields`; exits with 2 naming file, line and field.
 
@@ -98,11 +101,17 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
             fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
         if "messages" not in row and isinstance(row.get("prompt"), list):
             row["messages"] = row.pop("prompt")
-        row.setdefault("id", f"{path.stem}-{number - 1}")
+        if row.get("id") is None:
+            row["id"] = f"{path.stem}-{number - 1}"
+        if not isinstance(row["id"], str | int | float):
+            fail(f"{path}:{number}: 'id' is neither a text nor a number but {json.dumps(row['id'])[:50]}")
         for field in fields:
             if row.get(field) is None:
                 found = ", ".join(k for k in row if row[k] is not None)
                 fail(f"{path}:{number}: no field {field!r} (found {found}); data/README.md has the schemas")
+        for field in TEXTS & {*fields, "chosen_thinking", "rejected_thinking"}:
+            if not isinstance(row.get(field) or "", str):
+                fail(f"{path}:{number}: {field!r} is not a text but {json.dumps(row[field])[:50]}")
         messages = row.get("messages")
         if "messages" in fields and not (
             isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)

@@ -4,6 +4,8 @@
     FUZZ=10000 python -m pytest tests/test_fuzz.py       # so many of each (rendering: a tenth), others every time
 """
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -68,10 +70,19 @@ def fails(function, *args):
         return function(*args)
     except SystemExit:
         (message,) = messages
-        assert message and "\n" not in message
+        assert message
         return message
     finally:
         runs.fail = before
+
+
+@given(anything)
+@example("no field 'x' (found \n)")
+def test_a_failure_is_one_line(message):
+    out = io.StringIO()
+    with contextlib.redirect_stderr(out), pytest.raises(SystemExit, match="2"):
+        runs.fail(message)
+    assert out.getvalue().startswith("error: ") and len(out.getvalue().splitlines()) == 1
 
 
 # --- think format
@@ -230,6 +241,13 @@ def test_shares_of_a_first_token(tops):
     assert shares is None or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0)
 
 
+@given(values | st.lists(st.fixed_dictionaries({"token": st.sampled_from("mMx"), "logprob": values})).map(
+    lambda tops: {"logprobs": {"content": [{"top_logprobs": tops}]}}))  # fmt: skip
+def test_preferences_of_a_first_token(choice):
+    preference = benchmarks.token_preference(choice, "A")
+    assert preference is None or 1 <= preference <= 2
+
+
 class Judge:
     """An endpoint that gives the replies it was made with; `ask` of Endpoint needs a server, its parsing does not."""
 
@@ -331,6 +349,7 @@ good = st.fixed_dictionaries({"id": text | st.integers(), "messages": turns}, op
 @example([b'{"messages": [{"role": "user", "content": "a"}]}', b"1" * 5000], b"\n", True)
 @example([b"\xef\xbb\xbf{}"], b"\n", True)
 @example([b"[" * 100_000], b"\n", True)
+@example([b'{"\\n": false}'], b"\n", False)
 def test_rows_of_any_bytes(tmp_path_factory, content, newline, last):
     path = tmp_path_factory.getbasetemp() / "rows.jsonl"
     data = newline.join(content) + newline * last
@@ -354,6 +373,28 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
         assert any(r["messages"][-1]["role"] != "user" for r in rows) or not ascii_only and re.search("[\ud800-\udfff]", repr_of(rows))
     else:
         assert repr(found) == repr(rows)
+
+
+fields = st.fixed_dictionaries({}, optional={name: values | anything for name in
+                                             ("id", "thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")})  # fmt: skip
+
+
+@slow
+@given(fields, st.sampled_from(["think", "plain"]))
+@example({"thinking": 5, "response": "y"}, "think")
+@example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
+@example({"id": [1], "thinking": "z", "response": "y"}, "think")
+def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
+    path, tokenizer = tmp_path_factory.getbasetemp() / "types.jsonl", tokenizers["qwen25_instruct", think_format]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
+    rows = fails(runs.read_rows, path, "messages", "thinking", "response")
+    if isinstance(rows, list):
+        kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
+        assert len(kept) + len(dropped) == 1
+    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
+    assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
+    prompts = fails(runs.load_prompts, str(path), tokenizer, 1)
+    assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
 def repr_of(rows) -> str:
