@@ -569,10 +569,13 @@ def model_side(instruction: str) -> str:
 
 def token_preference(choice: dict, model_is: str) -> float | None:
     """Preference, 1 (baseline) to 2 (model), from a reply's log-probabilities of m and M; None where it has neither."""
-    content = (choice.get("logprobs") or {}).get("content") or [{}]
-    shown = {top["token"]: math.exp(top["logprob"]) for top in content[0].get("top_logprobs", [])}
+    try:
+        tops = choice["logprobs"]["content"][0]["top_logprobs"]
+        shown = {top["token"]: math.exp(top["logprob"]) for top in tops}
+    except (LookupError, TypeError, OverflowError):  # a reply without log-probabilities
+        return None
     m, big_m = shown.get("m", 0.0), shown.get("M", 0.0)
-    return 1 + (m if model_is == "A" else big_m) / (m + big_m) if m + big_m else None
+    return 1 + (m if model_is == "A" else big_m) / (m + big_m) if 0 < m + big_m < math.inf else None
 
 
 def parse_alpacaeval2(text: str) -> str:

@@ -14,9 +14,10 @@ import runs  # isort: skip
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import rewards
+import utils
 
 
 def token_advantages(values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool) -> torch.Tensor:
@@ -68,7 +69,7 @@ class ProcessReward:
             return
         self.tokenizer = runs.load_tokenizer(source)
         dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-        self.model = AutoModelForTokenClassification.from_pretrained(source, dtype=dtype).to(device).eval()
+        self.model = AutoModelForTokenClassification.from_pretrained(source, dtype=dtype, **utils.SAFE).to(device).eval()
 
     @staticmethod
     def check(source: str) -> None:
@@ -77,7 +78,7 @@ class ProcessReward:
             runs.load_function(source)
             return
         runs.load_tokenizer(source)
-        config = runs.or_fail(AutoConfig.from_pretrained, source)
+        config = runs.load_config(source)
         if not "".join(config.architectures or []).endswith("ForTokenClassification") or config.num_labels != 2:
             runs.fail(f"--process-model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
                       "token classifier with two, wrong and right, or file.py:function")  # fmt: skip
@@ -184,7 +185,7 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
             sources.append((name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch)))
             continue
         dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **utils.SAFE)
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()

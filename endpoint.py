@@ -86,11 +86,16 @@ def retry_after(headers) -> float:
 
 def read_body(content: bytes) -> dict:
     """The chat completion that an endpoint sent; ValueError for anything else."""
-    with suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        body = json.loads(content)
-        if isinstance(body["choices"][0]["message"].get("content"), str | None):
+    with suppress(ValueError, RecursionError):
+        if is_completion(body := json.loads(content)):
             return body
     raise ValueError(f"the body is no chat completion: {content.decode(errors='replace')!r}")
+
+
+def is_completion(body) -> bool:
+    with suppress(LookupError, TypeError, AttributeError):
+        return isinstance(body["choices"][0]["message"].get("content"), str | None)
+    return False
 
 
 def read_usage(body: dict) -> tuple[int, int] | None:
@@ -125,6 +130,8 @@ class Endpoint:
         self.bodies, self.end = {}, 0  # replies by key; bytes of the store that they came from
         self.reserved, self.scales = 0.0, (1.0, 1.0)  # worst case of calls under way; most tokens used over `token_limits`
         self.random = random.Random()  # not the global generator, which training draws from
+        if "@" in self.base_url or "?" in self.base_url:
+            fail("no user, password or key belongs into a base URL: it is logged; set OPENAI_API_KEY")
         if not self.base_url.startswith(("http://", "https://")):
             fail(f"the base URL {base_url!r} must begin with http:// or https://")
         if concurrency < 1 or timeout <= 0 or retries < 0:
@@ -202,6 +209,9 @@ class Endpoint:
 
     def _remember(self, line: bytes) -> None:
         row = json.loads(line)
+        counts = all(type(n) is int for n in row["usage"]) and 0 <= row["cost"] < float("inf")
+        if not (counts and is_completion(row["reply"])):
+            raise ValueError("no stored reply")
         used = zip(self.scales, row["usage"], token_limits(row["request"]))
         self.scales = tuple(max(scale, n / limit) if limit else scale for scale, n, limit in used)
         self.cost += row["cost"]

@@ -34,7 +34,7 @@ from typing import Literal
 
 import runs  # isort: skip
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import evaluation
 import simulator
@@ -240,7 +240,7 @@ def load_model(args: Args, run: Path) -> tuple[Callable, str]:
             outs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
             return [list(out.outputs[0].token_ids) for out in outs]
     else:
-        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device).eval()
+        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **utils.SAFE).to(device).eval()
         sampling = dict(do_sample=True, temperature=args.temperature, top_p=args.top_p, top_k=0)
         sampling = (sampling if args.temperature else {"do_sample": False}) | {"max_new_tokens": args.max_tokens}
         policy.generation_config = GenerationConfig(**sampling, eos_token_id=eos, pad_token_id=eos)
@@ -265,7 +265,7 @@ def load_model(args: Args, run: Path) -> tuple[Callable, str]:
 
 def context(args: Args) -> int:
     """Tokens that the model can read and write."""
-    config = runs.or_fail(AutoConfig.from_pretrained, args.model).get_text_config()
+    config = runs.load_config(args.model).get_text_config()
     return getattr(config, "max_position_embeddings", None) or 10**9
 
 

@@ -143,7 +143,7 @@ def mark_value(mark) -> float | None:
     """A mark from 1 to 10 (number, or string of one), else None."""
     try:
         value = float(mark) if not isinstance(mark, bool) else -1.0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last from an integer of 400 digits
         return None
     return value if 1 <= value <= 10 else None
 
@@ -435,6 +435,10 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded or asked
     tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
     template = Path(args.template).read_text() if args.template else TEMPLATES.get(args.mode, "")
+    fields = {"history", "user_query", "checklist"}
+    fields |= {"candidate_A", "candidate_B"} if args.mode == "reward" else {"model_output"}
+    if unknown := sorted(set(re.findall(r"\{\$(\w+)\}", template)) - fields):
+        runs.fail(f"{args.template}: --mode {args.mode} has nothing to put in place of {{${unknown[0]}}}")
     if args.mode == "program":
         runs.load_function(args.judge)
     elif ".py:" in args.judge:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
 import rollout
+import utils
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
@@ -157,10 +158,10 @@ def load_critic(args, tokenizer):
     """A token classifier of one output; a head that the checkpoint does not have starts at zero. With LoRA, an adapter."""
     start = critic_start(args, tokenizer)
     dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
-    config = AutoConfig.from_pretrained(start, num_labels=1)
+    config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
     load = AutoModelForTokenClassification.from_pretrained
-    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True)
+    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True, **utils.SAFE)
     for name, parameter in critic.named_parameters():
         if name in info["missing_keys"]:
             torch.nn.init.zeros_(parameter)

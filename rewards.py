@@ -206,6 +206,9 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
         def __getattr__(self, name):
             return ask(self, name)
 
+        def __setstate__(self, state):  # else a pickle could change the number
+            raise pickle.UnpicklingError("an object of the program's has no state here")
+
     for name in ("__call__", "__getitem__", "__len__", "__iter__", "__next__", "__str__", "__repr__"):
         setattr(Remote, name, lambda self, *args, _name=name, **kwargs: ask(self, _name, args, kwargs))
 
@@ -220,6 +223,8 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
             raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
         def persistent_load(self, number):
+            if type(number) is not int:  # one that cannot be sent back would make the test unrunnable: a way out of 0
+                raise pickle.UnpicklingError(f"{number!r} is the number of no object")
             return Remote(number)
 
     def ask(target, name, args=None, kwargs=None):
@@ -248,6 +253,8 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
     library = next(path for path in sys.path if os.path.exists(f"{path}/os.py"))
     home = library.rpartition("/lib/")[0]  # maybe the sandbox's door to a closed folder: see sandbox._inside
     doors = {int(path.split("/")[4]) for path in sys.path if path.startswith("/proc/self/fd/")}
+    verdicts = open(os.dup(1), "w")
+    os.dup2(2, 1)  # what a test prints may be the program's words
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
     subprocess.Popen([home + sys._base_executable.removeprefix(sys.base_prefix), "-sSP", "-X", "utf8", "-c",
                       f"import sys\nsys.path[:] = {sys.path}\n{server}\n_serve({their_in}, {their_out})"],
@@ -256,22 +263,23 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
     os.close(their_in)
     os.close(their_out)
     with open(our_in, "rb") as inbox, open(our_out, "wb") as outbox:
-        print(Receiver(inbox).load(), flush=True)
+        print(Receiver(inbox).load(), file=verdicts, flush=True)
         pickle.dump(program, outbox)
         namespace = {"__name__": "tests"}
         for name in used - (set(dir(builtins)) - {entry_point}):
             try:  # the program must not stand in for a module that the tests use
-                namespace[name] = __import__(name) if name in sys.stdlib_module_names else ask(None, name)
+                module = name in sys.stdlib_module_names and name != entry_point
+                namespace[name] = __import__(name) if module else ask(None, name)
             except Exception:  # it has no such name
                 continue
         for test in tests:
             try:
                 exec(compile(test, "tests", "exec"), namespace)
-                print(1, flush=True)
+                print(1, file=verdicts, flush=True)
             except Untestable:
-                print("?", flush=True)
+                print("?", file=verdicts, flush=True)
             except Exception:
-                print(0, flush=True)
+                print(0, file=verdicts, flush=True)
 
 
 def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: float | None = None, timeout: float = 10.0,
@@ -400,9 +408,10 @@ def _choice(found: dict, key: str, options: tuple[str, ...]) -> str:
 
 def _mark(found: dict) -> float:
     mark = found.get("mark")
-    if isinstance(mark, bool) or not isinstance(mark, int | float | str) or not 1 <= float(mark) <= 10:
+    number = float(mark) if isinstance(mark, str) else mark
+    if isinstance(mark, bool) or not isinstance(number, int | float) or not 1 <= number <= 10:
         raise ValueError(f"mark is {str(mark)[:40]!r}")
-    return float(mark)
+    return float(number)
 
 
 def _token_shares(reply: Reply | None, words: str) -> dict[str, float] | None:
@@ -474,7 +483,7 @@ def _criteria(row: dict) -> list[tuple[str, float, bool]]:
         found = [(str(c["criterion"]), float(c["weight"]), bool(c.get("veto"))) for c in row["rubric"]]
         if min(weight for _, weight, _ in found) >= 0 < sum(weight for _, weight, _ in found) < float("inf"):
             return found
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         pass
     raise ValueError(f"row {row['id']}: the rubric must be a list of {{criterion, weight[, veto]}} with weights of 0 or more, "
                      f"not all 0 (turn a negative one into its opposite): {json.dumps(row['rubric'])[:80]}")  # fmt: skip

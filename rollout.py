@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn import functional as F
 from trl import GRPOTrainer
 
@@ -26,6 +26,8 @@ import dense
 import runs
 import utils
 from rewards import collapsed
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
@@ -331,21 +333,25 @@ class RolloutTrainer(GRPOTrainer):
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        for name, state in self._states_beside().items():
-            dcp.save(state, checkpoint_id=str(folder / name), no_dist=not torch.distributed.is_initialized())
+        for name in self.beside:  # as safetensors: dcp's own format holds pickles, which loading would run
+            writer = dcp.HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
+            dcp.save(self._state_beside(name)[2], storage_writer=writer, no_dist=not torch.distributed.is_initialized())
         if self.held_out:
             self._measure_held_out()
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        for name, state in self._states_beside().items() if checkpoint else ():
-            dcp.load(state, checkpoint_id=str(Path(checkpoint) / name), no_dist=not torch.distributed.is_initialized())
-            model, optimizer = self.beside[name]
-            set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        for name in self.beside if checkpoint else ():
+            model, optimizer, tensors = self._state_beside(name)
+            reader = dcp.HuggingFaceStorageReader(str(Path(checkpoint) / name))
+            dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())  # in place
+            set_state_dict(*self.beside[name], model_state_dict=model, optim_state_dict=optimizer, options=FLAT)
 
-    def _states_beside(self) -> dict[str, dict]:
-        states = {name: get_state_dict(model, optimizer) for name, (model, optimizer) in self.beside.items()}
-        return {name: {"model": model, "optimizer": optimizer} for name, (model, optimizer) in states.items()}
+    def _state_beside(self, name: str) -> tuple[dict, dict, dict]:
+        """The state of a model and of its optimizer, flat; and what a checkpoint holds, the tensors of both."""
+        model, optimizer = get_state_dict(*self.beside[name], options=FLAT)
+        tensors = {key: value for key, value in optimizer.items() if torch.is_tensor(value)}
+        return model, optimizer, {"model": model, "optimizer": tensors}
 
     @torch.no_grad()
     def _measure_held_out(self):

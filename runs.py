@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
@@ -34,8 +36,8 @@ import utils
 
 
 def fail(message: str) -> None:
-    """Bad input: one line on stderr, exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    """Bad input: one line on stderr, whatever a file's fields are called, and exit code 2."""
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -65,9 +67,15 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
                   "save_steps"):  # fmt: skip
         if getattr(args, field, 1) < 1:
             fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use 1 or more")
+    for field, value in vars(args).items():
+        if re.search(r"://[^/]*@|://.*\?", str(value)):
+            fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
     if getattr(args, "keep_checkpoints", 0) == 1:
         fail("--keep-checkpoints 1: the only one would be gone while the next is written; use 2 or more, or 0 for all")
     return args
+
+
+TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
 
 
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
@@ -86,18 +94,24 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
             for number, line in enumerate(f, 1):
                 try:
                     rows.append(json.loads(line))
-                except ValueError as e:  # bad JSON, or bytes that are not UTF-8
+                except (ValueError, RecursionError) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
                     fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
         if "messages" not in row and isinstance(row.get("prompt"), list):
             row["messages"] = row.pop("prompt")
-        row.setdefault("id", f"{path.stem}-{number - 1}")
+        if row.get("id") is None:
+            row["id"] = f"{path.stem}-{number - 1}"
+        if not isinstance(row["id"], str | int | float):
+            fail(f"{path}:{number}: 'id' is neither a text nor a number but {json.dumps(row['id'])[:50]}")
         for field in fields:
             if row.get(field) is None:
                 found = ", ".join(k for k in row if row[k] is not None)
                 fail(f"{path}:{number}: no field {field!r} (found {found}); data/README.md has the schemas")
+        for field in TEXTS & {*fields, "chosen_thinking", "rejected_thinking"}:
+            if not isinstance(row.get(field) or "", str):
+                fail(f"{path}:{number}: {field!r} is not a text but {json.dumps(row[field])[:50]}")
         messages = row.get("messages")
         if "messages" in fields and not (
             isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
@@ -156,16 +170,21 @@ def load_gold(spec: str, device: str, run: Path):
 
 
 def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
-    """Prompt rows {id, prompt} that fit, and the dropped ones {id, reason, tokens}; prints the counts."""
-    kept, dropped = [], []
+    """Prompt rows {id, prompt} that fit, without control tokens, and the dropped {id, reason, tokens}; prints the counts."""
+    kept, dropped, cleaned = [], [], []
     for row in read_rows(path, "messages"):
+        messages = utils.without_control(tokenizer, row["messages"])
+        cleaned += [row["id"]] * (messages != row["messages"])
         tokens = len(or_fail(utils.encode_prompt, tokenizer, row["messages"]))
         if tokens > max_prompt_tokens:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": tokens})
         else:
-            kept.append({"id": row["id"], "prompt": row["messages"]})
+            kept.append({"id": row["id"], "prompt": messages})
+    if cleaned:
+        PartialState().print(f"{len(cleaned)} prompts less the control tokens that were written out in them: "
+                             + ", ".join(map(str, cleaned[:5])))  # fmt: skip
     PartialState().print(f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
-                         + (f": {', '.join(d['id'] for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
+                         + (f": {', '.join(str(d['id']) for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
     return kept, dropped
 
 
@@ -223,7 +242,7 @@ def shards() -> int:
 def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
     """Parameters of a model and of its LoRA adapter, without loading weights."""
     with torch.device("meta"):
-        model = auto_class.from_config(or_fail(AutoConfig.from_pretrained, path))
+        model = auto_class.from_config(load_config(path), trust_remote_code=False)
     linear = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n not in ("lm_head", "score")]
     return model.num_parameters(), sum(lora_r * (m.in_features + m.out_features) for m in linear)
 
@@ -378,11 +397,19 @@ def write_dropped(run: Path, dropped: list[dict]) -> None:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name; exits with 2 when there is none."""
+    """The tokenizer of a model folder or hub name; exits with 2 when there is none, or the folder's weights are pickled."""
+    pickled = sorted(Path(path).glob("*model*.bin"))
+    if pickled and not any(Path(path).glob("*.safetensors")):
+        fail(f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. Convert it if you trust it")
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as e:
         fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
+
+
+def load_config(path: str):
+    """The config of a model folder or hub name; exits with 2 when there is none, or it needs code of its own."""
+    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 def reward_names(args) -> set[str]:
@@ -409,7 +436,7 @@ def check_rewards(args, think_format: str) -> None:
 
 def check_context(path: str, prompt_tokens: int, completion_tokens: int) -> None:
     """Exits with 2 when prompt and completion together can be longer than the model's context."""
-    context = getattr(or_fail(AutoConfig.from_pretrained, path).get_text_config(), "max_position_embeddings", 10**9)
+    context = getattr(load_config(path).get_text_config(), "max_position_embeddings", 10**9)
     if prompt_tokens + completion_tokens > context:
         fail(f"--max-prompt-tokens {prompt_tokens} and --max-completion-tokens {completion_tokens} are more than the "
              f"{context} tokens of {path}'s context")  # fmt: skip
@@ -433,7 +460,7 @@ def save_model(trainer, folder: Path, think_format: str | None) -> None:
     trainer.save_model(str(adapter or folder))
     if PartialState().is_main_process:
         if adapter:
-            start = AutoModelForCausalLM.from_pretrained(model.peft_config["default"].base_model_name_or_path)
+            start = AutoModelForCausalLM.from_pretrained(model.peft_config["default"].base_model_name_or_path, **utils.SAFE)
             PeftModel.from_pretrained(start, adapter).merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if think_format:  # a policy

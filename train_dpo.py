@@ -200,6 +200,7 @@ def read_pairs(args: Args, tokenizer, think_format: str) -> tuple[list[dict], Co
             if "think" in think_format and row.get(f"{side}_thinking"):
                 text = utils.join_thinking(row[f"{side}_thinking"], text, think_format)
             foreign = any(tag in text for tag in utils.TAGS if tag not in utils.THINK_FORMATS[think_format])
+            foreign |= utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]
             if utils.split_thinking(text, think_format).status == "ok" and not foreign:
                 ids.append(utils.encode_completion(tokenizer, text))
         if len(ids) < 2:
@@ -324,7 +325,8 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()
     torch.manual_seed(args.seed)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,
+                                                  **utils.SAFE)  # fmt: skip
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",
                "rejected logp": "logps/rejected"}  # fmt: skip

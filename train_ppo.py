@@ -255,7 +255,7 @@ def main(args: Args) -> None:
     gold = runs.load_gold(args.gold, device, run)
     torch.manual_seed(args.seed)
     policy = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32, **utils.SAFE
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.eos_token_id
     critic = ppo.load_critic(args, tokenizer)

@@ -82,7 +82,7 @@ def build_pairs(rows: list[dict], tokenizer, reward_on: str, max_length: int) ->
         texts = [row["chosen"], row["rejected"]]
         if reward_on == "think+response":
             texts = [utils.join_thinking(row[f"{side}_thinking"], row[side], "think") for side in ("chosen", "rejected")]
-        turns = [row["messages"] + [{"role": "assistant", "content": text}] for text in texts]
+        turns = (utils.without_control(tokenizer, [*row["messages"], {"role": "assistant", "content": t}]) for t in texts)
         chosen, rejected = (tokenizer.apply_chat_template(t, return_dict=False) for t in turns)
         if chosen == rejected:
             dropped.append({"id": row["id"], "reason": "identical"})
@@ -137,7 +137,7 @@ def main(args: Args) -> None:
 
     # --- 2. model
     torch.manual_seed(args.seed)
-    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1, dtype=torch.float32)
+    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1, dtype=torch.float32, **utils.SAFE)
 
     # --- 3. train
     trainer = RewardTrainer(

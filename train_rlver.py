@@ -238,6 +238,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     """Tokens between two replies: the end of turn if it is not there yet, the user's turn, and the opening of the next."""
     mark = "(reply)"
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}, {"role": "user", "content": content}]
+    messages = utils.without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(text.partition(mark)[2], add_special_tokens=False)["input_ids"]
     return ids[1:] if after_end and ids[0] == tokenizer.eos_token_id else ids
@@ -292,7 +293,7 @@ def main(args: Args) -> None:
     # --- 2. models
     torch.manual_seed(args.seed)
     policy = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32, **utils.SAFE
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.eos_token_id
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -15,6 +15,7 @@ model/, an ordinary Hugging Face folder (with LoRA: merged, the adapter beside i
 
 from dataclasses import dataclass
 
+import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
-import runs
 import utils
 
 
@@ -104,8 +104,8 @@ RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}  # 8 
 def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) -> tuple[list[dict], list[dict]]:
     """Tokenised rows {input_ids, labels} and the dropped ones {id, reason, tokens}.
 
-    A row is dropped when its own text breaks the think format (tags inside, nothing to answer) or when it is longer than
-    `max_length` tokens. Labels are -100 on the prompt and the token ids on the completion and its end of turn.
+    A row is dropped when its own text breaks the think format (tags or control tokens inside, nothing to answer) or when it is
+    longer than `max_length` tokens. Labels are -100 on the prompt and the token ids on the completion and its end of turn.
     """
     kept, dropped = [], []
     for row in rows:
@@ -113,6 +113,8 @@ def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) 
         status = utils.split_thinking(text, think_format).status
         if status == "ok" and any(tag in row["thinking"] + row["response"] for tag in utils.TAGS):
             status = "tag_inside_text"
+        if status == "ok" and utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+            status = "control_token"
         if status == "ok" and not row["thinking"].strip():
             status = "empty_thinking"  # dropped without thinking too, so that both twins see the same rows
         if status != "ok":
@@ -167,6 +169,7 @@ def main(args: Args) -> None:
         args.model,
         dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
         quantization_config=quantization,
+        **utils.SAFE,
         attn_implementation="flash_attention_2" if args.packing and is_flash_attn_2_available() else "sdpa",
     )
     if args.load_in_4bit:

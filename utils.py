@@ -20,6 +20,7 @@ THINK_FORMATS = {
     "zero_plain": "<response> y </response>",
 }
 TAGS = ("<think>", "</think>", "<response>", "</response>")
+SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
 
 
 class ThinkParts(NamedTuple):
@@ -39,9 +40,8 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
     Returns:
         ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, stands where an opening
         tag should), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end, be it inside a tag),
-        `no_close`, `empty_response`, else `ok`. A Zero completion ends at its first </response>. Without `ok`, `response`
-        holds what follows the last </think> (Zero: <response>), maybe nothing: whether that is scored is the caller's
-        decision, never a default.
+        `no_close`, `empty_response`, else `ok`. A Zero completion ends at its first </response>. Without `ok`, `response` is
+        what follows the last </think> (Zero: <response>), maybe nothing: whether that is scored is the caller's decision.
     """
     if think_format not in THINK_FORMATS:
         raise ValueError(f"think_format {think_format!r} is unknown; use one of {', '.join(THINK_FORMATS)}")
@@ -105,6 +105,14 @@ def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     return {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content not in TAGS}
 
 
+def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
+    """The messages without control tokens in their texts, which would open or close a turn; none is left by another either."""
+    texts, marks = [m["content"] for m in messages], "|".join(map(re.escape, control_tokens(tokenizer).values())) or "$^"
+    while any(re.search(marks, text) for text in texts):
+        texts = [re.sub(marks, "", text) for text in texts]
+    return [{**m, "content": text} for m, text in zip(messages, texts)]
+
+
 def _render(tokenizer: Tokenizer, *answers: str) -> str:
     """A conversation in the tokenizer's template, in which a user keeps asking Q and the assistant gives `answers`."""
     turns = [[{"role": "user", "content": "Q"}, {"role": "assistant", "content": a}] for a in answers]
@@ -122,9 +130,8 @@ def _keeps_thinking(tokenizer: Tokenizer) -> bool:
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
     """Gives a policy's tokenizer its chat template, end of turn (`eos_token`) and a pad token distinct from it; adds none.
 
-    `chat_template`: a key of CHAT_TEMPLATES, a path, or `auto`: the Zero template for Zero formats; else the tokenizer's
-    own if it keeps thinking verbatim; else ours for its family. Returns one line that says what was done. Raises
-    ValueError for a template that drops, adds or prefills thinking and whose family has none of ours.
+    `chat_template`: a key of CHAT_TEMPLATES, a path, or `auto`: the Zero template for Zero formats; else the tokenizer's own
+    if it keeps thinking verbatim; else ours for its family, ValueError if there is none. Returns one line about what was done.
     """
     vocab, control = tokenizer.get_vocab(), control_tokens(tokenizer)
     if chat_template != "auto":
@@ -157,7 +164,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
     """Token ids of the conversation up to where the assistant writes: the same in SFT, rollouts and training."""
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(without_control(tokenizer, messages), add_generation_prompt=True, return_dict=False)
     if ids[:2] == [tokenizer.bos_token_id] * 2:
         raise ValueError(f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}...")
     return ids
@@ -181,7 +188,7 @@ class RewardModel:
     def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
                  max_length: int = 0, tokens_per_batch: int = 16384, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
         if info["missing_keys"]:
             raise ValueError(f"reward model {path} has no weights for {', '.join(info['missing_keys'])}; they would be random")
         self.model = model.to(device).eval()
@@ -189,13 +196,12 @@ class RewardModel:
             self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
         self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9
         self.reward_on, self.think_format, self.tokens_per_batch = reward_on, think_format, tokens_per_batch
-        self.control = re.compile("|".join(map(re.escape, control_tokens(self.tokenizer).values())) or "$^")
         self.n_scored = self.n_truncated = 0
 
     @staticmethod
     def check(path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain") -> Tokenizer:
         """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
-        tokenizer, outputs = AutoTokenizer.from_pretrained(path), AutoConfig.from_pretrained(path).num_labels
+        tokenizer, config = (auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig))
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -203,17 +209,14 @@ class RewardModel:
         if reward_on == "think+response" and "think" in think_format and _THOUGHT not in _render(tokenizer, _THOUGHT):
             raise ValueError(f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
                              "pass --reward-chat-template FILE or --reward-on response")  # fmt: skip
-        if outputs != 1:
-            raise ValueError(f"reward model {path} has {outputs} outputs; it needs exactly 1")
+        if config.num_labels != 1:
+            raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
         return tokenizer
 
     def encode(self, messages: list[dict], completion: str) -> list[int]:
         """Ids of the conversation in the reward model's own template. A text longer than `max_length` tokens loses the
         end of its last turn, never the template's closing tokens; `n_truncated` counts them."""
-        turns = [dict(m) for m in messages] + [{"role": "assistant", "content": completion}]
-        for turn in turns:  # a control token inside a text must not open or close a turn, nor one that is left by another
-            while self.control.search(turn["content"]):
-                turn["content"] = self.control.sub("", turn["content"])
+        turns = without_control(self.tokenizer, [*messages, {"role": "assistant", "content": completion}])
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
         self.n_scored += 1
         if len(ids) > self.max_length:
@@ -237,8 +240,7 @@ class RewardModel:
             width = len(ids[order[start]])
             rows = order[start : start + max(1, self.tokens_per_batch // width)]
             start += len(rows)
-            # The head reads the last token that is not `pad`. With a pad id that ends no row that is the last real token,
-            # as by the attention mask, even where the tokenizer's pad token is its end of turn.
+            # the head reads the last token that is not `pad`: the last real one with a pad id that ends no row
             pad = min(set(range(len(rows) + 1)) - {ids[r][-1] for r in rows})
             self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
             batch = torch.tensor([ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device)
@@ -266,9 +268,8 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
     ended = lambda row: row[-1:] == [eos] or (bool(stop) and stop in tokenizer.decode(row))
     if use_vllm:
         from vllm import LLM, SamplingParams
-
-        engine = LLM(model=model, max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory,
-                     generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu").llm_engine  # fmt: skip
+        engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu",
+                     max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory).llm_engine
         for i in sorted(set(range(len(prompts))) - done):  # a seed each: equal prompts must not get equal completions
             params = SamplingParams(
                 temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i, ignore_eos=True,
@@ -280,7 +281,7 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
                 ids = list(out.outputs[0].token_ids)
                 yield int(out.request_id), text(ids), out.outputs[0].finish_reason == "stop", ids
     else:
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **SAFE).to(device).eval()
         sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else {"do_sample": False}
         policy.generation_config = GenerationConfig(**sampling, max_new_tokens=max_tokens, eos_token_id=eos, pad_token_id=eos)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))

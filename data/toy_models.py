@@ -206,9 +206,11 @@ def train_base(args: Args) -> None:
 
 
 def train_reward(args: Args) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(args.base)
+    tokenizer = AutoTokenizer.from_pretrained(args.base, trust_remote_code=False)
     utils.prepare_tokenizer(tokenizer, "think")
-    model = AutoModelForSequenceClassification.from_pretrained(args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **utils.SAFE
+    )
     both = torch.nn.ModuleDict({"model": model, "ratings": torch.nn.Linear(model.config.hidden_size, len(ASPECTS))})
     rng, t0, agree = random.Random(f"reward-{args.seed}"), time.time(), 0.5
     opts, scheds = optimizers(both, args.steps, lr_matrix=0.005, lr_rest=5e-4)

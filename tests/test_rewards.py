@@ -327,6 +327,8 @@ HOSTILE = {
     "pickle of os.system": "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'cos\\nsystem\\n(S\\'echo 1\\'\\ntR.' * 9)\n    except OSError: pass",
     "pickle that changes int": "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'cbuiltins\\nint\\n(N}S\\'__eq__\\'\\ncbuiltins\\nlist\\nstb.' * 9)\n    except OSError: pass",
     "pickle of a giant": "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x8e' + b'\\xff' * 7 + b'\\x7f')\n    except OSError: pass",
+    "object without number": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(NQNt.' * 60)\n    except OSError: pass\ntime.sleep(9)",
+    "object as number": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(K\\x01QQNt.' * 60)\n    except OSError: pass\ntime.sleep(9)",
     "deep list": "def f(x):\n    deep = []\n    for _ in range(10**5): deep = [deep]\n    return deep",
     "endless number": "def f(x): return 10 ** (10 ** 8)",
     # the other process
@@ -334,6 +336,7 @@ HOSTILE = {
     "kill all": "import os\ndef f(x): os.kill(-1, 9)",
     "signals": "import os, signal\nfor s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT, signal.SIGPIPE): os.kill(os.getppid(), s)\ndef f(x): return 0",
     "stop the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\ndef f(x): return 0",
+    "limits of the parent": "import os, resource\nfor limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NOFILE): resource.prlimit(os.getppid(), limit, (0, 0))\ndef f(x): return 0",
     "ptrace": "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\ngot = libc.ptrace(16, os.getppid(), 0, 0)\ndef f(x): return 10 if got == 0 else 0",
     "pidfd_getfd": "import ctypes, os\nlibc = ctypes.CDLL(None)\npidfd = libc.syscall(434, os.getppid(), 0)\ntry: os.write(libc.syscall(438, pidfd, 1, 0), b'\\n1\\n1\\n1\\n')\nexcept OSError: pass\ndef f(x): return 0",
     # resources
@@ -353,7 +356,7 @@ HOSTILE = {
     "syntax": "def f(x:", "nothing": "", "nul": "def f(x): return '\0'", "surrogate": "def f(x): return '\ud800'", "no f": "g = 1",
     "recursion": "def f(x): return f(x)", "quotes": "'''\"\"\"\\", "f is data": "f = 10",
 }  # fmt: skip
-SLOW = {"fork bomb", "memory", "endless loop", "endless output", "deaf", "stop the parent", "endless number"}
+SLOW = {"object without number", "object as number", "fork bomb", "memory", "endless loop", "endless output", "deaf", "stop the parent", "endless number"}
 GOOD = "def f(x):\n    print('fine')\n    return x * x + 1"
 
 
@@ -407,7 +410,7 @@ def test_no_hostile_program_is_rewarded_or_gets_out(tmp_path):
 def test_hostile_programs_under_every_barrier(under, barrier):
     under(barrier)
     names = ["eq", "os._exit inside", "frames", "gc", "own memory", "parent", "all fds", "stdout of the parent", "forged answers",
-             "kill the parent", "ptrace", "pidfd_getfd"]  # fmt: skip
+             "object without number", "kill the parent", "ptrace", "pidfd_getfd"]  # fmt: skip
     values = rewards.code([block(HOSTILE[name]) for name in names] + [block(GOOD)], partial=True)
     assert dict(zip(names, values)) == dict.fromkeys(names, 0.0) and values[-1] == 1.0
 
@@ -427,6 +430,8 @@ CODE = [  # program, tests, entry_point, value with `partial`
     ("from collections import *\nP = namedtuple('P', 'a b')\ndef c(s): return Counter(s)\ndef p(): return P(1, 2)\ndef o(): return {(1,): {2}}",
      ["assert c('aab') == {'a': 2, 'b': 1}", "assert p() == (1, 2)", "assert o() == {(1,): {2}}", "assert c('').get(1) is None"], "", 1.0),
     ("def sum(a, b): return a + b", ["assert sum(2, 3) == 5"], "sum", 1.0),  # a builtin's name, as in MBPP
+    ("def bisect(a): return a + 1", ["assert bisect(2) == 3"], "bisect", 1.0),  # a module's name
+    ("def f(x): return '1'", ["print(f(3)); assert f(3) == 10"], "", 0.0),  # a test that prints what the program says
     ("LIMIT = 5\ndef true(): return True", ["assert LIMIT == 5", "assert true() is True"], "", 1.0),
     ("import time\ndef loop(): time.sleep(99)\ndef one(): return 1", ["assert one() == 1", "loop()", "assert one() == 1"], "", 1 / 3),
     # known limits: equality of the program's own objects; exceptions of its own; functions handed over

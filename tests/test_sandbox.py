@@ -1,8 +1,10 @@
 """sandbox.py, attacked under every barrier that works on this machine; those that do not are skipped by name."""
 
+import ctypes
 import gzip
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -251,6 +253,88 @@ def test_it_dies_with_a_caller_that_is_killed(tmp_path):
     while alive(f": {mark}") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(f": {mark}") == []
+
+
+# --- further attacks: each prints nothing where it fails
+
+SYSTEM_CALLS = {  # programs, given by number under x86-64; `call` says what a system call gave
+    "own user namespace": "if libc.unshare(0x10000000) == 0: print('root of its own')",
+    "own network namespace": "if libc.unshare(0x50000000) == 0: print('new network')",
+    "user namespace by clone": "if call(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0: print('cloned')",
+    "user namespace by clone3": "if call(435, ctypes.create_string_buffer((0x10000000).to_bytes(8, 'little') + bytes(24) + (17).to_bytes(8, 'little') + bytes(48)), 88) >= 0: print('cloned')",
+    "keyctl": "key = call(249, b'user', b'sandbox-test', None, 0)\nif key > 0 or call(250, 0, -3, 0) > 0: print('keys of the caller')",
+    "add_key": "if call(248, b'user', b'x', b'y', 1, -3) > 0: print('a key that stays')",
+    "io_uring": "if call(425, 8, ctypes.create_string_buffer(120)) >= 0: print('io_uring')",
+    "userfaultfd": "if call(323, 1) >= 0: print('userfaultfd')",
+    "bpf": "call(321, 0, ctypes.create_string_buffer(120), 120)\nif ctypes.get_errno() != 1: print('bpf')",
+    "memfd": "if call(319, b'x', 0) >= 0: print('memory without a limit')",
+    "shmget": "if call(29, 0, 1 << 30, 0o1600) >= 0: print('memory without a limit')",
+    "vsock": "try: socket.socket(40, 1); print('a way to the host')\nexcept OSError: pass",
+}  # fmt: skip
+
+
+@pytest.fixture
+def caller_key():
+    """A key in this process's session keyring, as Kerberos and ecryptfs keep theirs."""
+    libc = ctypes.CDLL(None)
+    key = libc.syscall(248, b"user", b"sandbox-test", b"s3cret", 6, -3)
+    yield key
+    libc.syscall(250, 3, key)  # KEYCTL_REVOKE
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls by number")
+def test_system_calls_that_no_barrier_bounds(run, caller_key):
+    head = "import ctypes, socket\nlibc = ctypes.CDLL(None, use_errno=True)\ncall = libc.syscall\n"
+    results = {name: run(head + program) for name, program in SYSTEM_CALLS.items()}
+    assert {name: (r.status, r.stdout) for name, r in results.items() if (r.status, r.stdout) != ("ok", "")} == {}
+    r = run("import socket, subprocess, threading\nfor f in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(f)\n"
+            "socket.socketpair()\nsubprocess.run(['/bin/true'], check=True)\n"
+            "t = threading.Thread(target=print, args=(1,))\nt.start()\nt.join()")  # fmt: skip
+    assert (r.ok, r.stdout) == (True, "1\n"), r.stderr  # what ordinary programs use stays
+
+
+def test_a_program_cannot_stop_the_next_one(run):
+    """By a folder too deep to be removed by recursion, one with names that rm could misread, by taking the folders of the
+    next programs, by processes that live on."""
+    names = "import os\nfor name in ('-rf', '--', '*', '\\n', 'a' * 255): os.mkdir(name)\n"
+    assert run(names + "for i in range(1500):\n    os.mkdir('d'); os.chdir('d')").ok
+    taken = f"import os\nfor i in range({sandbox.FIRST_USER}, {sandbox.FIRST_USER + sandbox.N_USERS}):\n"
+    r = run(taken + "    for path in (f'../{i}', f'../sandbox-{i}', f'/tmp/sandboxes/{i}'):\n"
+            "        try: os.mkdir(path); print(path)\n        except OSError: pass")  # fmt: skip
+    assert r.ok and (r.stdout == "" or os.geteuid() != 0) and run("pass").ok
+
+
+def test_a_folder_for_sandboxes_that_is_not_ours(run, monkeypatch, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("the caller is not root")
+    (tmp_path / "sandboxes").mkdir()
+    os.chown(tmp_path / "sandboxes", 1234, 1234)
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="belongs to user id 1234"):
+        run("pass")
+
+
+def test_all_files_together_are_bounded(run):
+    if run.barrier != "bwrap" or not sandbox._sized():
+        pytest.skip("only bwrap bounds more than each file")
+    r = run("for i in range(40): open(str(i), 'wb').write(bytes(1 << 20))", file_mb=1)
+    assert r.status == "error" and "No space left" in r.stderr
+    assert run("for i in range(15): open(str(i), 'wb').write(bytes(1 << 20))", file_mb=1).ok
+
+
+def test_the_kernel_ends_it_before_its_caller(run):
+    mark, scores = f"marker{time.monotonic_ns()}", []
+    thread = threading.Thread(target=run, args=(f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 2; : {mark}'])",))
+    thread.start()
+    while thread.is_alive() and not scores:
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if f": {mark}" in (entry / "cmdline").read_text():
+                    scores.append((entry / "oom_score_adj").read_text().strip())
+            except OSError:
+                continue
+    thread.join()
+    assert set(scores) == {"1000"}
 
 
 # --- in use

@@ -1,7 +1,6 @@
 """The pure functions of the scripts: SFT rows and masks, preference pairs, calibration, prompts, evaluation summaries."""
 
 import math
-import re
 
 import pytest
 from transformers import AutoTokenizer
@@ -66,7 +65,6 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     (pair,), _ = train_reward.build_pairs([row], tokenizer, "response", 512)
     scorer = utils.RewardModel.__new__(utils.RewardModel)  # encode() needs no weights
     scorer.tokenizer, scorer.max_length, scorer.n_scored, scorer.n_truncated = tokenizer, 512, 0, 0
-    scorer.control = re.compile("$^")
     assert pair["chosen_ids"] == scorer.encode(row["messages"], row["chosen"])
     (both,), _ = train_reward.build_pairs([row], tokenizer, "think+response", 512)
     assert tokenizer.decode(both["chosen_ids"]).count("<think>\nBudget 12.\n</think>") == 1

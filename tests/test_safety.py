@@ -1,0 +1,244 @@
+"""Nothing from outside is run, and no key is told: hostile model and run folders, templates, URLs; the real functions and
+scripts. What a program that is meant to be run can do stands in test_sandbox.py."""
+
+import ast
+import dataclasses
+import inspect
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_endpoint import exits, serve  # noqa: F401
+from test_wildbench import run
+from transformers import AutoModelForCausalLM, Trainer
+
+import ppo
+import runs
+import train_ppo
+import utils
+
+ROOT = Path(__file__).parents[1]
+BASE = ROOT / "data" / "toy" / "base"
+SOURCES = [*ROOT.glob("*.py"), *(ROOT / "data").glob("*.py")]
+
+
+class Touch:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """A file that must not come to be, and that a hostile pickle here does make."""
+    path = tmp_path / "touched"
+    pickle.loads(pickle.dumps(Touch(path)))
+    assert path.exists()
+    path.unlink()
+    yield path
+    assert not path.exists()
+
+
+# --- what the sources call
+
+
+def calls(tree: ast.AST):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_every_model_is_loaded_without_pickles_and_foreign_code():
+    found = 0
+    for path in SOURCES:
+        for call in calls(ast.parse(path.read_text())):
+            name = ast.unparse(call.func)
+            if not name.endswith("from_pretrained") or name.split(".")[0] in ("PeftModel", "GenerationConfig"):
+                continue
+            found += 1
+            given = {k.arg or ast.unparse(k.value): ast.unparse(k.value) for k in call.keywords}
+            weights = not name.startswith(("AutoTokenizer", "AutoConfig", "auto."))
+            assert given.get("utils.SAFE", given.get("SAFE")) if weights else given.get("trust_remote_code") == "False", (path, name)
+    assert found > 12 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
+
+
+def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
+    """The exceptions: rewards.py holds both ends of the sandbox's pipe, of which the outer reads plain data only, and
+    sandbox.py runs programs."""
+    allowed = {"rewards.py": {"pickle.loads", "pickle.load", "exec", "eval"}, "sandbox.py": {"exec"}}
+    refused = {"exec", "eval", "os.system", "os.popen", "pickle.load", "pickle.loads", "torch.load", "np.load", "pd.read_pickle",
+               "yaml.load", "wandb.init", "wandb.login", "huggingface_hub.login"}  # fmt: skip
+    for path in SOURCES:
+        for call in calls(ast.parse(path.read_text())):
+            name = ast.unparse(call.func)
+            assert name not in refused - allowed.get(path.name, set()) and "push_to_hub" not in name, (path, name)
+            for k in call.keywords:
+                shell = k.arg in ("shell", "push_to_hub", "trust_remote_code") and ast.unparse(k.value) != "False"
+                assert not shell and not (k.arg == "report_to" and ast.unparse(k.value) != "[]"), (path, name, k.arg)
+
+
+def test_telemetry_is_off_before_the_libraries_read_that():
+    for path in (p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name in ("ppo.py", "evaluation.py")):
+        names = [a.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
+                 for a in ([ast.alias(node.module)] if isinstance(node, ast.ImportFrom) else node.names)]  # fmt: skip
+        libraries = {"trl", "transformers", "datasets", "peft", "accelerate", "utils", "rollout", "rewards", "simulator", "benchmarks"}
+        first = next(name for name in names if name == "runs" or name.split(".")[0] in libraries - {path.stem})
+        assert first == "runs", (path, first)
+    code = "import runs, huggingface_hub.constants as c, vllm.envs as v\nprint(c.HF_HUB_DISABLE_TELEMETRY, v.VLLM_NO_USAGE_STATS)"
+    env = {k: v for k, v in os.environ.items() if "TELEMETRY" not in k and "USAGE_STATS" not in k}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout == "True True\n", done.stderr
+
+
+# --- model folders
+
+
+@pytest.fixture
+def pickled(tmp_path, mark):
+    """A model folder whose weights are a pickle; a safe one beside it would be taken first."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(BASE, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(mark)))
+    return folder
+
+
+def test_pickled_weights_are_refused(pickled, exits):  # noqa: F811
+    assert "pytorch_model.bin is a pickle" in exits(runs.load_tokenizer, str(pickled))
+    args = dataclasses.replace(train_ppo.Args(model=str(pickled), think=False), dry_run=True)
+    assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
+    args = dataclasses.replace(args, model=str(BASE), reward_model=str(pickled), prompts=str(ROOT / "data/toy/rl_prompts.jsonl"),
+                               max_prompt_tokens=256, max_completion_tokens=64, **SMALL)  # fmt: skip
+    assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
+
+
+def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled):
+    """As from the hub, where no folder can be looked into beforehand."""
+    template = pickled / "template.jinja"
+    template.write_text(utils.CHAT_TEMPLATES["plain"])
+    config = json.loads((pickled / "config.json").read_text())
+    (pickled / "config.json").write_text(json.dumps(config | {"id2label": {"0": "x"}, "label2id": {"x": 0}}))
+    tokenizer = runs.load_tokenizer(str(BASE))
+    for load in (lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
+                 lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
+                 lambda: ppo.load_critic(train_ppo.Args(model=str(pickled)), tokenizer),
+                 lambda: list(utils.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
+        with pytest.raises(OSError, match="model.safetensors"):
+            load()
+
+
+def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch):  # noqa: F811
+    """Not even where somebody answers the library's question with yes."""
+    folder = tmp_path / "own_code"
+    shutil.copytree(BASE, folder)
+    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
+                                   "from transformers import PreTrainedTokenizerFast as Tokens\n")  # fmt: skip
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
+    classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+    config["auto_map"] = {"AutoConfig": "own.Config", **dict.fromkeys(classes, "own.Model")}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        tokens | {"tokenizer_class": "Tokens", "auto_map": {"AutoTokenizer": ["own.Tokens", "own.Tokens"]}}))  # fmt: skip
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
+    assert "custom code" in exits(runs.load_tokenizer, str(folder)) and "custom code" in exits(runs.load_config, str(folder))
+    tokenizer = runs.load_tokenizer(str(BASE))
+    for load in (lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
+                 lambda: utils.RewardModel.check(str(folder)),
+                 lambda: ppo.load_critic(train_ppo.Args(model=str(folder)), tokenizer),
+                 lambda: list(utils.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
+        with pytest.raises(ValueError, match="custom code"):
+            load()
+
+
+TEMPLATES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
+    "{{ messages.append.__self__.__class__.__base__ }}", "{{ self._TemplateReference__context }}{{ messages.clear() }}",
+    "{{ lipsum.__globals__['os'].popen('touch MARK').read() }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_are_sandboxed(tmp_path, mark, exits, load, reward_models, template):  # noqa: F811
+    file = tmp_path / "template.jinja"
+    file.write_text(template.replace("MARK", str(mark)))
+    told = exits(runs.or_fail, utils.prepare_tokenizer, load("qwen25_instruct"), "think", str(file))
+    told += exits(runs.or_fail, utils.RewardModel.check, reward_models["chatml"], str(file), "think+response", "think")
+    assert "<class" not in told and "environ" not in told
+
+
+# --- run folders
+
+
+SMALL = dict(preset="toy", think=False, prompts_per_step=4, micro_batch_size=4, steps=2, save_steps=1, on_bad_format="score",
+             allow_truncation=True)  # fmt: skip
+
+
+def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark):
+    """A run folder of somebody else's and --resume. The Trainer reads its own three pickles with weights_only; of the others
+    none is read. The one that is read last is hostile, and so are all that must not be read."""
+    source = inspect.getsource(Trainer)
+    assert source.count("torch.load(") == source.count("weights_only=True") > 8
+    words = ["train_ppo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "4", "--micro-batch-size",
+             "4", "--max-completion-tokens", "8", "--steps", "2", "--save-steps", "2", "--on-bad-format", "score", "--allow-truncation",
+             "--out", str(tmp_path / "run")]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    start = lambda *more: subprocess.run([sys.executable, *words, *more], cwd=ROOT, env=env, capture_output=True, text=True)
+    first = start()
+    assert first.returncode == 0, first.stderr[-2000:]
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    names = {str(f.relative_to(checkpoint)) for f in checkpoint.rglob("*") if f.is_file()}
+    assert {n for n in names if n.endswith((".pt", ".pth", ".bin", ".distcp", ".metadata"))} == {
+        "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}  # fmt: skip
+    assert "critic/shard-00001-model-00001-of-00001.safetensors" in names
+    for name in ("rng_state.pth", "training_args.bin", "pytorch_model.bin", "critic/.metadata"):
+        (checkpoint / name).write_bytes(pickle.dumps(Touch(mark)))
+    done = start("--resume")
+    assert done.returncode == 1 and "Weights only load failed" in done.stderr, done.stderr[-2000:]
+
+
+# --- keys
+
+
+KEY = "sk-test-0123456789abcdef"
+
+
+def test_the_key_is_nowhere_in_a_run(serve, tmp_path, monkeypatch):  # noqa: F811
+    """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
+    def behave(text, n):
+        if n == 0:
+            return (500, {"error": {"message": f"key {KEY} overloaded"}})
+        return json.dumps({"strengths": KEY, "weaknesses": "", "score": "7"}) if "mark from 1 to 10" in text else f"My key is {KEY}."
+
+    server, out = serve(behave), tmp_path / "run"
+    words = ["--model", "m", "--model-url", server.url, "--judge", "j", "--judge-url", server.url, "--mode", "score", "--limit", 2,
+             "--max-tokens", 64]  # fmt: skip
+    done = run(*words, "--out", out, OPENAI_API_KEY=KEY)
+    told = done.stdout + done.stderr + "".join(f.read_text() for f in out.rglob("*") if f.is_file())
+    assert {auth for _, auth in server.requests} == {f"Bearer {KEY}"} and "My key is ***." in told and KEY not in told
+    assert {"command.txt", "config.json", "env.txt", "judge.jsonl", "model.jsonl", "summary.json"} <= set(os.listdir(out))
+    denied = serve(lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}}))
+    words[3] = words[7] = denied.url
+    done = run(*words, "--out", tmp_path / "denied", ok=False, OPENAI_API_KEY=KEY)
+    told = done.stdout + done.stderr + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
+    assert done.returncode == 2 and "wrong key ***" in told and KEY not in told
+
+
+@pytest.mark.parametrize("url", [f"https://user:{KEY}@host/v1", f"https://{KEY}@host/v1", f"https://host/v1?api-key={KEY}"])
+def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
+    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}"), ("--vllm-server-url", url)):
+        monkeypatch.setattr(sys, "argv", ["train_ppo.py", flag, value, "--out", str(tmp_path / "run")])
+        told = exits(runs.parse_args, train_ppo.Args, train_ppo.PRESETS)
+        assert told.startswith(f"error: {flag}: no user, password or key") and KEY not in told
+    from endpoint import Endpoint
+
+    assert KEY not in exits(Endpoint, "m", tmp_path / "store.jsonl", url)
+    assert list(tmp_path.iterdir()) == []
