@@ -178,10 +178,9 @@ def load_critic(args, tokenizer):
     dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
     config = AutoConfig.from_pretrained(start, num_labels=1)
     config.classifier_dropout = 0.0  # else 0.1
-    load = AutoModelForTokenClassification.from_pretrained
-    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True)
+    critic, new = runs.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)
     for name, parameter in critic.named_parameters():
-        if name in info["missing_keys"]:
+        if name in new:
             torch.nn.init.zeros_(parameter)
     if args.gradient_checkpointing:
         critic.gradient_checkpointing_enable()

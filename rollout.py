@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch.nn import functional as F
 from trl import GRPOTrainer
 
+import faults
 import runs
 import utils
 
@@ -85,6 +86,12 @@ class RolloutTrainer(GRPOTrainer):
         if kwargs["args"].use_vllm:
             patch_vllm()
         super().__init__(*args, reward_funcs=[preference], **kwargs)
+        if self.use_vllm and self.vllm_mode == "colocate":
+            engine = self.vllm_generation.llm.llm_engine
+            step = engine.step
+            engine.step = lambda: (faults.beat(), step())[1]  # a token of every completion
+        if reward_model:
+            reward_model.model.register_forward_pre_hook(lambda *_: faults.beat())
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps and self.loss_type != "bnpo"
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
         self._rows, self._steps_cut_off = [], 0
@@ -233,6 +240,11 @@ class RolloutTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             runs.append_jsonl(self.run / "completions.jsonl", rows)
         metrics, mean = self._metrics["train"], lambda values: sum(values) / max(1, len(values))
+        if all(r["missing"] for r in rows):
+            raise RuntimeError(
+                f"step {self.state.global_step + 1}: no completion got a reward, so nothing can be learned: the judge or the "
+                "user simulator failed every time, or the prompts lack the fields that the rewards read"
+            )
         good = [r for r in rows if r["status"] == "ok"]
         metrics["think/format_ok"].append(len(good) / len(rows))
         metrics["think/truncated"].append(mean([r["cut_off"] for r in rows]))
