@@ -87,11 +87,14 @@ def flaw(checkpoint: Path) -> str:
     try:
         content = json.loads((checkpoint / "complete").read_text())
         run, files = content["run"], content["files"]
-    except (ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return "has a file `complete` that lists no files"
     if run != RUN.key:
         return "belongs to another run"
-    found = _contents(checkpoint)
+    try:
+        found = _contents(checkpoint)
+    except OSError as e:
+        return f"cannot be read ({e})"
     for name, (size, digest) in files.items():
         if name not in found:
             return f"lacks {name}"
@@ -146,23 +149,24 @@ def watched():
 
 
 def _watch(file, ended: threading.Event) -> None:
-    seen, since = None, time.monotonic()
+    seen, since, limit = None, time.monotonic(), 180 * RUN.minutes  # seconds; the first beat may wait for models to be loaded
     while not ended.wait(min(1.0, RUN.minutes * 15)):
         touched = (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
         if touched != seen:
+            limit = 60 * RUN.minutes if seen else limit
             seen, since = touched, time.monotonic()
             # this thread needs the GIL, which what hangs may hold; that one does not
-            faulthandler.dump_traceback_later(60 * RUN.minutes + 10, exit=True, file=file)
-        elif time.monotonic() - since > 60 * RUN.minutes:
-            _end(file)
+            faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
+        elif time.monotonic() - since > limit:
+            _end(file, limit)
 
 
-def _end(file) -> None:
-    print(f"no rank has made progress for {RUN.minutes:g} minutes (--stall-minutes)", file=file, flush=True)
+def _end(file, seconds: float) -> None:
+    why = f"no rank has made progress for {seconds:.0f} seconds (--stall-minutes {RUN.minutes:g})"
+    print(why, file=file, flush=True)
     faulthandler.dump_traceback(file=file)
     faulthandler.dump_traceback()
-    print(f"error: no rank has made progress for {RUN.minutes:g} minutes (--stall-minutes); what each was doing stands in "
-          f"{RUN.folder}/stacks-rank*.txt; --resume continues from the last checkpoint",
+    print(f"error: {why}; {RUN.folder}/stacks-rank*.txt say what each was doing; --resume continues from the last checkpoint",
           file=sys.stderr, flush=True)  # fmt: skip
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that someone stopped must wake up to write its own stacks
         parent = os.getppid()

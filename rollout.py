@@ -90,8 +90,6 @@ class RolloutTrainer(GRPOTrainer):
             engine = self.vllm_generation.llm.llm_engine
             step = engine.step
             engine.step = lambda: (faults.beat(), step())[1]  # a token of every completion
-        if reward_model:
-            reward_model.model.register_forward_pre_hook(lambda *_: faults.beat())
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps and self.loss_type != "bnpo"
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
         self._rows, self._steps_cut_off = [], 0
@@ -146,6 +144,7 @@ class RolloutTrainer(GRPOTrainer):
         scored = [i for i in range(len(texts)) if self.reward_model and not (bad[i] and self.on_bad_format == "floor")]
         read = ["[NULL]" if bad[i] and self.on_bad_format == "null" else texts[i] for i in scored]
         preferences = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read))) if scored else {}
+        faults.beat()
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):

@@ -39,6 +39,10 @@ import faults
 import utils
 
 
+# under several processes on a CPU the Trainer loads a checkpoint to the device cpu:0, a name that torch.load does not know
+torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
+
+
 def fail(message: str) -> None:
     """Bad input: one line on stderr, exit code 2."""
     print(f"error: {message}", file=sys.stderr)

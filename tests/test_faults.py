@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_scripts import ENV, GRPO, ROOT, command, jsonl, list_of_lines, numbers, run, same_weights, shared, toy_data  # noqa: F401
+from test_scripts import DPO, ENV, GRPO, ROOT, command, jsonl, list_of_lines, numbers, run, same_weights, shared, toy_data  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 import endpoint
@@ -243,27 +242,45 @@ def test_a_checkpoint_is_deleted_only_when_a_newer_one_is_whole(tmp_path, monkey
 def test_a_judge_that_hangs(args, tmp_path):
     """It accepts every call and never answers; the client alone would wait 9 times 2 minutes for each."""
     out, server = tmp_path / "run", socket.create_server(("127.0.0.1", 0), backlog=64)
-    with fault("stuck judge", "an endpoint that accepts calls and never answers, --stall-minutes 0.1", "exit code 124 after {s:.0f} s with the stacks of all threads"):
+    with fault("stuck judge", "an endpoint that accepts calls and never answers, --stall-minutes 0.1", "exit code 124 after {s:.0f} s with the stacks of all threads") as seen:
         process = start(*args, "--rewards", "judge_mark:1", "--judge", "m", "--judge-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1",
                         "--stall-minutes", 0.1, "--out", out, OPENAI_API_KEY="EMPTY")  # fmt: skip
         server.accept()
-        code, text, ROWS[-1]["s"] = end(process)
-        ROWS[-1]["outcome"] = ROWS[-1]["outcome"].format(s=ROWS[-1]["s"])
+        code, text, seen["s"] = end(process)
         stacks = (out / "stacks-rank0.txt").read_text()
-        assert code == 124 and "no rank has made progress for 0.1 minutes" in text, text[-2000:]
+        assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-2000:]
         assert "endpoint.py" in stacks and "rollout.py" in stacks and stacks.count("hread 0x") > 1
+
+
+@pytest.mark.parametrize("name, number, code, seconds", [("dead", signal.SIGKILL, 1, 45), ("stuck", signal.SIGSTOP, 124, 90)])
+def test_the_sampler_s_engine(toy_data, tmp_path, name, number, code, seconds):  # noqa: F811
+    """train_dpo.py's vLLM is a process of its own, which is hit while it starts: three times --stall-minutes is its limit."""
+    out = tmp_path / "run"
+    with fault(f"{name} rollout engine", f"{number.name} to vLLM's process", "exit code {code} after {s:.0f} s with the stacks") as seen:
+        process = start(*DPO, "--model", "data/toy/base", "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", "vllm",
+                        "--rounds", 1, "--stall-minutes", 0.2, "--out", out)  # fmt: skip
+        engine = None
+        while not engine:
+            assert process.poll() is None, process.communicate()[0][-3000:]
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            engine = next((int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()), None)
+            time.sleep(0.1)
+        os.kill(engine, number)
+        seen["code"], text, seen["s"] = end(process, seconds)
+        assert seen["code"] == code, text[-2000:]
+        assert "utils.py" in (out / "stacks-rank0.txt").read_text() and not Path(f"/proc/{engine}").exists()
 
 
 def test_a_step_that_is_not_finite(toy_data, of_run, tmp_path):  # noqa: F811
     out = tmp_path / "run"
-    with fault("loss not finite", "SFT with --learning-rate 1e30", "exit code 1 before the next checkpoint; the batch is kept; the weights of checkpoint-1 are finite"):
+    with fault("loss not finite", "SFT with --learning-rate 1e30", "exit code 1 before the next checkpoint; the batch is kept; the weights of all checkpoints are finite"):
         done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--learning-rate", 1e30,
                    "--save-steps", 1, "--out", out, ok=False)  # fmt: skip
         assert done.returncode == 1 and "FloatingPointError: " in done.stderr, done.stderr[-2000:]
         of_run(out)
         steps = whole_steps(out)
-        assert len(steps) == 1 and f"--resume continues from checkpoint-{steps[0]}" in done.stderr
-        assert all(t.isfinite().all() for t in load_file(out / f"checkpoint-{steps[0]}" / "model.safetensors").values())
+        assert f"--resume continues from checkpoint-{steps[-1]}" in done.stderr
+        assert all(t.isfinite().all() for n in steps for t in load_file(out / f"checkpoint-{n}" / "model.safetensors").values())
         batch = load_file(out / "not_finite-rank0.safetensors")
         assert batch["0.input_ids"].shape == batch["0.labels"].shape and (batch["0.labels"] >= 0).any()
 
@@ -327,7 +344,7 @@ def test_a_rank_that_dies_or_hangs_and_sigterm_to_the_launcher(args, of_run, tmp
         wait_for_step(process, out, steps[-1] + 3)
         os.kill(rank_1(process), signal.SIGSTOP)
         code, text, seen["s"] = end(process)
-        assert code == 1 and "no rank has made progress for 0.1 minutes" in text, text[-2000:]
+        assert code == 1 and "no rank has made progress for 6 seconds" in text, text[-2000:]
         assert f"checkpoint-{steps[-1]}" in text.partition("resumes from ")[2].splitlines()[0]
         for rank in (0, 1):
             assert "most recent call first" in (out / f"stacks-rank{rank}.txt").read_text()
