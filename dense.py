@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import rewards
-import utils
 
 
 def token_advantages(values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool) -> torch.Tensor:
@@ -69,7 +68,7 @@ class ProcessReward:
             return
         self.tokenizer = runs.load_tokenizer(source)
         dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-        self.model = AutoModelForTokenClassification.from_pretrained(source, dtype=dtype, **utils.SAFE).to(device).eval()
+        self.model = runs.load_weights(AutoModelForTokenClassification, source, dtype=dtype)[0].to(device).eval()
 
     @staticmethod
     def check(source: str) -> None:
@@ -185,7 +184,7 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
             sources.append((name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch)))
             continue
         dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **utils.SAFE)
+        model, _ = runs.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()

@@ -24,12 +24,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
 from tqdm import tqdm
+
+import faults
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_BACKOFF = 60  # seconds
@@ -80,7 +83,8 @@ def retry_after(headers) -> float:
     with suppress(ValueError):
         return max(0.0, float(value))
     with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)  # theirs: ours may be wrong
+        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
     return 0.0
 
 
@@ -226,6 +230,7 @@ class Endpoint:
         line = hide_key(json.dumps(row)).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
+        faults.beat()
         self._remember(line)  # from the line, so that a second start sees the same
 
     def _read(self, request: dict, parse: Callable[[str], Any], parse_retries: int) -> Reply | int:

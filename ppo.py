@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
 import rollout
-import utils
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
@@ -160,10 +159,9 @@ def load_critic(args, tokenizer):
     dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
     config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
-    load = AutoModelForTokenClassification.from_pretrained
-    critic, info = load(start, config=config, dtype=dtype, output_loading_info=True, **utils.SAFE)
+    critic, new = runs.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)
     for name, parameter in critic.named_parameters():
-        if name in info["missing_keys"]:
+        if name in new:
             torch.nn.init.zeros_(parameter)
     if args.gradient_checkpointing:
         critic.gradient_checkpointing_enable()

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from trl import GRPOTrainer
 
 import dense
+import faults
 import runs
 import utils
 from rewards import collapsed
@@ -94,6 +95,10 @@ class RolloutTrainer(GRPOTrainer):
         if kwargs["args"].use_vllm:
             patch_vllm()
         super().__init__(*args, reward_funcs=[preference], **kwargs)
+        if self.use_vllm and self.vllm_mode == "colocate":
+            engine = self.vllm_generation.llm.llm_engine
+            step = engine.step
+            engine.step = lambda: (faults.beat(), step())[1]  # a token of every completion
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps and self.loss_type != "bnpo"
         grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
         self._rows, self._steps_cut_off = [], 0
@@ -165,6 +170,7 @@ class RolloutTrainer(GRPOTrainer):
         scored = [i for i in range(len(texts)) if self.reward_model and not (bad[i] and self.on_bad_format == "floor")]
         read = ["[NULL]" if bad[i] and self.on_bad_format == "null" else texts[i] for i in scored]
         preferences = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read))) if scored else {}
+        faults.beat()
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):
@@ -264,6 +270,11 @@ class RolloutTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             runs.append_jsonl(self.run / "completions.jsonl", rows)
         metrics, mean = self._metrics["train"], lambda values: sum(values) / max(1, len(values))
+        if all(r["missing"] for r in rows):
+            raise RuntimeError(
+                f"step {self.state.global_step + 1}: no completion got a reward, so nothing can be learned: the judge or the "
+                "user simulator failed every time, or the prompts lack the fields that the rewards read"
+            )
         good = [r for r in rows if r["status"] == "ok"]
         metrics["think/format_ok"].append(len(good) / len(rows))
         metrics["think/truncated"].append(mean([r["cut_off"] for r in rows]))

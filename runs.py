@@ -1,5 +1,6 @@
 """One folder a run: arguments, input rows, logs, checkpoints. Nothing in a run's folder is ever overwritten unasked."""
 
+import collections
 import dataclasses
 import gzip
 import hashlib
@@ -29,10 +30,18 @@ import pandas as pd
 import torch
 import tyro
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 
+import faults
 import utils
+
+
+# under several processes on a CPU the Trainer loads a checkpoint to the device cpu:0, a name that torch.load does not know
+torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
 
 def fail(message: str) -> None:
@@ -42,10 +51,10 @@ def fail(message: str) -> None:
 
 
 def or_fail(function, *args):
-    """function(*args); its ValueError or OSError becomes one line and exit code 2. For checks before anything expensive."""
+    """function(*args); what it says is wrong becomes one line and exit code 2. For checks before anything expensive."""
     try:
         return function(*args)
-    except (ValueError, OSError, jinja2.TemplateError) as e:
+    except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as e:
         fail(f"{str(e) or type(e).__name__}".splitlines()[0])
 
 
@@ -70,8 +79,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     for field, value in vars(args).items():
         if re.search(r"://[^/]*@|://.*\?", str(value)):
             fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
-    if getattr(args, "keep_checkpoints", 0) == 1:
-        fail("--keep-checkpoints 1: the only one would be gone while the next is written; use 2 or more, or 0 for all")
+    if getattr(args, "stall_minutes", 1) <= 0:
+        fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     return args
 
 
@@ -282,7 +291,7 @@ def read_kept(path: Path) -> list[dict]:
         return []
     lines = path.read_text().split("\n")
     if lines[-1]:
-        path.write_text("".join(line + "\n" for line in lines[:-1]))
+        faults.write(path, "".join(line + "\n" for line in lines[:-1]))
     return [json.loads(line) for line in lines[:-1]]
 
 
@@ -302,38 +311,43 @@ def start_run(args, script: str, model: str) -> Path:
     """Makes the run's folder with config.json, command.txt and env.txt, and returns it; called on every rank.
 
     It is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the configuration}, so the same command
-    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments.
+    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments; one that
+    another process is using exits with 2 in any case.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
         fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite")}
+    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes")}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
     name = f"{script}__{(args.preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
-        if (run / "config.json").exists() and args.resume:
+        goes_on = (run / "config.json").exists() and args.resume
+        if goes_on:
             before = json.loads((run / "config.json").read_text())["args"]
             if differ := [f"{k} ({before.get(k)} -> {v})" for k, v in same.items() if before.get(k) != v]:
                 fail(f"--resume: {run} was started with other arguments: {', '.join(differ)}")
         elif run.exists() and any(run.iterdir()) and not args.overwrite:
             fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-        elif run.exists():
-            shutil.rmtree(run)
         run.mkdir(parents=True, exist_ok=True)
+        or_fail(faults.lock, run)
+        for path in () if goes_on else set(run.iterdir()) - {run / "lock"}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         print(f"run folder: {run}", flush=True)
         git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
                for a in (["rev-parse", "HEAD"], ["diff", "HEAD"])]  # fmt: skip
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
-        (run / "config.json").write_text(json.dumps({"args": config, "processes": state.num_processes}, indent=1))
+        faults.write(run / "config.json", json.dumps({"args": config, "processes": state.num_processes}, indent=1))
         with open(run / "command.txt", "a") as f:  # a line a start: a resumed run has several
             f.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        (run / "env.txt").write_text("\n".join([git[0].strip(), *gpus, *packages, git[1]]))
+        faults.write(run / "env.txt", "\n".join([git[0].strip(), *gpus, *packages, git[1]]))
     state.wait_for_everyone()
+    faults.RUN.folder, faults.RUN.key = run, key
+    faults.RUN.minutes, faults.RUN.keep = getattr(args, "stall_minutes", 0), getattr(args, "keep_checkpoints", 0)
     return run
 
 
@@ -353,14 +367,14 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
     resumes = lambda name: "--resume" in plan[name][1]
     done = {name for name in plan if (root / name / ("summary.json" if resumes(name) else "")).exists()}
     running: dict[str, tuple[subprocess.Popen, float]] = {}
-    start = last = time.time()
+    start = last = time.monotonic()
     while len(done) < len(plan):
         for name, (after, command) in plan.items():
             if name not in done and name not in running and len(running) < lanes and done.issuperset(after):
                 with open(root / "logs" / f"{name}.log", "w") as log:
                     process = subprocess.Popen(executable(command), cwd=Path(__file__).parent, stdout=log, stderr=log,
                                                env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
-                running[name] = (process, time.time())
+                running[name] = (process, time.monotonic())
         time.sleep(0.5)
         for name, (process, began) in list(running.items()):
             if process.poll() is None:
@@ -372,14 +386,14 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
                 sys.exit(f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here.")
             done.add(name)
             del running[name]
-            clock = f"[{time.time() - start:4.0f} s] {len(done)}/{len(plan)}"
-            print(f"{clock} {name} done in {time.time() - began:.0f} s", flush=True)
-        if time.time() - last > 10:
-            last = time.time()
+            clock = f"[{time.monotonic() - start:4.0f} s] {len(done)}/{len(plan)}"
+            print(f"{clock} {name} done in {time.monotonic() - began:.0f} s", flush=True)
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
             for name in running:
                 text = (root / "logs" / f"{name}.log").read_text(errors="replace")
                 lines = [line for line in text.splitlines() if line.startswith("step ")]
-                print(f"[{time.time() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
+                print(f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
 
 
 def cut_log(path: Path, checkpoint: Path | None) -> None:
@@ -387,13 +401,13 @@ def cut_log(path: Path, checkpoint: Path | None) -> None:
     if PartialState().is_main_process and path.exists():
         last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
         lines = path.read_text().split("\n")[:-1]  # without a half-written last one
-        path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
+        faults.write(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
     PartialState().wait_for_everyone()
 
 
 def write_dropped(run: Path, dropped: list[dict]) -> None:
     if PartialState().is_main_process:
-        (run / "dropped.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dropped))
+        faults.write(run / "dropped.jsonl", "".join(json.dumps(row) + "\n" for row in dropped))
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -410,6 +424,16 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def load_config(path: str):
     """The config of a model folder or hub name; exits with 2 when there is none, or it needs code of its own."""
     return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
+
+
+def load_weights(auto_class, path: str, new_head: bool = False, **kwargs):
+    """auto_class.from_pretrained(path, ...) and the names of the weights that it lacks: none but a `new_head`'s. Exits with 2
+    when another is missing, which would be random, or when one is not finite."""
+    model, info = or_fail(lambda: auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs))
+    missing = [n for n in info["missing_keys"] if not new_head or n.startswith(model.base_model_prefix + ".")]
+    if bad := missing or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
+        fail(f"{path}: {len(bad)} weights are {'missing' if missing else 'not finite'}, e.g. {bad[0]}")
+    return model, info["missing_keys"]
 
 
 def reward_names(args) -> set[str]:
@@ -452,26 +476,30 @@ def check_think_format(model: str, think_format: str) -> None:
 def save_model(trainer, folder: Path, think_format: str | None) -> None:
     """Saves an ordinary model folder: weights, tokenizer with chat template, generation config that stops at the end of turn,
     and think_format.json (a reward model, None, has neither). LoRA: the adapter goes beside it, into adapter/, and is merged
-    into the model it started from, read anew, as in training those weights may be sharded or in 4 bit. Every rank calls it."""
+    into the model it started from, read anew, as in training those weights may be sharded or in 4 bit. Every rank calls it.
+    What stood there before goes when the new one is whole."""
     from peft import PeftModel  # seconds to import, which an evaluation need not wait
 
     tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
     adapter = folder.parent / "adapter" if isinstance(model, PeftModel) else None
-    trainer.save_model(str(adapter or folder))
+    part = folder.with_name(folder.name + ".part")
+    trainer.save_model(str(adapter or part))
     if PartialState().is_main_process:
         if adapter:
             start = AutoModelForCausalLM.from_pretrained(model.peft_config["default"].base_model_name_or_path, **utils.SAFE)
-            PeftModel.from_pretrained(start, adapter).merge_and_unload().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+            PeftModel.from_pretrained(start, adapter).merge_and_unload().save_pretrained(part)
+        tokenizer.save_pretrained(part)
         if think_format:  # a policy
-            GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
-            (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+            GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(part)
+            (part / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
     PartialState().wait_for_everyone()
 
 
 def write_summary(run: Path, summary: dict) -> None:
     if PartialState().is_main_process:
-        (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        faults.write(run / "summary.json", json.dumps(summary, indent=1) + "\n")
         print(json.dumps(summary), flush=True)
 
 
@@ -481,6 +509,10 @@ GROUPS = []  # process groups that were left, alive to the end of the process
 def finish(run: Path, summary: dict) -> None:
     """The last call of a training script, on every rank: summary.json, then all ranks leave the process group together."""
     write_summary(run, summary)
+    leave()
+
+
+def leave() -> None:
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
         # else the last to hold it is a DDP model, which frees it under the GIL and waits for gloo's thread, which may wait for
@@ -490,9 +522,17 @@ def finish(run: Path, summary: dict) -> None:
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint of a run that was written to its end (None if there is none)."""
-    done = [c for c in run.glob("checkpoint-*") if (c / "complete").exists()]
-    return max(done, key=lambda c: int(c.name.split("-")[1]), default=None)
+    """The newest checkpoint of a run that is whole, None if none was ever finished. Says what is wrong with newer ones; exits
+    with 2 when all that were finished are damaged."""
+    flaws = {}
+    for checkpoint in reversed(faults.numbered(run)):
+        if not (flaw := faults.flaw(checkpoint)):
+            return checkpoint
+        flaws[checkpoint] = flaw
+        print(f"WARNING: {checkpoint} {flaw}; it is passed over", file=sys.stderr, flush=True)
+    if damaged := [f"{c.name} {flaw}" for c, flaw in flaws.items() if (c / "complete").exists()]:
+        fail(f"{run} has no checkpoint to resume from: {'; '.join(damaged)}. --overwrite starts anew")
+    return None
 
 
 def common_config(args, run: Path, updates: int = 1) -> dict:
@@ -502,18 +542,53 @@ def common_config(args, run: Path, updates: int = 1) -> dict:
         "output_dir": str(run), "seed": args.seed, "bf16": on_gpu, "use_cpu": not on_gpu, "dataloader_pin_memory": on_gpu,
         "gradient_checkpointing": args.gradient_checkpointing, "ddp_find_unused_parameters": False,
         "save_strategy": "steps", "save_steps": args.save_steps * updates, "logging_steps": updates,
-        "save_total_limit": args.keep_checkpoints or None, "report_to": [], "disable_tqdm": True,
+        "save_total_limit": None, "report_to": [], "disable_tqdm": True,  # RunLogger deletes, when the new one is whole
+        "logging_nan_inf_filter": False,  # else a loss that is NaN is logged as the mean of those before
     }  # fmt: skip
 
 
+def explain(error: Exception, trainer, run: Path, batches) -> None:
+    """The last line of a run that failed: after which step, how full the disk is, where --resume continues. The `batches` of a
+    step that is not finite are kept in not_finite-rank<k>.safetensors, as <micro-batch>.<name>."""
+    if isinstance(error, FloatingPointError):
+        tensors = {f"{i}.{k}": v.clone() for i, b in enumerate(batches) for k, v in b.items() if torch.is_tensor(v)}
+        save_file(tensors, run / f"not_finite-rank{PartialState().process_index}.safetensors")
+    if torch.distributed.is_initialized():
+        GROUPS.append(torch.distributed.group.WORLD)  # as in `leave`
+    whole = [c.name for c in faults.numbered(run) if (c / "complete").exists()]
+    print(f"error: the run ended after step {trainer.state.global_step} by {type(error).__name__}: "
+          f"{' '.join(str(error).split())[:300]}; {shutil.disk_usage(run).free / 2**20:.0f} MiB are free in {run}; "
+          + (f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"),
+          file=sys.stderr, flush=True)  # fmt: skip
+
+
 def train(trainer, run: Path, resume: bool) -> None:
-    """Trains to the end; with `resume` from the last complete checkpoint, the logs cut back to it. The lines on the screen are
-    RunLogger's."""
-    checkpoint = last_checkpoint(run) if resume else None
+    """Trains to the end; with `resume` from the last whole checkpoint, the logs cut back to it. The lines on the screen are
+    RunLogger's. After SIGTERM every rank exits with faults.STOPPED; a step with a loss or gradient that is not finite, or no
+    progress for --stall-minutes, ends the run before a checkpoint is written."""
+    checkpoint = last_checkpoint(run) if resume and PartialState().is_main_process else None
+    checkpoint = broadcast_object_list([checkpoint])[0]
+    if resume:
+        PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
     for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl"):
         cut_log(run / log, checkpoint)
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
+    batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs
+    trainer._prepare_inputs = lambda inputs: batches.append(prepare(inputs)) or batches[-1]
+    epoch, left = trainer._run_epoch, lambda: trainer.state.global_step < trainer.state.max_steps
+    trainer._run_epoch = lambda **kwargs: left() and epoch(**kwargs)  # else a resume from the last step trains one more
+    try:
+        with faults.stoppable(), faults.watched():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Exception as e:
+        explain(e, trainer, run, batches)
+        raise
+    if faults.RUN.stopped:
+        PartialState().print(f"stopped by SIGTERM after step {trainer.state.global_step}; --resume continues from "
+                             f"checkpoint-{trainer.state.global_step}", flush=True)  # fmt: skip
+        leave()
+        sys.exit(faults.STOPPED)
 
 
 def mean_loss(run: Path) -> float:
@@ -531,13 +606,28 @@ class RunLogger(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         path = self.run / "metrics.jsonl"
         rows = path.read_text().splitlines() if path.exists() else []
-        self.began, self.first_step, self.seconds = time.time(), state.global_step, 0.0
+        self.began, self.first_step, self.seconds = time.monotonic(), state.global_step, 0.0
         self.tokens, self.offset = json.loads(rows[-1]).get("num_tokens", 0) if rows else 0, None
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if not state.is_world_process_zero or "train_runtime" in logs:  # the Trainer's closing line is no step
+    def on_step_end(self, args, state, control, **kwargs):
+        """SIGTERM on any rank stops all of them after this rollout, with a checkpoint."""
+        if state.global_step % args.logging_steps:
             return
-        seconds, shown = time.time() - self.began, [f"{k} {logs[v]:.4g}" for k, v in self.columns.items() if v in logs]
+        asked = torch.tensor(float(faults.RUN.sigterm is not None), device=PartialState().device)
+        if PartialState().num_processes > 1:
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+        if asked:
+            faults.RUN.stopped = control.should_save = control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "train_runtime" in logs:  # the Trainer's closing line is no step
+            return
+        bad = [k for k in ("loss", "grad_norm", "value/loss", "value/grad_norm") if not math.isfinite(logs.get(k, 0.0))]
+        if bad:  # the same on every rank, and before a checkpoint is written
+            raise FloatingPointError(f"{bad[0]} is {logs[bad[0]]}; the batch is in {self.run}/not_finite-rank*.safetensors")
+        if not state.is_world_process_zero:
+            return
+        seconds, shown = time.monotonic() - self.began, [f"{k} {logs[v]:.4g}" for k, v in self.columns.items() if v in logs]
         if "num_tokens" in logs:
             if self.offset is None:  # after a resume SFTTrainer counts tokens from zero again
                 self.offset = self.tokens if logs["num_tokens"] < self.tokens else 0
@@ -553,5 +643,6 @@ class RunLogger(TrainerCallback):
         if state.is_world_process_zero and self.think_format:
             (folder / "think_format.json").write_text(json.dumps({"think_format": self.think_format}))
         PartialState().wait_for_everyone()  # every rank has written its part
-        if state.is_world_process_zero:
-            (folder / "complete").touch()
+        if not state.is_world_process_zero:
+            return
+        faults.seal(folder)

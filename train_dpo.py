@@ -44,6 +44,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import DPOConfig, DPOTrainer
 
+import faults
 import utils
 
 
@@ -129,6 +130,8 @@ class Args:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
+    stall_minutes: float = 10.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -234,12 +237,13 @@ def share(folder: Path, name: str, keys: list[str], work) -> dict[str, dict]:
     state.wait_for_everyone()
     path = folder / f"{name}-{state.process_index}.jsonl"
     if path.exists():
-        path.write_text("".join(line + "\n" for line in path.read_text().split("\n")[:-1]))
+        faults.write(path, "".join(line + "\n" for line in path.read_text().split("\n")[:-1]))
     mine = keys[state.process_index :: state.num_processes]
-    with open(path, "a", buffering=1) as f:
+    with faults.watched(), open(path, "a", buffering=1) as f:
         for key, row in () if done.keys() >= set(mine) else work(mine, done.keys()):
             f.write(json.dumps({"key": key, **row}) + "\n")
-    state.wait_for_everyone()
+            faults.beat()
+        state.wait_for_everyone()
     return read_parts(folder, name)
 
 
@@ -279,9 +283,9 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
     parts = {key: utils.split_thinking(s["text"], think_format, s["finished"]) for key, s in samples.items()}
 
     def score(keys: list[str], done):
-        reward_model = utils.RewardModel(
-            args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
-            args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
+        reward_model = runs.or_fail(
+            utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template,
+            args.reward_max_length, args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
         )  # fmt: skip
         gold = runs.load_gold(args.gold, device, folder)
         for chunk in (keys[start : start + 512] for start in range(0, len(keys), 512)):
@@ -325,8 +329,8 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()
     torch.manual_seed(args.seed)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,
-                                                  **utils.SAFE)  # fmt: skip
+    dtype = torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+    policy, _ = runs.load_weights(AutoModelForCausalLM, model, dtype=dtype)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",
                "rejected logp": "logps/rejected"}  # fmt: skip
@@ -465,7 +469,7 @@ def main(args: Args) -> None:
         totals.append(total)
         model = str(save_to)
     if state.is_main_process:
-        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": i, **t}) + "\n" for i, t in enumerate(totals, 1)))
+        faults.write(run / "metrics.jsonl", "".join(json.dumps({"step": i, **t}) + "\n" for i, t in enumerate(totals, 1)))
     runs.finish(run, {"rounds": totals, "prompts": len(kept), "dropped": len(dropped)})
 
 

@@ -158,6 +158,8 @@ class Args:
     """Rollouts between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
+    stall_minutes: float = 10.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -277,14 +279,14 @@ def main(args: Args) -> None:
 
     # --- 2. models
     device = str(state.device)
-    reward_model = utils.RewardModel(
-        args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
+    reward_model = runs.or_fail(
+        utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
     ) if runs.has_preference(args) else None  # fmt: skip
     gold = runs.load_gold(args.gold, device, run)
     torch.manual_seed(args.seed)
-    policy = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32, **utils.SAFE
+    policy, _ = runs.load_weights(
+        AutoModelForCausalLM, args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.eos_token_id
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")

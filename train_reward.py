@@ -58,6 +58,8 @@ class Args:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
+    stall_minutes: float = 10.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -137,7 +139,8 @@ def main(args: Args) -> None:
 
     # --- 2. model
     torch.manual_seed(args.seed)
-    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1, dtype=torch.float32, **utils.SAFE)
+    model, _ = runs.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
+                                 dtype=torch.float32)  # fmt: skip
 
     # --- 3. train
     trainer = RewardTrainer(

@@ -70,6 +70,8 @@ class Args:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
+    stall_minutes: float = 10.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -165,7 +167,8 @@ def main(args: Args) -> None:
     quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                       bnb_4bit_compute_dtype=torch.bfloat16) if args.load_in_4bit else None  # fmt: skip
     torch.manual_seed(args.seed)
-    model = AutoModelForCausalLM.from_pretrained(
+    model, _ = runs.load_weights(
+        AutoModelForCausalLM,
         args.model,
         dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
         quantization_config=quantization,

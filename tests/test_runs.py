@@ -13,6 +13,7 @@ import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+import faults
 import runs
 
 # --- arguments
@@ -193,6 +194,7 @@ def test_use_vllm(exits, monkeypatch):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(faults.RUN)))
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", "a b"])
     return tmp_path
 
@@ -239,7 +241,7 @@ def test_overwrite_starts_anew(here):
     (run / "checkpoint-1").mkdir()
     (run / "metrics.jsonl").write_text("old\n")
     assert runs.start_run(Args(overwrite=True), "grpo", "org/base") == run
-    assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt"]
+    assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
 
 
 def test_resume_continues_with_equal_arguments_only(here, exits):

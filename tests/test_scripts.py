@@ -270,7 +270,7 @@ def test_vllm_stops_at_the_end_of_turn_that_was_trained(sft, toy_data, tmp_path)
         ([*GRPO, "--gold", "nowhere.py:f"], "not file.py:function"),
         ([*GRPO, "--gold", "nowhere"], "nowhere is no model folder"),
         ([*GRPO, "--vllm-server-url", "http://localhost:1"], "needs --rollout vllm"),
-        ([*GRPO, "--keep-checkpoints", "1"], "use 2 or more, or 0 for all"),
+        ([*GRPO, "--stall-minutes", "0"], "use more than 0"),
         ([*PPO, "--prompts-per-step", "9"], "cannot be split"),
         ([*DPO, "--model", "data/toy/base", "--samples-per-prompt", "1"], "can give no pair"),
         ([*DPO, "--model", "data/toy/base", "--batch-size", "3"], "not a multiple"),
