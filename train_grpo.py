@@ -81,7 +81,7 @@ class Args:
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: the official one."""
+    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
