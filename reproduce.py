@@ -292,14 +292,15 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
     m, root = NAME.fullmatch(name), args.results / "toy"
     folder, variant, kind = f"{name}-s{seed}", (m["variant"] or "-")[1:], m["kind"].rpartition("-")[2]
     common = [*["--no-think"] * (kind == "plain"), "--seed", str(seed), "--out", str(root / folder), "--resume"]
-    first = m["kind"].partition("-")[0]
-    task = variant if variant in ("code", "users") else {"rlver": "users", "rubric": "rubric"}.get(first, "sums")
-    if first == "sft":
-        command, waits = f"python train_sft_warmstart.py --preset toy --traces data/toy/{task}_traces.jsonl", []
+    method = m["kind"].partition("-")[0]
+    task = variant if variant in ("code", "users") else {"rlver": "users", "rubric": "rubric"}.get(method, "sums")
+    if method == "sft":
+        command = f"python train_sft_warmstart.py --preset toy --traces data/toy/{task}_traces.jsonl --epochs 2"
+        waits = []
         if task == "code":  # its base model knows the words of code
             command, waits = f"{command} --model {root / 'code-base'}", ["code-base"]
             stages["code-base"] = ([], f"python data/toy_code.py --base-out {root / 'code-base'}".split())
-        stages[folder] = (waits, [*command.split(), "--epochs", "4" if task == "code" else "2", *common])
+        stages[folder] = (waits, [*command.split(), *common])
     else:
         sft = "toy-sft-think" if task == "rubric" else f"toy-sft-{kind}-{task}"
         if f"{sft}-s{seed}" not in stages:
