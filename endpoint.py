@@ -114,7 +114,7 @@ class Endpoint:
 
     Args:
         store: jsonl file of the replies; one process at a time.
-        base_url: empty: the OpenAI API; `vllm serve`: http://localhost:8000/v1.
+        base_url: empty: OPENAI_BASE_URL if it is set, else the OpenAI API; `vllm serve`: http://localhost:8000/v1.
         concurrency: calls under way at once.
         timeout: seconds for a call, to the last byte.
         retries: repeats of a call after 408, 409, 429, 5xx, time-out, dropped connection or a body that is no completion.
@@ -127,7 +127,8 @@ class Endpoint:
 
     def __init__(self, model: str, store: Path | str, base_url: str = "", concurrency: int = 32, timeout: float = 120.0,
                  retries: int = 8, budget: float = 0, price: tuple[float, float] = (0, 0), backoff: float = 1):  # fmt: skip
-        self.model, self.store, self.base_url = model, Path(store), (base_url or OPENAI_URL).rstrip("/")
+        self.model, self.store = model, Path(store)
+        self.base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
         self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
         self.budget, self.price = budget, price
         self.cost, self.calls, self.repeats, self.last_error = 0.0, 0, 0, ""
@@ -137,7 +138,7 @@ class Endpoint:
         if "@" in self.base_url or "?" in self.base_url:
             fail("no user, password or key belongs into a base URL: it is logged; set OPENAI_API_KEY")
         if not self.base_url.startswith(("http://", "https://")):
-            fail(f"the base URL {base_url!r} must begin with http:// or https://")
+            fail(f"the base URL {self.base_url!r} must begin with http:// or https://")
         if concurrency < 1 or timeout <= 0 or retries < 0:
             fail(f"concurrency {concurrency} and timeout {timeout} must be positive, retries {retries} not negative")
         if budget and not any(price):

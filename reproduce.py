@@ -143,14 +143,17 @@ TOY_COLUMNS = {  # of its table: (metric, temperature)
 }  # fmt: skip
 
 
-REWARD_ROWS = [  # toy rows of the other rewards: sums have a verifier, users an emotion
+REWARD_ROWS = [  # toy rows of the other rewards: sums and programs have a verifier, users an emotion, a rubric has a judge
     "toy-sft-think-sums", "toy-sft-plain-sums", "toy-rlvr-think", "toy-rlvr-plain", "toy-rlvr-think-format",
     "toy-rlvr-think-shaped", "toy-rlvr-think-majority", "toy-rlvr-think-certainty",
+    "toy-sft-think-code", "toy-sft-plain-code", "toy-rlvr-think-code", "toy-rlvr-plain-code",
+    "toy-sft-think", "toy-rlmt", "toy-rubric-think", "toy-rubric-think-judge",  # the first two are of the table `toy`
     "toy-sft-think-users", "toy-sft-plain-users", "toy-rlver-think", "toy-rlver-plain", "toy-rlver-think-ppo",
     "toy-rlver-think-challenging", "toy-rlver-plain-challenging",
 ]  # fmt: skip
-REWARD_COLUMNS = {  # (metric, temperature, benchmark)
-    "right, T=1": ("score", 1.0, "sums_tasks"), "right, greedy": ("score", 0.0, "sums_tasks"),
+REWARD_COLUMNS = {  # (metric, temperature, benchmark: one of these; all if empty)
+    "right, T=1": ("score", 1.0, "sums_tasks code_tasks"), "right, greedy": ("score", 0.0, "sums_tasks code_tasks"),
+    "gold, T=1": ("score", 1.0, "benchmark_tasks"), "gold, greedy": ("score", 0.0, "benchmark_tasks"),
     "emotion": ("mean_emotion", 1.0, "sentient"), "emotion, held-out user": ("mean_emotion", 1.0, "sentient_held_out"),
     "success": ("success", 1.0, "sentient"), "failure": ("failure", 1.0, "sentient"),
     "format ok": ("format_ok", 1.0, ""),
@@ -172,7 +175,7 @@ def rows_of(table: str) -> dict[str, list[str]]:
 
 NAME = re.compile(
     r"(?P<base>toy|[a-z]+[\d.]+-\d+b(-instruct)?)-(?P<kind>released|prompted-(?:think|plain)|sft-(?:think|plain)|rlmt|rlhf|"
-    r"rlvr-(?:think|plain)|rlver-(?:think|plain))"
+    r"rlvr-(?:think|plain)|rlver-(?:think|plain)|rubric-think)"
     r"(?P<zero>-zero)?(?P<algorithm>-dpo|-ppo)?(?P<variant>-.+)?"
 )
 ACCELERATE = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
@@ -183,7 +186,7 @@ def plan(args: Args, names: dict[str, list[str]]) -> dict[str, tuple[list[str], 
     stages: dict[str, tuple[list[str], list[str]]] = {}
     for seed in args.seeds:
         for name, columns in names.items():
-            add = add_reward if name in REWARD_ROWS else add_toy if name.startswith("toy-") else add_row
+            add = add_toy if name in TOY_ROWS else add_reward if name in REWARD_ROWS else add_row
             add(args, stages, name, columns, seed)
     return stages
 
@@ -281,25 +284,37 @@ SUMS = {  # --rewards of the rows on sums
     "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
     "majority": "majority:1", "certainty": "self_certainty:1",
 }  # fmt: skip
+RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 
 
 def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: int) -> None:
-    """A toy row of another reward: sums, where a verifier knows what is right, or users with moods."""
+    """A toy row of another reward: sums or programs, where a verifier knows what is right; users with moods; or a judge."""
     m, root = NAME.fullmatch(name), args.results / "toy"
     folder, variant, kind = f"{name}-s{seed}", (m["variant"] or "-")[1:], m["kind"].rpartition("-")[2]
     common = [*["--no-think"] * (kind == "plain"), "--seed", str(seed), "--out", str(root / folder), "--resume"]
-    sums = m["kind"].startswith("rlvr") or variant == "sums"
-    if m["kind"].startswith("sft"):
-        traces = f"data/toy/{'sums' if sums else 'users'}_traces.jsonl"
-        command = f"python train_sft_warmstart.py --preset toy --traces {traces} --epochs 2"
-        stages[folder] = ([], [*command.split(), *common])
+    method = m["kind"].partition("-")[0]
+    task = variant if variant in ("code", "users") else {"rlver": "users", "rubric": "rubric"}.get(method, "sums")
+    if method == "sft":
+        command = f"python train_sft_warmstart.py --preset toy --traces data/toy/{task}_traces.jsonl --epochs 2"
+        waits = []
+        if task == "code":  # its base model knows the words of code
+            command, waits = f"{command} --model {root / 'code-base'}", ["code-base"]
+            stages["code-base"] = ([], f"python data/toy_code.py --base-out {root / 'code-base'}".split())
+        stages[folder] = (waits, [*command.split(), *common])
     else:
-        sft = f"toy-sft-{kind}-{'sums' if sums else 'users'}"
+        sft = "toy-sft-think" if task == "rubric" else f"toy-sft-{kind}-{task}"
         if f"{sft}-s{seed}" not in stages:
-            add_reward(args, stages, sft, [], seed)
-        command = f"python train_rlver.py --preset toy --steps 25 {'--user challenging' * (variant == 'challenging')}"
-        command += " --algorithm ppo --prompts-per-step 128" if m["algorithm"] == "-ppo" else ""
-        if sums:
+            (add_toy if task == "rubric" else add_reward)(args, stages, sft, [], seed)
+        if task == "users":
+            command = f"python train_rlver.py --preset toy --steps 25 {'--user challenging' * (variant == 'challenging')}"
+            command += " --algorithm ppo --prompts-per-step 128" if m["algorithm"] == "-ppo" else ""
+        elif task == "rubric":
+            command = ("python data/toy_judge.py -- python train_grpo.py --preset toy --prompts data/toy/rubric_prompts.jsonl "
+                       f"--rewards {RUBRICS[variant]} --judge toy-judge --steps 14")  # fmt: skip
+        elif task == "code":
+            command = ("python train_grpo.py --preset toy --prompts data/toy/code_prompts.jsonl --rewards code:1 --steps 15 "
+                       "--gold data/toy_code.py:gold")  # fmt: skip
+        else:
             command = f"python train_grpo.py --preset toy --prompts data/toy/sums_prompts.jsonl --rewards {SUMS[variant]}"
             command += " --steps 20 --gold data/toy_sums.py:gold"
         model = ["--model", str(root / f"{sft}-s{seed}" / "model")]
@@ -307,8 +322,9 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
     evaluate = ("python eval_sentient.py --profiles data/toy/users_test.jsonl --simulator data/toy_users.py:user "
                 "--held-out-simulator data/toy_users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10 "
                 "--max-tokens 48 --temperature 1")  # fmt: skip
-    if sums:
-        evaluate = ("python eval_wildbench.py --tasks data/toy/sums_tasks.jsonl --limit 256 --judge data/toy_sums.py:judge "
+    if task != "users":
+        tasks, judge = ("benchmark_tasks", "toy_world") if task == "rubric" else (f"{task}_tasks", f"toy_{task}")
+        evaluate = (f"python eval_wildbench.py --tasks data/toy/{tasks}.jsonl --limit 256 --judge data/{judge}.py:judge "
                     "--temperatures 1.0 0.0 --max-tokens 128")  # fmt: skip
     words = [*evaluate.split(), "--model", str(root / folder / "model"), "--seed", str(seed)]
     stages[f"{folder}--gold"] = ([folder], [*words, "--out", str(root / f"{folder}--gold"), "--resume"])
@@ -465,7 +481,7 @@ def toy_table(index: pd.DataFrame, table: str = "toy") -> pd.DataFrame:
     for row in rows_of(table):
         for column, (metric, temperature, *benchmark) in (TOY_COLUMNS if table == "toy" else REWARD_COLUMNS).items():
             part = index[(index.row == row) & (index.metric == metric) & (index.temperature == temperature)]
-            part = part[part.benchmark == benchmark[0]] if benchmark and benchmark[0] else part
+            part = part[part.benchmark.isin(benchmark[0].split())] if benchmark and benchmark[0] else part
             part = part.drop_duplicates("seed")  # format_ok stands there for each of two users
             state = "toy" if len(part) else "not yet run"
             lines.append({"table": table, "row": row, "benchmark": column, **ours(part, 1), "status": state})
@@ -589,7 +605,7 @@ def main(args: Args) -> None:
     toy = args.table in ("toy", "rewards")
     if toy:
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        for script in ("toy_world.py", "toy_sums.py", "toy_users.py"):
+        for script in ("toy_world.py", "toy_sums.py", "toy_code.py", "toy_users.py", "toy_judge.py"):
             subprocess.run([sys.executable, f"data/{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
     runs.run_plan(stages, args.results / ("toy" if toy else ""), args.lanes)
     render(args)

@@ -290,7 +290,7 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
     program, which defines `check(candidate)` if the row has an `entry_point` (a name, or as `Solution().solve`). Tests see
     the program's functions and objects from another process: plain data is compared there (Counter as dict and so on),
     objects can be called, indexed, iterated, have attributes, and are equal only to themselves. None: a test hands over
-    what cannot be pickled, as a lambda.
+    what cannot be pickled, as a lambda. Equal responses to equal tests are run once a call.
     """
 
     def share(row: dict) -> float | None:
@@ -309,8 +309,11 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
             return None
         return marks.count("1") / len(tests) if partial else float(marks.count("1") == len(tests))
 
+    keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]
+    programs = dict(zip(keys, rows))  # a policy that has settled writes the same one again and again
     with ThreadPoolExecutor(workers) as pool:
-        return _verified(rows, list(pool.map(share, rows)), value, no_eos)
+        shares = dict(zip(programs, pool.map(share, programs.values())))
+    return _verified(rows, [shares[key] for key in keys], value, no_eos)
 
 
 def instructions(rows: list[dict], rule: str = "strict", partial: bool = False, value: float = 1.0,

@@ -82,7 +82,7 @@ class Args:
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: the official one."""
+    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
     process_model: str = ""
     """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
     prime_beta: float = 0.05

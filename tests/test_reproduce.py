@@ -148,15 +148,20 @@ def test_toy_rows_are_of_the_same_grammar():
 def test_rows_of_other_rewards():
     stages = reproduce.plan(reproduce.Args(seeds=(0,)), reproduce.rows_of("rewards"))
     for name, (after, command) in stages.items():
-        script = command[1]
-        fields = {f.name for f in dataclasses.fields(importlib.import_module(script[:-3]).Args)}
-        flags = [w[2:].replace("-", "_").removeprefix("no_") for w in command if w.startswith("--")]
+        script, words = command[1], command[2:]
+        if "--" in words:  # beside the toy judge
+            script, words = words[2], words[3:]
+        fields = {f.name for f in dataclasses.fields(importlib.import_module(script[:-3].replace("/", ".")).Args)}
+        flags = [w[2:].replace("-", "_").removeprefix("no_") for w in words if w.startswith("--")]
         assert set(flags) <= fields and set(after) <= set(stages) and len(set(flags)) == len(flags), name
     assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.REWARD_ROWS)
-    for words in reproduce.SUMS.values():
+    for words in [*reproduce.SUMS.values(), *reproduce.RUBRICS.values()]:
         assert rewards.parse_spec(words.split())
     text = " ".join(stages["toy-rlver-think-ppo-s0"][1])
     assert "--algorithm ppo" in text and "toy-sft-think-users-s0/model" in text and "challenging" not in text
+    after, command = stages["toy-rubric-think-judge-s0"]
+    assert command[:5] == ["python", "data/toy_judge.py", "--", "python", "train_grpo.py"] and after == ["toy-sft-think-s0"]
+    assert stages["toy-sft-plain-code-s0"][0] == ["code-base"] and "--no-think" in stages["toy-rlvr-plain-code-s0"][1]
 
 
 def test_what_it_would_run_and_cost(capsys):
