@@ -37,8 +37,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -47,7 +49,12 @@ import runs  # first: it turns telemetry off before trl is imported  # isort: sk
 import torch
 import tyro
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
@@ -57,6 +64,31 @@ from transformers import (
 )
 
 CASES = ("grpo", "reward", "sft", "dpo", "ppo", "judge", "scale", "plan")
+
+
+@dataclass
+class Plan:
+    """What `plan` predicts; without a model it checks its formulas against measured bytes."""
+
+    model: str = ""
+    """Hub name or folder; its config is enough."""
+    reward_model: str = ""
+    """Empty: the size of the policy."""
+    gpu_gib: float = 80.0
+    gpus: int = 8
+    """Weights, gradients and moments are split among them (FSDP2 or ZeRO-3)."""
+    lora_r: int = 0
+    micro_batch_size: int = 1
+    prompt_tokens: int = 256
+    """A typical prompt; and below a typical and the longest completion."""
+    completion_tokens: int = 1000
+    max_completion_tokens: int = 4096
+    completions: int = 512
+    """A step: prompts x group size."""
+    steps: int = 234
+    vllm_memory: float = 0.3
+    tokens_per_second: float = 0.0
+    """Of one GPU, for this model; 0: what the case grpo measured on this machine, scaled by parameters."""
 
 
 @dataclass
@@ -70,6 +102,7 @@ class Args:
     """Where <case>__<device>.json goes."""
     size: Literal["auto", "tiny", "cpu", "0.5b", "1.5b"] = "auto"
     """auto: cpu, or 0.5b where a GPU is. tiny: to see that a case runs; its figures mean nothing."""
+    plan: Plan = field(default_factory=Plan)
 
 
 LLAMA = dict(vocab_size=32768, num_key_value_heads=4, num_attention_heads=4, max_position_embeddings=4608)
@@ -126,7 +159,7 @@ def give_lengths(model: LlamaForCausalLM, eos: int, median: float) -> None:
     """
     net, size = model.model, model.config.head_dim
     words = net.embed_tokens.weight
-    words[:, :4] = torch.tensor([1.0, 0, 0, 0])
+    words[:, :4] = torch.tensor([6.0, 0, 0, 0])  # large: the norm must not depend on the other dimensions
     words[4:20, 1], words[4:20, 3] = torch.tensor(RATES), 1.0
     for layer in net.layers:
         for out in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
@@ -136,7 +169,7 @@ def give_lengths(model: LlamaForCausalLM, eos: int, median: float) -> None:
         weight[:size] = 0
     head.q_proj.weight[size // 2 - 1, 0] = head.k_proj.weight[size // 2 - 1, 3] = 2.0
     head.v_proj.weight[0, 1] = 1.0
-    head.o_proj.weight[2, 0] = 0.1
+    head.o_proj.weight[2, 0] = 0.02
     prompts = torch.tensor([[100, 4, 101, 102, 103, 104], [100, 19, 101, 102, 103, 104]])
     hidden = net(prompts).last_hidden_state[:, -1]
     others = model.lm_head(hidden).logsumexp(-1)
@@ -383,7 +416,6 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         drive(conn, args)
         return train_grpo.main(flags)
     from datasets import Dataset
-    from transformers import AutoModelForSequenceClassification
     from trl import GRPOConfig, GRPOTrainer
 
     rollout.patch_vllm()  # on a CPU TRL's own sync_weights raises; on a GPU this sets the dtype alone
@@ -435,7 +467,6 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         score = lambda n: model.score(prompts[:n], texts[:n])
     else:
         from datasets import Dataset
-        from transformers import AutoModelForSequenceClassification
         from trl import GRPOConfig, GRPOTrainer
 
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -563,10 +594,13 @@ async def serve(conn) -> None:
     answer = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
     async def handle(reader, writer):
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))
-            await asyncio.sleep(LATENCY)
-            writer.write(answer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has hung up
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))
+                await asyncio.sleep(LATENCY)
+                writer.write(answer)
+        writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     conn.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
@@ -587,17 +621,18 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
     server.start()
     url, out = ours.recv(), {}
     for concurrency in (32, 64, 128):
-        shares, seconds = [], []
+        shares, seconds, cpu = [], [], []
         for turn in range(args.repeats):
             requests = [{"messages": [{"role": "user", "content": f"{turn} {i} " + "word " * 200}], "max_tokens": 8}
                         for i in range(size["calls"])]  # fmt: skip
             client = Endpoint("m", folder / f"judge-{concurrency}-{turn}.jsonl", url, concurrency=concurrency)
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             assert all(reply.value == 7 for reply in client.ask(requests, int)), "a reply was lost"
             seconds.append(time.perf_counter() - start)
+            cpu.append(1000 * (time.process_time() - busy) / size["calls"])
             shares.append(size["calls"] / seconds[-1] / (concurrency / LATENCY))
             print(f"  judge, {concurrency} at once: {size['calls'] / seconds[-1]:.0f} calls/s, {shares[-1]:.2f}", flush=True)
-        out[f"{concurrency} at once"] = {"seconds": spread(seconds), "share_of_limit": spread(shares)}
+        out[f"{concurrency} at once"] = {"seconds": spread(seconds), "share_of_limit": spread(shares), "cpu_ms_a_call": spread(cpu)}
     server.terminate()
     return out
 
@@ -626,6 +661,129 @@ def scale(folder: Path, size: dict, args: Args) -> dict:
         tokens = [b["num_tokens"] - a["num_tokens"] for a, b in zip(rows, rows[1:])]
         out[name] = {"seconds": spread(steps), "tokens_per_second": spread([n / s for n, s in zip(tokens, steps)])}
         print(f"  scale {name}: {out[name]['seconds']['median']:.2f} s a step", flush=True)
+    return out
+
+
+# --- plan
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that operations made while it is on: now, and at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.peak, self.known = 0, 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tensors = lambda tree: [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+        given, out = {s._cdata for s in tensors((args, kwargs))}, function(*args, **(kwargs or {}))
+        for storage in tensors(out):
+            if storage._cdata not in given | self.known:  # no view, nothing written in place
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+        return out
+
+    def forget(self, key: int, n_bytes: int) -> None:
+        self.known.discard(key)
+        self.now -= n_bytes
+
+
+def update_gib(config, tokens: int, completion_tokens: int, checkpointing: bool = True, on_gpu: bool = ON_GPU) -> dict:
+    """GiB that a forward and backward takes beside weights, gradients and moments, for a micro-batch of so many tokens, padding
+    included, of which `completion_tokens` are scored.
+
+    A layer keeps what its backward reads: 5 h of norms and residuals in float32, and 3 d + 2 kv + 4 i of attention and MLP
+    (d heads x head size, kv the same of the keys, i the MLP's width) in the compute type. With checkpointing that is there for
+    one layer at a time, and h for each. TRL's LM head makes tiles of 4,096 tokens x 32,768 words: one in the compute type, and
+    on a CPU 7.25 of the vocabulary's width in float32; and the gradient of its weight before that is added up.
+    """
+    c, n_bytes, mib = config.get_text_config(), 2 if on_gpu else 4, 2**30
+    size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    d, kv = c.num_attention_heads * size, c.num_key_value_heads * size
+    layer = tokens * (4 * 5 * c.hidden_size + n_bytes * (3 * d + 2 * kv + 4 * c.intermediate_size))
+    kept = c.num_hidden_layers * (4 * tokens * c.hidden_size if checkpointing else layer)
+    rows = min(completion_tokens, 4096)
+    head = rows * 32768 * n_bytes + (0 if on_gpu else 7.25 * 4 * rows * min(c.vocab_size, 32768)) + 4 * c.vocab_size * c.hidden_size
+    return {"layers": kept / mib, "one layer": layer / mib if checkpointing else 0.0, "LM head": head / mib,
+            "peak": (kept + max(head, layer if checkpointing else 0)) / mib}  # fmt: skip
+
+
+def measured_gib(config, rows: int, width: int, prompt: int, checkpointing: bool) -> float:
+    """What `update_gib` predicts, measured in the second of two micro-batches, on random weights."""
+    import trl.trainer.utils as trl_utils
+
+    trl_utils._use_triton = lambda device: True  # as rollout.py: the LM head on completion tokens only
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(DEVICE).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    trl_utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(5, config.vocab_size, (rows, width), device=DEVICE)
+    labels = ids.clone()
+    labels[:, :prompt] = -100
+
+    def micro_batch():
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=ON_GPU):
+            out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True)
+        (-out.log_probs.mean()).backward()
+
+    micro_batch()
+    if ON_GPU:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        micro_batch()
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
+    with LiveBytes() as live:
+        micro_batch()
+    return live.peak / 2**30
+
+
+def plan(folder: Path, size: dict, args: Args) -> dict:
+    """Memory by phase and time from formulas; without --plan.model their check against measured bytes."""
+    p, out = args.plan, {}
+    if not p.model:
+        for rows, width, checkpointing in ((4, 256, True), (4, 512, True), (1, 1024, True), (4, 256, False)):
+            config = LlamaConfig(**LLAMA | size["policy"])
+            predicted = update_gib(config, rows * width, rows * (width - 40), checkpointing)["peak"]
+            measured = measured_gib(config, rows, width, 40, checkpointing)
+            out[f"update, {rows} x {width}, checkpointing {checkpointing}"] = {
+                "predicted_gib": predicted, "measured_gib": measured, "ratio": predicted / measured}  # fmt: skip
+        return out
+    config = runs.or_fail(AutoConfig.from_pretrained, p.model)
+    weights, adapter = runs.n_parameters(p.model, AutoModelForCausalLM, p.lora_r)
+    reward = runs.n_parameters(p.reward_model or p.model, AutoModelForSequenceClassification)[0]
+    resident = {
+        "policy": (2 * weights + 16 * adapter if p.lora_r else 16 * weights) / p.gpus / 2**30,
+        "reference": 0.0 if p.lora_r else 4 * weights / p.gpus / 2**30,
+        "reward model": 2 * reward / 2**30,
+        "vLLM": p.vllm_memory * p.gpu_gib,
+    }
+    tokens = p.micro_batch_size * (p.prompt_tokens + p.max_completion_tokens)
+    phases = update_gib(config, tokens, p.micro_batch_size * p.max_completion_tokens, on_gpu=True)
+    c = config.get_text_config()
+    key_value = 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * (getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
+    cache = (resident["vLLM"] * 2**30 - 2 * weights) / key_value
+    total = sum(resident.values()) + phases["peak"]
+    print(f"GiB a GPU: {resident}; update: {phases}; together {total:.1f} of {p.gpu_gib:g}\n"
+          f"vLLM's cache holds {cache:.0f} tokens, {cache / (p.prompt_tokens + p.max_completion_tokens):.0f} of the longest rows")
+    rate, source = p.tokens_per_second, "--plan.tokens-per-second"
+    path = args.out / f"grpo__{DEVICE}.json"
+    if not rate and path.exists():
+        bench = json.loads(path.read_text())
+        shape = LLAMA | bench["sizes"]["policy"]
+        with torch.device("meta"):
+            small = LlamaForCausalLM(LlamaConfig(**shape)).num_parameters()
+        rate = bench["result"]["ours"]["tokens_per_second"]["median"] * small / weights
+        source = f"{path}, measured on {bench['device']}, times {small:,} / {weights:,} parameters"
+    out = {"gib": resident, "update_gib": phases, "total_gib": total, "cache_tokens": cache}
+    if rate:
+        n = p.steps * p.completions * (p.prompt_tokens + p.completion_tokens)
+        out["hours"] = n / (rate * p.gpus) / 3600
+        print(f"hours = steps x completions x tokens / (tokens a second of a GPU x GPUs) / 3600 = {p.steps} x {p.completions} x "
+              f"{p.prompt_tokens + p.completion_tokens} / ({rate:.3g} x {p.gpus}) / 3600 = {out['hours']:.1f}\n"
+              f"(rate: {source}; it assumes the same share of the hardware's peak, and GPUs that do not wait)")
     return out
 
 
