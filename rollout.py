@@ -17,6 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
+import trl.trainer.utils as trl_utils
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn import functional as F
@@ -56,23 +57,49 @@ def end_at(ids: list[int], closing: str, tokenizer) -> list[int]:
     return ids[: bisect_left(range(len(ids)), True, key=lambda n: closing in tokenizer.decode(ids[:n]))]
 
 
+def even_chunks(lengths: list[int], n: int) -> list[int]:
+    """Sizes of `n` chunks of consecutive rows, such that the largest has as few tokens, padding included, as can be. `lengths`
+    of the rows: longest first, tokens, at least n of them."""
+
+    def cut(most: int) -> list[int]:
+        sizes = []
+        while (start := sum(sizes)) < len(lengths):
+            sizes.append(min(max(1, most // lengths[start]), len(lengths) - start))
+        return sizes
+
+    sizes = cut(bisect_left(range(lengths[0] * len(lengths)), True, key=lambda most: len(cut(most)) <= n))
+    while len(sizes) < n:  # every process must make as many forwards as the others
+        i = max(range(len(sizes)), key=lambda i: sizes[i])
+        sizes[i : i + 1] = [sizes[i] - sizes[i] // 2, sizes[i] // 2]
+    return sizes
+
+
 def trimmed(attention_mask: torch.Tensor, batch_size: int | None) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int, int]]]:
-    """Rows of a mask (B, T) in order of length (B,), longest first, and in that order chunks of at most `batch_size` rows:
-    (rows, first column, last column + 1), without the columns that are padding in all of the chunk's rows."""
-    order = attention_mask.sum(1).argsort(descending=True, stable=True)
-    chunks = []
-    for rows in order.split(batch_size or len(order)):
+    """Rows of a mask (B, T) in order of length (B,), longest first, and in that order chunks of about equally many tokens,
+    `batch_size` rows each on average: (rows, first column, last column + 1), without the columns that are padding in all of
+    the chunk's rows."""
+    lengths = attention_mask.sum(1)
+    order, chunks = lengths.argsort(descending=True, stable=True), []
+    n = math.ceil(len(order) / (batch_size or len(order)))
+    for rows in order.split(even_chunks(lengths[order].tolist(), n)):
         columns = attention_mask[rows].any(0).nonzero()
         chunks.append((rows, columns[0].item(), columns[-1].item() + 1))
     return order, chunks
 
 
-def sort_for_micro_batches(batch: dict) -> dict:
-    """Takes the place of TRL's random shuffle of a rollout: longest completions first, so that micro-batches hold rows of
-    about equal length. Changes nothing else where one rollout is one optimizer step, unless the loss is a mean within each
-    micro-batch, as bnpo's is (both checked by the trainer below)."""
-    order = batch["completion_mask"].sum(1).argsort(descending=True, stable=True)
-    return {k: v[order] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()}
+def split_rollout(batch: dict, n: int, updates: int, by_tokens: bool) -> list[dict]:
+    """Takes the place of TRL's split of a rollout into `n` micro-batches, `n / updates` of them for each optimizer step.
+
+    The rows of a step are sorted, longest first, so that a micro-batch holds rows of about equal length; `by_tokens`: also
+    about equally many tokens, few long rows or many short ones. That leaves the loss as it is where it is a sum over tokens
+    divided by their number in the rollout; a mean over rows needs equally many rows.
+    """
+    lengths, out = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1), []
+    for rows in torch.arange(len(lengths), device=lengths.device).chunk(updates):
+        rows, parts = rows[lengths[rows].argsort(descending=True, stable=True)], n // updates
+        sizes = even_chunks(lengths[rows].tolist(), parts) if by_tokens else [len(rows) // parts] * parts
+        out += [{k: v[part] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()} for part in rows.split(sizes)]
+    return out
 
 
 class RolloutTrainer(GRPOTrainer):
@@ -99,8 +126,11 @@ class RolloutTrainer(GRPOTrainer):
             engine = self.vllm_generation.llm.llm_engine
             step = engine.step
             engine.step = lambda: (faults.beat(), step())[1]  # a token of every completion
-        one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps and self.loss_type != "bnpo"
-        grpo_trainer.shuffle_sequence_dict = sort_for_micro_batches if one_step else _trl_shuffle
+        updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
+        split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"))
+        grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
+        grpo_trainer.shuffle_sequence_dict = _trl_shuffle if bnpo or updates > 1 else lambda batch: batch
+        trl_utils._use_triton = lambda device: True  # the LM head on completion tokens only, on a CPU too
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
@@ -144,7 +174,7 @@ class RolloutTrainer(GRPOTrainer):
         mask = [[0] * (n_prompt - len(p)) + [1] * len(p + c) + [0] * (n_completion - len(c)) for p, c, _ in rows]
         device = self.accelerator.device
         ours, _, _ = self._get_per_token_logps_and_entropies(
-            self.model, torch.tensor(ids, device=device), torch.tensor(mask, device=device), n_completion
+            self.model, torch.tensor(ids, device=device), torch.tensor(mask, device=device), n_completion, 1
         )
         gaps = [abs(ours[i, t].item() - s[t]) for i, (_, c, s) in enumerate(rows) for t in range(len(c)) if s[t] is not None]
         gap = self.accelerator.gather(torch.tensor([sum(gaps) / max(1, len(gaps))], device=device)).max().item()
@@ -408,7 +438,8 @@ def preference(**_):
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 
 
-_trl_shuffle, _LLM = grpo_trainer.shuffle_sequence_dict, getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
+_trl_shuffle, _trl_split = grpo_trainer.shuffle_sequence_dict, grpo_trainer.split_tensor_dict
+_LLM = getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
 
 
 def patch_vllm() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import trl.generation.vllm_generation as vllm_generation
-import trl.trainer.grpo_trainer as grpo_trainer
+import trl.trainer.utils as trl_utils
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
@@ -104,9 +105,10 @@ def test_trl_still_has_the_hooks(function, parameters):
     assert found == parameters, f"TRL moved {function.__qualname__}: rollout.py overrides it; adapt it, or pin trl==1.16.0"
 
 
-def test_trl_still_calls_its_module_level_shuffle():
+def test_trl_still_calls_its_module_level_functions():
     source = inspect.getsource(GRPOTrainer._prepare_inputs)
-    assert "shuffle_sequence_dict(" in source and hasattr(grpo_trainer, "shuffle_sequence_dict")
+    assert "= shuffle_sequence_dict(" in source and "= split_tensor_dict(" in source
+    assert "_use_triton(hidden_states.device)" in inspect.getsource(trl_utils.add_fused_lm_head)
 
 
 def test_rollouts_start_from_the_prompt_ids_of_sft(folders, tokenizer, tmp_path):
@@ -252,11 +254,31 @@ def test_padding_cannot_poison_the_loss(folders, tokenizer, tmp_path):
     assert all(math.isfinite(x) for x in losses) and losses[0] == pytest.approx(losses[1])
 
 
-def test_sorting_rows_changes_the_order_and_nothing_else():
-    batch = {"completion_mask": torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]]), "x": torch.tensor([10, 20, 30]),
-             "num_items_in_batch": torch.tensor(6), "none": None}  # fmt: skip
-    out = rollout.sort_for_micro_batches(batch)
-    assert out["x"].tolist() == [20, 30, 10] and out["num_items_in_batch"] == 6 and out["none"] is None
+@pytest.mark.parametrize("n", [1, 3, 7, 8])
+def test_even_chunks_are_the_best_cut(n):
+    """Against all cuts of 8 rows into n chunks."""
+    lengths = [90, 40, 40, 30, 12, 5, 5, 1]
+    most = lambda sizes: max(size * lengths[sum(sizes[:i])] for i, size in enumerate(sizes))
+    cuts = [[b - a for a, b in zip((0, *inner), (*inner, 8))] for inner in itertools.combinations(range(1, 8), n - 1)]
+    sizes = rollout.even_chunks(lengths, n)
+    assert len(sizes) == n and sum(sizes) == 8 and min(sizes) > 0 and most(sizes) == min(map(most, cuts))
+
+
+def test_even_chunks_of_equal_rows_are_equal():
+    assert rollout.even_chunks([7] * 12, 4) == [3] * 4
+
+
+@pytest.mark.parametrize("by_tokens, updates, expected", [(True, 1, [[1, 4], [2, 3, 0, 5]]), (False, 1, [[1, 4, 2], [3, 0, 5]]),
+                                                          (True, 2, [[1, 2, 0], [4, 3, 5]])])
+def test_a_rollout_is_split_by_length_within_each_update(by_tokens, updates, expected):
+    lengths = torch.tensor([1, 9, 3, 2, 4, 1])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    batch = {"prompt_mask": torch.ones(6, 1, dtype=torch.long), "completion_mask": mask, "x": torch.arange(6),
+             "num_items_in_batch": torch.tensor(20), "none": None}  # fmt: skip
+    out = rollout.split_rollout(batch, 2, updates, by_tokens)
+    assert [part["x"].tolist() for part in out] == expected
+    assert all(part["num_items_in_batch"] == 20 and part["none"] is None for part in out)
+    assert [part["completion_mask"].sum(1).tolist() for part in out] == [lengths[part["x"]].tolist() for part in out]
 
 
 def test_no_reference_model_at_beta_zero(folders, tokenizer, tmp_path):
