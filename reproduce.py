@@ -145,11 +145,12 @@ TOY_COLUMNS = {  # of its table: (metric, temperature)
 
 REWARD_ROWS = [  # toy rows of the other rewards: sums and programs have a verifier, users an emotion, a rubric has a judge
     "toy-sft-think-sums", "toy-sft-plain-sums", "toy-rlvr-think", "toy-rlvr-plain", "toy-rlvr-think-format",
-    "toy-rlvr-think-shaped", "toy-rlvr-think-majority", "toy-rlvr-think-certainty",
+    "toy-rlvr-think-shaped", "toy-rlvr-think-majority", "toy-rlvr-think-certainty", "toy-rlvr-think-process",
+    "toy-rlvr-think-prime", "toy-rlvr-think-ppo", "toy-rlvr-think-ppo-process",
     "toy-sft-think-code", "toy-sft-plain-code", "toy-rlvr-think-code", "toy-rlvr-plain-code",
     "toy-sft-think", "toy-rlmt", "toy-rubric-think", "toy-rubric-think-judge",  # the first two are of the table `toy`
     "toy-sft-think-users", "toy-sft-plain-users", "toy-rlver-think", "toy-rlver-plain", "toy-rlver-think-ppo",
-    "toy-rlver-think-challenging", "toy-rlver-plain-challenging",
+    "toy-rlver-think-turns", "toy-rlver-think-ppo-turns", "toy-rlver-think-challenging", "toy-rlver-plain-challenging",
 ]  # fmt: skip
 REWARD_COLUMNS = {  # (metric, temperature, benchmark: one of these; all if empty)
     "right, T=1": ("score", 1.0, "sums_tasks code_tasks"), "right, greedy": ("score", 0.0, "sums_tasks code_tasks"),
@@ -283,6 +284,8 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
 SUMS = {  # --rewards of the rows on sums
     "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
     "majority": "majority:1", "certainty": "self_certainty:1",
+    "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",
+    "prime": "math:1 prime:1 --prime-learning-rate 1e-4",
 }  # fmt: skip
 RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 
@@ -308,6 +311,7 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
         if task == "users":
             command = f"python train_rlver.py --preset toy --steps 25 {'--user challenging' * (variant == 'challenging')}"
             command += " --algorithm ppo --prompts-per-step 128" if m["algorithm"] == "-ppo" else ""
+            command += " --turn-weight 1" if variant == "turns" else ""
         elif task == "rubric":
             command = ("python data/toy_judge.py -- python train_grpo.py --preset toy --prompts data/toy/rubric_prompts.jsonl "
                        f"--rewards {RUBRICS[variant]} --judge toy-judge --steps 14")  # fmt: skip
@@ -315,7 +319,8 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
             command = ("python train_grpo.py --preset toy --prompts data/toy/code_prompts.jsonl --rewards code:1 --steps 15 "
                        "--gold data/toy_code.py:gold")  # fmt: skip
         else:
-            command = f"python train_grpo.py --preset toy --prompts data/toy/sums_prompts.jsonl --rewards {SUMS[variant]}"
+            command = f"python train_{(m['algorithm'] or '-grpo')[1:]}.py --preset toy --rewards {SUMS[variant]}"
+            command += " --prompts data/toy/sums_prompts.jsonl"
             command += " --steps 20 --gold data/toy_sums.py:gold"
         model = ["--model", str(root / f"{sft}-s{seed}" / "model")]
         stages[folder] = ([f"{sft}-s{seed}"], [*command.split(), *model, *common])
