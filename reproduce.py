@@ -281,7 +281,7 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     stages[f"{folder}--gold"] = (after, [*words.split(), "--out", str(root / f"{folder}--gold"), "--resume"])
 
 
-SUMS = {  # --rewards of the rows on sums
+SUMS = {  # --rewards of the rows on sums, and what belongs to them
     "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
     "majority": "majority:1", "certainty": "self_certainty:1",
     "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",

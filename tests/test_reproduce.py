@@ -156,7 +156,7 @@ def test_rows_of_other_rewards():
         assert set(flags) <= fields and set(after) <= set(stages) and len(set(flags)) == len(flags), name
     assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.REWARD_ROWS)
     for words in [*reproduce.SUMS.values(), *reproduce.RUBRICS.values()]:
-        assert rewards.parse_spec(words.split())
+        assert rewards.parse_spec(words.partition(" --")[0].split())
     text = " ".join(stages["toy-rlver-think-ppo-s0"][1])
     assert "--algorithm ppo" in text and "toy-sft-think-users-s0/model" in text and "challenging" not in text
     after, command = stages["toy-rubric-think-judge-s0"]
