@@ -391,7 +391,7 @@ def test_no_hostile_program_is_rewarded_or_gets_out(tmp_path):
         server.settimeout(0.1)
         fill = lambda p: p.replace("PORT", str(server.getsockname()[1])).replace("TARGET", str(target))
         quick, slow = ([name for name in HOSTILE if (name in SLOW) == s] for s in (False, True))
-        values = rewards.code([block(fill(HOSTILE[name])) for name in quick] + [block(GOOD)] * 6, partial=True)
+        values = rewards.code([block(fill(HOSTILE[name])) for name in quick] + [block(f"{GOOD}  # {n}") for n in range(6)], partial=True)
         earned = dict(zip(quick + slow, values[:-6] + rewards.code([block(HOSTILE[n]) for n in slow], partial=True, timeout=1.5, workers=4)))
         assert len(earned) == len(HOSTILE) >= 60 and values[-6:] == [1.0] * 6
         isolation = sandbox.run("pass").isolation
@@ -447,6 +447,15 @@ def test_code():
     assert rewards.code(rows[:3], value=10.0) == [10.0, 0.0, 0.0]
     assert rewards.code([row("no tests"), row("```\ndef f", "truncated", tests=TESTS)], no_eos=-1.0) == [None, -1.0]
     assert rewards.code([]) == []
+
+
+def test_equal_programs_are_run_once(monkeypatch):
+    run, ran = sandbox.run, []
+    monkeypatch.setattr(sandbox, "run", lambda *args: ran.append(args) or run(*args))
+    rows = [block(GOOD), block(GOOD.replace("1", "2")), block(GOOD), block(GOOD, tests=["assert f(1) == 0"]), row("")]
+    assert rewards.code(rows) == [1.0, 0.0, 1.0, 0.0, None] and len(ran) == 3
+    rows[2]["status"] = "truncated"  # what does not lie in the program stays each row's own
+    assert rewards.code(rows, no_eos=-1.0)[:3] == [1.0, 0.0, -1.0]
 
 
 def test_code_that_cannot_start_is_an_error_of_ours(monkeypatch):
