@@ -135,9 +135,10 @@ def _new_folder(own_user: bool) -> tuple[str, int]:
     if not own_user:
         return tempfile.mkdtemp(prefix="sandbox-"), 0
     first, parent = secrets.randbelow(N_USERS), Path(tempfile.gettempdir()) / "sandboxes"
-    parent.mkdir(mode=0o711, exist_ok=True)  # in a folder that all may write to, a program could take all names
+    parent.mkdir(exist_ok=True)  # in a folder that all may write to, a program could take all names
     if parent.stat().st_uid:
         raise OSError(f"{parent} belongs to user id {parent.stat().st_uid}, not to root; remove it")
+    parent.chmod(0o711)
     for user in (FIRST_USER + (first + i) % N_USERS for i in range(N_USERS)):
         try:
             folder = parent / str(user)

@@ -297,10 +297,10 @@ def test_a_program_cannot_stop_the_next_one(run):
     """By a folder too deep to be removed by recursion, one with names that rm could misread, by taking the folders of the
     next programs, by processes that live on."""
     names = "import os\nfor name in ('-rf', '--', '*', '\\n', 'a' * 255): os.mkdir(name)\n"
-    assert run(names + "for i in range(1500):\n    os.mkdir('d'); os.chdir('d')").ok
+    assert run(names + "for i in range(1500):\n    os.mkdir('d'); os.chdir('d')", timeout=60.0).ok
     taken = f"import os\nfor i in range({sandbox.FIRST_USER}, {sandbox.FIRST_USER + sandbox.N_USERS}):\n"
     r = run(taken + "    for path in (f'../{i}', f'../sandbox-{i}', f'/tmp/sandboxes/{i}'):\n"
-            "        try: os.mkdir(path); print(path)\n        except OSError: pass")  # fmt: skip
+            "        try: os.mkdir(path); print(path)\n        except OSError: pass", timeout=60.0)  # fmt: skip
     assert r.ok and (r.stdout == "" or os.geteuid() != 0) and run("pass").ok
 
 
