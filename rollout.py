@@ -389,10 +389,12 @@ class RolloutTrainer(GRPOTrainer):
             set_state_dict(*self.beside[name], model_state_dict=model, optim_state_dict=optimizer, options=FLAT)
 
     def _state_beside(self, name: str) -> tuple[dict, dict, dict]:
-        """The state of a model and of its optimizer, flat; and what a checkpoint holds, the tensors of both."""
+        """The state of a model and of its optimizer, flat; and what a checkpoint holds: their tensors, tied ones once."""
         model, optimizer = get_state_dict(*self.beside[name], options=FLAT)
         tensors = {key: value for key, value in optimizer.items() if torch.is_tensor(value)}
-        return model, optimizer, {"model": model, "optimizer": tensors}
+        local = lambda key: model[key].to_local() if hasattr(model[key], "to_local") else model[key]
+        weights = {local(key).data_ptr() or key: key for key in model}  # an empty shard lies nowhere
+        return model, optimizer, {"model": {key: model[key] for key in weights.values()}, "optimizer": tensors}
 
     @torch.no_grad()
     def _measure_held_out(self):

@@ -178,7 +178,7 @@ def halves(trainer, rows, output):
 
 def trainer_of(cls, config, tokenizer, run, sources, **own):
     rows = [{"id": w, "prompt": [{"role": "user", "content": w}]} for w in ("Hello!", "Hi!", "Hey there!", "Good morning!")]
-    policy = tiny(LlamaForCausalLM, tokenizer)
+    policy = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True)
     policy.save_pretrained(run / "start")
     policy.config._name_or_path = str(run / "start")
     return cls(
@@ -228,7 +228,7 @@ def test_ppo_adds_dense_rewards_to_the_tokens(tokenizer, tmp_path):
 
 
 def prime(tokenizer, run, steps=3, learning_rate=1e-3):
-    source = dense.ImplicitReward(tiny(LlamaForCausalLM, tokenizer), 0.5, learning_rate)
+    source = dense.ImplicitReward(tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True), 0.5, learning_rate)
     return trainer_of(Watched, GRPOConfig, tokenizer, run, [("prime", 1.0, source)],
                       options=options(num_generations=4, max_steps=steps)), source  # fmt: skip
 
@@ -267,7 +267,7 @@ def test_prime_is_in_the_checkpoint(tokenizer, tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for a, b in ((whole.model, resumed.model), (whole_source.model, source.model)):
         assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    start = tiny(LlamaForCausalLM, tokenizer).state_dict()
+    start = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True).state_dict()
     assert not all(torch.equal(x, start[k]) for k, x in source.model.state_dict().items())
 
 
