@@ -479,6 +479,13 @@ def common_config(args, run: Path, updates: int = 1) -> dict:
     }  # fmt: skip
 
 
+def skip_prompt_logits() -> None:
+    """Makes TRL's fused LM head skip prompt and padding on a CPU too, as it does on a GPU: half of a toy step or more."""
+    import trl.trainer.utils as trl_utils  # seconds to import, which an evaluation need not wait
+
+    trl_utils._use_triton = lambda device: True
+
+
 def train(trainer, run: Path, resume: bool) -> None:
     """Trains to the end; with `resume` from the last complete checkpoint, the logs cut back to it. The lines on the screen are
     RunLogger's."""
