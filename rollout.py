@@ -17,7 +17,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
-import trl.trainer.utils as trl_utils
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn import functional as F
@@ -130,7 +129,7 @@ class RolloutTrainer(GRPOTrainer):
         split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"))
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = _trl_shuffle if bnpo or updates > 1 else lambda batch: batch
-        trl_utils._use_triton = lambda device: True  # the LM head on completion tokens only, on a CPU too
+        runs.skip_prompt_logits()
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}

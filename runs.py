@@ -564,6 +564,13 @@ def explain(error: Exception, trainer, run: Path, batches) -> None:
           file=sys.stderr, flush=True)  # fmt: skip
 
 
+def skip_prompt_logits() -> None:
+    """Makes TRL's fused LM head skip prompt and padding on a CPU too, as it does on a GPU: half of a toy step or more."""
+    import trl.trainer.utils as trl_utils  # seconds to import, which an evaluation need not wait
+
+    trl_utils._use_triton = lambda device: True
+
+
 def train(trainer, run: Path, resume: bool) -> None:
     """Trains to the end; with `resume` from the last whole checkpoint, the logs cut back to it. The lines on the screen are
     RunLogger's. After SIGTERM every rank exits with faults.STOPPED; a step with a loss or gradient that is not finite, or no
