@@ -182,8 +182,8 @@ class RewardModel:
                  max_length: int = 0, tokens_per_batch: int = 16384, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
         model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True)
-        if bad := info["missing_keys"] or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
-            raise ValueError(f"reward model {path}: weights that are missing or not finite: {', '.join(bad)}")
+        if bad := sorted(info["missing_keys"]) or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
+            raise ValueError(f"reward model {path} has no weights for {bad[0]}" + " (not finite)" * (not info["missing_keys"]))
         self.model = model.to(device).eval()
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
             self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
