@@ -149,14 +149,16 @@ def watched():
 
 
 def _watch(file, ended: threading.Event) -> None:
-    seen, since, limit = None, time.monotonic(), 180 * RUN.minutes  # seconds; the first beat may wait for models to be loaded
+    touched = lambda: (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
+    # this thread needs the GIL, which what hangs may hold; the one behind dump_traceback_later does not
+    arm = lambda: faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
+    limit = 180 * RUN.minutes  # seconds: the first beat may wait for models to be loaded
+    seen, since = touched(), time.monotonic()
+    arm()
     while not ended.wait(min(1.0, RUN.minutes * 15)):
-        touched = (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
-        if touched != seen:
-            limit = 60 * RUN.minutes if seen else limit
-            seen, since = touched, time.monotonic()
-            # this thread needs the GIL, which what hangs may hold; that one does not
-            faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
+        if touched() != seen:
+            seen, since, limit = touched(), time.monotonic(), 60 * RUN.minutes
+            arm()
         elif time.monotonic() - since > limit:
             _end(file, limit)
 
