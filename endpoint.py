@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,8 +82,8 @@ def retry_after(headers) -> float:
     with suppress(ValueError):
         return max(0.0, float(value))
     with suppress(ValueError):
-        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)  # theirs: ours may be wrong
-        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
+        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()  # ours may be wrong
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
     return 0.0
 
 

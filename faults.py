@@ -130,7 +130,7 @@ def watched():
         yield
         return
     ended, path = threading.Event(), RUN.folder / f"stacks-rank{os.environ.get('RANK', 0)}.txt"
-    with open(path, "w") as file:
+    with open(path, "a") as file:
         faulthandler.register(signal.SIGTERM, file=file, chain=True)
         watcher = threading.Thread(target=_watch, args=(file, ended), daemon=True)
         watcher.start()
@@ -169,9 +169,8 @@ def _end(file, seconds: float) -> None:
     print(f"error: {why}; {RUN.folder}/stacks-rank*.txt say what each was doing; --resume continues from the last checkpoint",
           file=sys.stderr, flush=True)  # fmt: skip
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that someone stopped must wake up to write its own stacks
-        parent = os.getppid()
-        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for pid in Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
                 os.kill(int(pid), signal.SIGCONT)
     for child in multiprocessing.active_children():  # vLLM's engine, which else would keep the GPU's memory
         child.kill()

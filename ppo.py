@@ -95,8 +95,8 @@ class PPOTrainer(rollout.RolloutTrainer):
         rewards = torch.zeros_like(values)
         scores = torch.tensor([row["reward"] for row in self._rows], device=values.device)
         rewards[torch.arange(len(rewards)), (mask * torch.arange(mask.size(1), device=mask.device)).argmax(1)] = scores
-        if self._dense:
-            rewards += self._dense[0] * mask
+        for weight, dense, _ in self._dense:
+            rewards += weight * dense * mask
         if self.kl_in_reward:
             ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
             whole = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)

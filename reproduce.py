@@ -285,7 +285,7 @@ SUMS = {  # --rewards of the rows on sums, and what belongs to them
     "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
     "majority": "majority:1", "certainty": "self_certainty:1",
     "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",
-    "prime": "math:1 prime:1 --prime-learning-rate 1e-4",
+    "prime": "math:1 prime:0.3 --prime-learning-rate 1e-4",
 }  # fmt: skip
 RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 

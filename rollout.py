@@ -17,7 +17,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
-import trl.trainer.utils as trl_utils
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn import functional as F
@@ -130,11 +129,11 @@ class RolloutTrainer(GRPOTrainer):
         split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"))
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = _trl_shuffle if bnpo or updates > 1 else lambda batch: batch
-        trl_utils._use_triton = lambda device: True  # the LM head on completion tokens only, on a CPU too
+        runs.skip_prompt_logits()
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
-        self.dense_rewards, self._dense, self.stopped = dense_rewards, None, ""
+        self.dense_rewards, self._dense, self.stopped = dense_rewards, [], ""
         self._history = None
         self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
         for name, _, source in dense_rewards:
@@ -337,27 +336,25 @@ class RolloutTrainer(GRPOTrainer):
         metrics["reward/truncated"].append(cut / max(1, scored))
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
 
-    def token_rewards(self, output: dict) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Dense rewards (B, T), parts times weights, and where they stand; None without any. Logs a row's sum of each."""
+    def token_rewards(self, output: dict) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
+        """[(weight, dense rewards (B, T), where they stand (B, T, bool))] of each part; logs a row's sums."""
         parts = [(name, weight, *source(self, self._rows, output)) for name, weight, source in self.dense_rewards]
         for name, _, values, _ in parts:
             for row, total in zip(self._rows, values.sum(1).tolist()):
                 row["rewards"][name] = total
-        if parts:
-            return sum(weight * values for _, weight, values, _ in parts), torch.stack([p[3] for p in parts]).any(0)
+        return [part[1:] for part in parts]
 
     def estimate_advantages(self, output: dict) -> torch.Tensor:
         """What is logged as a completion's advantage (B,), of several tokens their mean. GRPO's of the outcome are in `output`
         already; those of dense rewards come on top, token by token. ppo.py puts its own there."""
-        if self._dense is None:
-            return output["advantages"]
-        width = self.accelerator.gather(torch.tensor([self._dense[0].size(1)], device=self.accelerator.device)).max()
-        values, events = (self.accelerator.gather(F.pad(x, (0, width - x.size(1)))) for x in self._dense)
         mask, first = output["completion_mask"], self.accelerator.process_index * len(self._rows)
-        advantages = dense.token_advantages(values, events, self.num_generations, self.scale_rewards != "none")
-        advantages = advantages[first : first + len(self._rows), : mask.size(1)]
-        output["advantages"] = (output["advantages"].unsqueeze(1) + advantages) * mask
-        return output["advantages"].sum(1) / mask.sum(1)
+        for weight, *part in self._dense:
+            width = self.accelerator.gather(torch.tensor([mask.size(1)], device=self.accelerator.device)).max()
+            values, events = (self.accelerator.gather(F.pad(x, (0, width - x.size(1)))) for x in part)
+            advantages = dense.token_advantages(values, events, self.num_generations, self.scale_rewards != "none")
+            advantages = weight * advantages[first : first + len(self._rows), : mask.size(1)]
+            output["advantages"] = (output["advantages"].view(len(mask), -1) + advantages) * mask
+        return output["advantages"].sum(1) / mask.sum(1) if self._dense else output["advantages"]
 
     def log(self, logs: dict, *args, **kwargs) -> None:
         """Once a rollout; ends the run after it when rewards.collapsed says so."""

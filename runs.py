@@ -348,6 +348,8 @@ def start_run(args, script: str, model: str) -> Path:
             f.write(shlex.join([sys.executable, *sys.argv]) + "\n")
         faults.write(run / "env.txt", "\n".join([git[0].strip(), *gpus, *packages, git[1]]))
     state.wait_for_everyone()
+    run.mkdir(parents=True, exist_ok=True)  # on a machine of its own, without the others' disk
+    (run / "lock").touch()
     faults.RUN.folder, faults.RUN.key = run, key
     faults.RUN.minutes, faults.RUN.keep = getattr(args, "stall_minutes", 0), getattr(args, "keep_checkpoints", 0)
     return run
@@ -431,7 +433,10 @@ def load_config(path: str):
 def load_weights(auto_class, path: str, new_head: bool = False, **kwargs):
     """auto_class.from_pretrained(path, ...) and the names of the weights that it lacks: none but a `new_head`'s. Exits with 2
     when another is missing, which would be random, or when one is not finite."""
-    model, info = or_fail(lambda: auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs))
+    try:
+        model, info = or_fail(lambda: auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs))
+    except SafetensorError as e:
+        fail(f"{path}: its weights cannot be read ({e})")
     missing = [n for n in info["missing_keys"] if not new_head or n.startswith(model.base_model_prefix + ".")]
     if bad := missing or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
         fail(f"{path}: {len(bad)} weights are {'missing' if missing else 'not finite'}, e.g. {bad[0]}")
@@ -562,6 +567,13 @@ def explain(error: Exception, trainer, run: Path, batches) -> None:
           f"{' '.join(str(error).split())[:300]}; {shutil.disk_usage(run).free / 2**20:.0f} MiB are free in {run}; "
           + (f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"),
           file=sys.stderr, flush=True)  # fmt: skip
+
+
+def skip_prompt_logits() -> None:
+    """Makes TRL's fused LM head skip prompt and padding on a CPU too, as it does on a GPU: half of a toy step or more."""
+    import trl.trainer.utils as trl_utils  # seconds to import, which an evaluation need not wait
+
+    trl_utils._use_triton = lambda device: True
 
 
 def train(trainer, run: Path, resume: bool) -> None:

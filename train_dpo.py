@@ -93,8 +93,8 @@ class Args:
     """Jinja file, for a reward model without a chat template."""
     reward_max_length: int = 0
     """Tokens; longer texts lose the end of the last turn and are counted. 0: the reward model's own context."""
-    reward_tokens_per_batch: int = 16384
-    """Tokens, with padding, in one forward of the reward model."""
+    reward_tokens_per_batch: int = 0
+    """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
     """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -325,6 +325,7 @@ class TokenDPOTrainer(DPOTrainer):
 def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to: Path, tokenizer, think_format: str) -> int:
     """DPO on token ids {prompt_ids, chosen_ids, rejected_ids} from `model`, the reference, to `save_to`; returns the steps."""
     on_gpu, on_disk = torch.cuda.is_available(), folder / "pairs"
+    runs.skip_prompt_logits()
     if PartialState().is_main_process and not (on_disk / "state.json").exists():
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()

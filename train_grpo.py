@@ -97,8 +97,8 @@ class Args:
     """Jinja file, for a reward model without a chat template."""
     reward_max_length: int = 0
     """Tokens; longer texts lose the end of the last turn and are counted. 0: the reward model's own context."""
-    reward_tokens_per_batch: int = 16384
-    """Tokens, with padding, in one forward of the reward model."""
+    reward_tokens_per_batch: int = 0
+    """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """A malformed, empty or truncated completion gets the lowest reward of its group less `format_margin` (floor), the
     reward of the literal text [NULL] (the paper's strict mode), or that of the text as it is (its default)."""

@@ -158,11 +158,11 @@ class Conversations:
         metrics["dialogue/success"].append(sum((row["emotion"] or 0) >= 100 for row in rows) / len(rows))
         return output
 
-    def token_rewards(self, output: dict) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def token_rewards(self, output: dict) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
         """On the last token of each reply the change of the emotion / 100. The changes of a talk add up to its reward less its
         start, also where a reply in bad format ends it with nothing."""
         if not self.turn_weight:
-            return None
+            return []
         values = torch.zeros(output["completion_ids"].shape, device=output["completion_ids"].device)
         events, own = torch.zeros_like(values, dtype=torch.bool), output["tool_mask"].bool() & output["completion_mask"].bool()
         last = own & ~torch.cat([own[:, 1:], torch.zeros_like(own[:, :1])], dim=1)  # of a reply
@@ -172,7 +172,7 @@ class Conversations:
             levels = [e / 100 for e in emotions[1 : len(places)]]
             changes = [b - a for a, b in pairwise([emotions[0] / 100, *levels, row["reward"]])]
             values[n, places], events[n, places] = torch.tensor(changes, device=values.device), True
-        return self.turn_weight * values, events
+        return [(self.turn_weight, values, events)]
 
     def converse(self, prompts: list[list[dict]]) -> dict:
         """Token ids of prompts and conversations, 1 for the policy's tokens and 0 for the user's, the sampler's logprobs."""

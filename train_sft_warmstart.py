@@ -180,6 +180,7 @@ def main(args: Args) -> None:
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
     # --- 3. train
+    runs.skip_prompt_logits()
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(

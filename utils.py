@@ -186,17 +186,17 @@ class RewardModel:
     """
 
     def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
-                 max_length: int = 0, tokens_per_batch: int = 16384, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
+                 max_length: int = 0, tokens_per_batch: int = 0, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
         model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
-        if bad := info["missing_keys"] or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
-            raise ValueError(f"reward model {path}: weights that are missing or not finite: {', '.join(bad)}")
+        if bad := sorted(info["missing_keys"]) or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
+            raise ValueError(f"reward model {path} has no weights for {bad[0]}" + " (not finite)" * (not info["missing_keys"]))
         self.model = model.to(device).eval()
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
             self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
         self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9
-        self.reward_on, self.think_format, self.tokens_per_batch = reward_on, think_format, tokens_per_batch
-        self.n_scored = self.n_truncated = 0
+        self.tokens_per_batch = tokens_per_batch or (2048 if self.model.device.type == "cpu" else 16384)  # measured: bench.py
+        self.reward_on, self.think_format, self.n_scored, self.n_truncated = reward_on, think_format, 0, 0
 
     @staticmethod
     def check(path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain") -> Tokenizer:

@@ -202,7 +202,7 @@ def test_grpo_adds_token_advantages_to_those_of_the_outcome(tokenizer, tmp_path)
     for outcome, output, logged in trainer.seen:
         mask = output["completion_mask"]
         values, events = halves(trainer, [], output)
-        expected = outcome[:, None] + dense.token_advantages(0.5 * values, events, 4, scale=True)
+        expected = outcome[:, None] + 0.5 * dense.token_advantages(values, events, 4, scale=True)
         torch.testing.assert_close(output["advantages"], expected * mask)
         torch.testing.assert_close(logged, (expected * mask).sum(1) / mask.sum(1))
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
@@ -278,9 +278,9 @@ def test_each_reply_earns_the_change_that_it_made():
     own = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0]])
     output = {"completion_ids": own, "tool_mask": own, "completion_mask": torch.tensor([[1] * 8 + [0], [1] * 3 + [0] * 6])}
     talks = type("Talks", (), {"turn_weight": 2.0, "setting": {"start": 40}, "_rows": rows})
-    values, events = train_rlver.Conversations.token_rewards(talks, output)
+    ((weight, values, events),) = train_rlver.Conversations.token_rewards(talks, output)
     assert events.nonzero().tolist() == [[0, 1], [0, 3], [0, 7], [1, 2]]
-    assert values[events].tolist() == pytest.approx([0.4, -0.24, 0.4, -0.8])
+    assert weight == 2.0 and values[events].tolist() == pytest.approx([0.2, -0.12, 0.2, -0.4])
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,16 @@ cp -r {disk}/run {kept}/run2"""
         assert ends_like(unbroken, kept / "run2")
 
 
+def test_killed_after_the_last_checkpoint(args, unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    shutil.rmtree(out / "model")
+    (out / "summary.json").unlink()
+    with fault("killed after the last step", "the final model not there yet, then --resume", "no step too many; equal to an unbroken run to the bit"):
+        run(*args, "--out", out, "--resume")
+        assert ends_like(unbroken, out) and (out / "summary.json").exists()
+
+
 def test_damaged_and_foreign_checkpoints(unbroken, of_run, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
@@ -207,7 +217,7 @@ def test_damaged_and_foreign_checkpoints(unbroken, of_run, tmp_path, capsys):
              ("checkpoint of another run", "complete", foreign, "belongs to another run"),
              ("killed while saving", "complete", None, "was not written to its end")]  # fmt: skip
     for name, file, change, message in cases:
-        with fault(name, f"newest checkpoint: {file} {'changed' if change else 'deleted'}", "named and passed over; the one before is taken"):
+        with fault(name, f"newest checkpoint: {file} {'changed' if change else 'deleted'}; what --resume then takes", "named and passed over; the one before is taken"):
             kept = (new / file).read_bytes()
             rewrite(new / file, change) if change else (new / file).unlink()
             assert runs.last_checkpoint(out) == old
@@ -268,7 +278,9 @@ def test_the_sampler_s_engine(toy_data, tmp_path, name, number, code, seconds): 
         os.kill(engine, number)
         seen["code"], text, seen["s"] = end(process, seconds)
         assert seen["code"] == code, text[-2000:]
-        assert "utils.py" in (out / "stacks-rank0.txt").read_text() and not Path(f"/proc/{engine}").exists()
+        assert "utils.py" in (out / "stacks-rank0.txt").read_text()
+        status = Path(f"/proc/{engine}/status")
+        assert not status.exists() or "zombie" in status.read_text()  # dead, though perhaps nobody has asked for its exit code
 
 
 def test_a_step_that_is_not_finite(toy_data, of_run, tmp_path):  # noqa: F811
@@ -292,16 +304,16 @@ def test_weights_that_are_no_weights(tmp_path, capsys):
     bad[3, 3] = torch.nan
     cases = {"NaN in a policy's weights": ({**good, name: bad}, f"1 weights are not finite, e.g. {name}"),
              "a weight that is missing": ({k: v for k, v in good.items() if k != name}, f"1 weights are missing, e.g. {name}"),
-             "weights cut in half": (None, "header")}  # fmt: skip
+             "weights cut in half": (None, "its weights cannot be read")}  # fmt: skip
     for n, (case, (tensors, message)) in enumerate(cases.items()):
         folder = tmp_path / str(n)
         shutil.copytree(ROOT / "data/toy/base", folder)
         path = folder / "model.safetensors"
         save_file(tensors, path, {"format": "pt"}) if tensors else os.truncate(path, path.stat().st_size // 2)
-        with fault(case, "--model is such a folder", "exit code 2 before training; the weight is named"):
+        with fault(case, "--model is such a folder", "exit code 2 before training; folder and weight are named"):
             with pytest.raises(SystemExit) as e:
                 runs.load_weights(AutoModelForCausalLM, str(folder))
-            assert e.value.code == 2 and message in capsys.readouterr().err
+            assert e.value.code == 2 and f"{folder}: {message}" in capsys.readouterr().err
     folder = tmp_path / "reward"
     shutil.copytree(ROOT / "data/toy/reward_model", folder)
     tensors = load_file(folder / "model.safetensors")
@@ -310,7 +322,7 @@ def test_weights_that_are_no_weights(tmp_path, capsys):
     with fault("a reward model that is not finite", "an infinite weight in its head", "exit code 2 before training; the weight is named"):
         with pytest.raises(SystemExit):
             runs.or_fail(utils.RewardModel, str(folder))
-        assert "missing or not finite: score.weight" in capsys.readouterr().err
+        assert "has no weights for score.weight (not finite)" in capsys.readouterr().err
 
 
 def test_a_clock_that_is_wrong_does_not_change_how_long_to_wait():
@@ -347,7 +359,7 @@ def test_a_rank_that_dies_or_hangs_and_sigterm_to_the_launcher(args, of_run, tmp
         assert code == 1 and "no rank has made progress for 6 seconds" in text, text[-2000:]
         assert f"checkpoint-{steps[-1]}" in text.partition("resumes from ")[2].splitlines()[0]
         for rank in (0, 1):
-            assert "most recent call first" in (out / f"stacks-rank{rank}.txt").read_text()
+            assert "most recent call " in (out / f"stacks-rank{rank}.txt").read_text()  # first: a dump; last: of an exception
     with fault("SIGTERM from a scheduler", "the same command with --resume; SIGTERM to the launcher of two processes", "both stopped after step {step} with a checkpoint, {s:.0f} s later") as seen:
         steps = whole_steps(out)
         process = start(*two, "--resume")
