@@ -208,6 +208,13 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "rlvr/dapo": {**VERIFIED, "rewards": ("math:1", "overlong:soft"), "overlong_buffer": 4096, "max_completion_tokens": 20480,
                   "prompts_per_step": 512, "group_size": 16, "updates_per_rollout": 16, "beta": 0.0, "epsilon_high": 0.28,
                   "dynamic_sampling": 10},  # 2503.14476; there of a 32B model, data of its own
+    "rlvr/instructions": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
+                          "rewards": ("instructions:1",)},  # the start of IFBench's runs, 2507.02833
+    "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
+    "judge/olmo3": {"rewards": ("judge_mark:1",), "judge": "Qwen/Qwen3-32B", "judge_url": "http://localhost:8000/v1",
+                    "on_bad_format": "score", "temperature": 1.0, "max_prompt_tokens": 2048, "max_completion_tokens": 32768,
+                    "beta": 0.0, "epsilon_high": 0.272, "scale_rewards": "none", "importance_correction": "token_truncate",
+                    "dynamic_sampling": 3, "steps": 1400},  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
     "rubric/rar": {"prompts": "data/rubrics.jsonl", "model": "Qwen/Qwen2.5-7B", "think": False, "rewards": ("rubric:1",),
                    "judge": "gpt-4o-mini", "prompts_per_step": 96, "group_size": 16, "learning_rate": 5e-6, "temperature": 1.0,
                    "max_completion_tokens": 2560},  # 2507.17746; context 3584
