@@ -2,7 +2,7 @@
 
     python bench.py                                  # all cases: on two idle CPU cores about 12 minutes
     python bench.py grpo reward --repeats 5
-    python bench.py plan --model meta-llama/Llama-3.1-8B --gpu-gib 80 --gpus 8 --steps 120
+    python bench.py plan --plan.model meta-llama/Llama-3.1-8B --plan.gpu-gib 80 --plan.gpus 8
 
 | case | ours | peer |
 |---|---|---|
@@ -13,7 +13,7 @@
 | ppo | train_ppo.py | the same, padded and unsorted (TRL has no PPO any more) |
 | judge | endpoint.py | the concurrency limit: c calls in flight, each 0.2 s |
 | scale | train_grpo.py | itself, with one size doubled |
-| plan | runs.plan, from formulas | the bytes of a step's tensors |
+| plan | memory from formulas | the bytes of a micro-batch's tensors |
 
 The two sides are two processes that take turns: one step of ours, one of the peer's, `repeats` times after a warm-up that does
 not count. A ratio is peer / ours of one such pair; its median and range are given. Peak memory on a GPU is
