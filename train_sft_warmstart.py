@@ -172,7 +172,6 @@ def main(args: Args) -> None:
         args.model,
         dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
         quantization_config=quantization,
-        **utils.SAFE,
         attn_implementation="flash_attention_2" if args.packing and is_flash_attn_2_available() else "sdpa",
     )
     if args.load_in_4bit:
