@@ -714,15 +714,15 @@ def test_spec():
     assert rewards.parse_spec(["preference:1.0", "math:-0.5", "format:gate", "rubric:veto", "overlong:soft"]) == [
         ("preference", 1.0), ("math", -0.5), ("format", "gate"), ("rubric", "veto"), ("overlong", "soft")]  # fmt: skip
     assert set(rewards.known()) == {
-        "preference", "math", "code", "instructions", "factual", "judge_mark", "judge_yes", "pairwise", "rubric", "majority", "self_certainty",
+        "preference", "process", "prime", "math", "code", "instructions", "factual", "judge_mark", "judge_yes", "pairwise", "rubric", "majority", "self_certainty",
         "negative_entropy", "format", "length", "repetition", "cosine", "overlong"}  # fmt: skip
     assert set(rewards.FIELDS) < set(rewards.known())
 
 
 @pytest.mark.parametrize("words, message", [
-    (["maths:1"], "no reward 'maths'; there are preference, math, code"), (["math"], "write math:WEIGHT"), (["math:"], "write math:WEIGHT"),
+    (["maths:1"], "no reward 'maths'; there are preference, process, prime, math, code"), (["math"], "write math:WEIGHT"), (["math:"], "write math:WEIGHT"),
     (["math:high"], "write math:WEIGHT"), (["math:nan"], "finite"), (["math:inf"], "finite"), (["math:1", "math:gate"], "twice"),
-    (["format:gate"], "none has a weight"), ([], "none has a weight"), (["math:0"], "none has a weight"), (["math:soft"], "write math:WEIGHT"),
+    (["format:gate"], "no outcome has a weight"), ([], "no outcome has a weight"), (["math:0"], "no outcome has a weight"), (["math:soft"], "write math:WEIGHT"),
     (["_verified:1"], "no reward"), (["combine:1"], "no reward"), (["known:1"], "no reward"), (["collapse:1"], "no reward")])  # fmt: skip
 def test_wrong_specs(words, message):
     with pytest.raises(ValueError, match=message):
