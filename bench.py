@@ -52,16 +52,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
+
+import utils
 
 CASES = ("grpo", "reward", "sft", "dpo", "ppo", "judge", "scale", "plan")
 
@@ -143,7 +143,7 @@ def make_tokenizer(folder: Path, n: int) -> PreTrainedTokenizerFast:
         "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
     )
     tokenizer.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return runs.load_tokenizer(str(folder))
 
 
 RATES = [statistics.NormalDist(0, 0.5).inv_cdf((i + 0.5) / 16) for i in range(16)]  # of the words w4 .. w19
@@ -419,13 +419,13 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     rollout.patch_vllm()  # on a CPU TRL's own sync_weights raises; on a GPU this sets the dtype alone
-    tokenizer = AutoTokenizer.from_pretrained(flags.model)
+    tokenizer = runs.load_tokenizer(flags.model)
     completions = size["prompts"] * size["group_size"]
     dtype = torch.bfloat16 if ON_GPU else torch.float32
     trainer = GRPOTrainer(
-        model=LlamaForCausalLM.from_pretrained(flags.model, dtype=torch.float32),
-        reward_funcs=AutoModelForSequenceClassification.from_pretrained(flags.reward_model, dtype=dtype),
-        reward_processing_classes=AutoTokenizer.from_pretrained(flags.reward_model),
+        model=LlamaForCausalLM.from_pretrained(flags.model, dtype=torch.float32, **utils.SAFE),
+        reward_funcs=AutoModelForSequenceClassification.from_pretrained(flags.reward_model, dtype=dtype, **utils.SAFE),
+        reward_processing_classes=runs.load_tokenizer(flags.reward_model),
         args=GRPOConfig(
             output_dir=str(folder / "grpo-peer"), max_steps=flags.steps, num_generations=size["group_size"],
             per_device_train_batch_size=size["micro"], gradient_accumulation_steps=completions // size["micro"],
@@ -459,8 +459,6 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     rows = runs.read_rows(folder / "texts.jsonl", "messages", "text")
     prompts, texts, counts = [r["messages"] for r in rows], [r["text"] for r in rows], Counter()
     if side == "ours":
-        import utils
-
         model = utils.RewardModel(str(folder / "reward"), think_format="plain", device=DEVICE,
                                   dtype="bfloat16" if ON_GPU else "float32")  # fmt: skip
         count_tokens(model.model, counts)
@@ -470,14 +468,14 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         from trl import GRPOConfig, GRPOTrainer
 
         model = AutoModelForSequenceClassification.from_pretrained(
-            folder / "reward", dtype=torch.bfloat16 if ON_GPU else torch.float32
+            folder / "reward", dtype=torch.bfloat16 if ON_GPU else torch.float32, **utils.SAFE
         )
         trainer = GRPOTrainer(
-            model=LlamaForCausalLM.from_pretrained(folder / "policy"), reward_funcs=model,
-            reward_processing_classes=AutoTokenizer.from_pretrained(folder / "reward"),
+            model=LlamaForCausalLM.from_pretrained(folder / "policy", **utils.SAFE), reward_funcs=model,
+            reward_processing_classes=runs.load_tokenizer(str(folder / "reward")),
             args=GRPOConfig(output_dir=str(folder / "reward-peer"), bf16=ON_GPU, use_cpu=not ON_GPU, report_to=[]),
             train_dataset=Dataset.from_list([{"prompt": prompts[0]}]),
-            processing_class=AutoTokenizer.from_pretrained(folder / "policy"),
+            processing_class=runs.load_tokenizer(str(folder / "policy")),
         )  # fmt: skip
         count_tokens(model, counts)
         answers = [[{"role": "assistant", "content": t}] for t in texts]
@@ -545,7 +543,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     rows = [{"prompt": r["messages"], **{k: [{"role": "assistant", "content": r[k]}] for k in ("chosen", "rejected")}}
             for r in runs.read_rows(flags.pairs, "messages")]  # fmt: skip
     trainer = DPOTrainer(
-        model=LlamaForCausalLM.from_pretrained(flags.model),
+        model=LlamaForCausalLM.from_pretrained(flags.model, **utils.SAFE),
         args=DPOConfig(
             output_dir=str(folder / "dpo-peer"), num_train_epochs=args.repeats + 1, per_device_train_batch_size=size["micro"],
             gradient_accumulation_steps=size["rows"] // 2 // size["micro"], beta=flags.beta, max_length=None,
@@ -554,7 +552,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
             save_strategy="no", disable_tqdm=True, seed=args.seed,
         ),
         train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(flags.model),
+        processing_class=runs.load_tokenizer(flags.model),
     )  # fmt: skip
     trainer.add_callback(Turns(trainer, conn, args.seed, Clock()))
     trainer.train()
@@ -756,7 +754,7 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
             out[f"update, {rows} x {width}, checkpointing {checkpointing}"] = {
                 "predicted_gib": predicted, "measured_gib": measured, "ratio": predicted / measured}  # fmt: skip
         return out
-    config = runs.or_fail(AutoConfig.from_pretrained, p.model)
+    config = runs.load_config(p.model)
     weights, adapter = runs.n_parameters(p.model, AutoModelForCausalLM, p.lora_r)
     reward = runs.n_parameters(p.reward_model or p.model, AutoModelForSequenceClassification)[0]
     resident = {

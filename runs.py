@@ -434,9 +434,9 @@ def load_weights(auto_class, path: str, new_head: bool = False, **kwargs):
     """auto_class.from_pretrained(path, ...) and the names of the weights that it lacks: none but a `new_head`'s. Exits with 2
     when another is missing, which would be random, or when one is not finite."""
     try:
-        model, info = or_fail(lambda: auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs))
-    except SafetensorError as e:
-        fail(f"{path}: its weights cannot be read ({e})")
+        model, info = auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs)
+    except (SafetensorError, OSError, ValueError) as e:
+        fail(f"{path}: its weights cannot be read ({str(e).splitlines()[0]})")
     missing = [n for n in info["missing_keys"] if not new_head or n.startswith(model.base_model_prefix + ".")]
     if bad := missing or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
         fail(f"{path}: {len(bad)} weights are {'missing' if missing else 'not finite'}, e.g. {bad[0]}")

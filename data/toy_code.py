@@ -152,7 +152,11 @@ def extend_base(model: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import utils
+
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    policy = AutoModelForCausalLM.from_pretrained(model, **utils.SAFE)
     texts = [row["messages"][0]["content"] for row in write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]]
     rng = random.Random("vocabulary")
     texts += [text for _ in range(500) for text in solve(write_prompt(rng)[1], 0.0, rng)]
