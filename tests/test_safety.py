@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from test_endpoint import exits, serve  # noqa: F401
+from test_scripts import shared, toy_data  # noqa: F401
 from test_wildbench import run
 from transformers import AutoModelForCausalLM, Trainer
 
@@ -112,11 +113,11 @@ def pickled(tmp_path, mark):
     return folder
 
 
-def test_pickled_weights_are_refused(pickled, exits):  # noqa: F811
+def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
     assert "pytorch_model.bin is a pickle" in exits(runs.load_tokenizer, str(pickled))
     args = dataclasses.replace(train_ppo.Args(model=str(pickled), think=False), dry_run=True)
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
-    args = dataclasses.replace(args, model=str(BASE), reward_model=str(pickled), prompts=str(ROOT / "data/toy/rl_prompts.jsonl"),
+    args = dataclasses.replace(args, model=str(BASE), reward_model=str(pickled), prompts=str(toy_data / "rl_prompts.jsonl"),
                                max_prompt_tokens=256, max_completion_tokens=64, **SMALL)  # fmt: skip
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
 
@@ -183,14 +184,14 @@ SMALL = dict(preset="toy", think=False, prompts_per_step=4, micro_batch_size=4, 
              allow_truncation=True)  # fmt: skip
 
 
-def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark):
+def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data):  # noqa: F811
     """A run folder of somebody else's and --resume. The Trainer reads its own three pickles with weights_only; of the others
     none is read. The one that is read last is hostile, and so are all that must not be read."""
     source = inspect.getsource(Trainer)
     assert source.count("torch.load(") == source.count("weights_only=True") > 8
     words = ["train_ppo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "4", "--micro-batch-size",
              "4", "--max-completion-tokens", "8", "--steps", "2", "--save-steps", "1", "--on-bad-format", "score", "--allow-truncation",
-             "--out", str(tmp_path / "run")]  # fmt: skip
+             "--prompts", str(toy_data / "rl_prompts.jsonl"), "--out", str(tmp_path / "run")]  # fmt: skip
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     start = lambda *more: subprocess.run([sys.executable, *words, *more], cwd=ROOT, env=env, capture_output=True, text=True)
     first = start()
@@ -218,7 +219,7 @@ def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark):
 KEY = "sk-test-0123456789abcdef"
 
 
-def test_the_key_is_nowhere_in_a_run(serve, tmp_path, monkeypatch):  # noqa: F811
+def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data):  # noqa: F811
     """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
     def behave(text, n):
         if n == 0:
@@ -227,7 +228,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, monkeypatch):  # noqa: F81
 
     server, out = serve(behave), tmp_path / "run"
     words = ["--model", "m", "--model-url", server.url, "--judge", "j", "--judge-url", server.url, "--mode", "score", "--limit", 2,
-             "--max-tokens", 64]  # fmt: skip
+             "--max-tokens", 64, "--tasks", toy_data / "benchmark_tasks.jsonl"]  # fmt: skip
     done = run(*words, "--out", out, OPENAI_API_KEY=KEY)
     told = done.stdout + done.stderr + "".join(f.read_text() for f in out.rglob("*") if f.is_file())
     assert {auth for _, auth in server.requests} == {f"Bearer {KEY}"} and "My key is ***." in told and KEY not in told

@@ -16,7 +16,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 GRPO = ["train_grpo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "4", "--group-size", "4",
         "--micro-batch-size", "8", "--max-completion-tokens", "16", "--steps", "4", "--save-steps", "1",
         "--on-bad-format", "score", "--allow-truncation"]  # fmt: skip
