@@ -126,7 +126,7 @@ def beat() -> None:
 def watched():
     """Within it the process ends with code STALLED when no rank has made progress for RUN.minutes, whatever it hangs in. What
     its threads did stands in stacks-rank<k>.txt, as it does when SIGTERM comes (from a launcher that lost another rank)."""
-    if not RUN.folder:
+    if not (RUN.folder and RUN.minutes):  # an evaluation, or no run at all
         yield
         return
     ended, path = threading.Event(), RUN.folder / f"stacks-rank{os.environ.get('RANK', 0)}.txt"
