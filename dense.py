@@ -62,7 +62,8 @@ class ProcessReward:
     """
 
     def __init__(self, source: str, device: str, tokens_per_batch: int):
-        self.function, self.device, self.tokens_per_batch = None, device, tokens_per_batch
+        self.function, self.device = None, device
+        self.tokens_per_batch = tokens_per_batch or (2048 if device == "cpu" else 16384)  # as utils.RewardModel
         if ".py:" in source:
             self.function = runs.load_function(source)
             return
@@ -82,13 +83,13 @@ class ProcessReward:
             runs.fail(f"--process-model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
                       "token classifier with two, wrong and right, or file.py:function")  # fmt: skip
 
-    def encode(self, row: dict) -> tuple[list[int], list[int]]:
-        """Token ids of prompt and steps, and the places of the steps' last tokens."""
+    def encode(self, row: dict) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of prompt and steps, and for each step (offset of its end in `text`, place of its last token)."""
         text = "\n\n".join(message["content"] for message in row["messages"]) + "\n\n"
         ids, ends = list(self.tokenizer(text)["input_ids"]), []
-        for step, _ in steps(row):
+        for step, end in steps(row):
             ids += self.tokenizer(step + "\n\n", add_special_tokens=False)["input_ids"]
-            ends.append(len(ids) - 1)
+            ends.append((end, len(ids) - 1))
         return ids, ends
 
     @torch.no_grad()
@@ -112,7 +113,7 @@ class ProcessReward:
             logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits.float()
             right = logits.softmax(-1)[..., 1].cpu()
             for n, i in enumerate(batch):
-                out[i] = [(end, right[n, place].item()) for (_, end), place in zip(steps(rows[i]), encoded[i][1])]
+                out[i] = [(end, right[n, place].item()) for end, place in encoded[i][1]]
         return out
 
     def __call__(self, trainer, rows: list[dict], output: dict) -> tuple[torch.Tensor, torch.Tensor]:
