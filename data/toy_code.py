@@ -10,7 +10,6 @@ works out + - * itself, so it shares nothing with that reward.
 """
 
 import ast
-import hashlib
 import json
 import operator
 import random
@@ -22,7 +21,7 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import GREETINGS, save
+from toy_world import GREETINGS, save, split_rows
 
 WORDING = {"+": ["add {}", "put {} on top"], "-": ["take {} away", "take {} from it"], "*2": ["double it"],
            "*3": ["triple it"]}  # fmt: skip
@@ -127,23 +126,19 @@ def gold(messages: list[dict], response: str) -> float:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Rows of the three files by name; a program belongs to one split, whatever the seed and the wording."""
-    files: dict[str, list[dict]] = {}
-    for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
-        rng, seen, rows = random.Random(f"{split}-{args.seed}"), set(), []
-        while len(rows) < n:
-            text, steps = write_prompt(rng)
-            if text in seen or int(hashlib.sha1(repr(steps).encode()).hexdigest(), 16) % 100 not in SPLITS[split]:
-                continue
-            seen.add(text)
-            row = {"id": f"code-{split}-{len(rows):05d}", "messages": [{"role": "user", "content": text}]}
+    def draw(rng: random.Random):
+        text, steps = write_prompt(rng)
+
+        def rest(split: str) -> dict:
             if split == "traces":
                 thinking, response = solve(steps, args.slips, rng)
-                rows.append(row | {"thinking": thinking, "response": response, "teacher": "toy code"})
-            else:
-                tests = [f"assert f({x}) == {apply(steps, x)}" for x in (0, 1, 7, -4)]
-                rows.append(row | {"source": "toy code", "tests": tests, "entry_point": "f"})
-        files[f"code_{split}"] = rows
-    return files
+                return {"thinking": thinking, "response": response, "teacher": "toy code"}
+            tests = [f"assert f({x}) == {apply(steps, x)}" for x in (0, 1, 7, -4)]
+            return {"source": "toy code", "tests": tests, "entry_point": "f"}
+
+        return text, repr(steps), rest
+
+    return split_rows("code", args, SPLITS, draw)
 
 
 def extend_base(model: Path, out: Path) -> None:

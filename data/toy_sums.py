@@ -7,7 +7,6 @@ gets a share of its sums wrong, in the thinking and so in the response. Prompts 
 reward `math` reads; `judge` is the gold measure of eval_wildbench.py.
 """
 
-import hashlib
 import random
 import re
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import BUDGETS, DISHES, GREETINGS, save
+from toy_world import BUDGETS, DISHES, GREETINGS, save, split_rows
 
 QUESTIONS = ["The question is how much is left", "Please answer how much is left", "What is left of the budget"]
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
@@ -87,23 +86,18 @@ def gold(messages: list[dict], response: str) -> float:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Rows of the three files by name; a prompt text belongs to one split, whatever the seed."""
-    files: dict[str, list[dict]] = {}
-    for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
-        rng, seen, rows = random.Random(f"{split}-{args.seed}"), set(), []
-        while len(rows) < n:
-            text, budget, dishes = write_prompt(rng)
-            if text in seen or int(hashlib.sha1(text.encode()).hexdigest(), 16) % 100 not in SPLITS[split]:
-                continue
-            seen.add(text)
-            row = {"id": f"sums-{split}-{len(rows):05d}", "messages": [{"role": "user", "content": text}]}
-            left = budget - sum(DISHES[d][0] for d in dishes)
+    def draw(rng: random.Random):
+        text, budget, dishes = write_prompt(rng)
+
+        def rest(split: str) -> dict:
             if split == "traces":
                 thinking, response = solve(budget, dishes, args.slips, rng)
-                rows.append(row | {"thinking": thinking, "response": response, "teacher": "toy sums"})
-            else:
-                rows.append(row | {"source": "toy sums", "answer": str(left)})
-        files[f"sums_{split}"] = rows
-    return files
+                return {"thinking": thinking, "response": response, "teacher": "toy sums"}
+            return {"source": "toy sums", "answer": str(budget - sum(DISHES[d][0] for d in dishes))}
+
+        return text, text, rest
+
+    return split_rows("sums", args, SPLITS, draw)
 
 
 if __name__ == "__main__":

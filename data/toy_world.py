@@ -286,6 +286,23 @@ def write_files(args: Args) -> dict[str, list[dict]]:
             "held_out_prompts": held_out}  # fmt: skip
 
 
+def split_rows(task: str, args, shares: dict[str, range], draw) -> dict[str, list[dict]]:
+    """Rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> each. `draw(rng)`: a prompt's text, what decides
+    its split (so that it belongs to one, whatever the seed), and a function of the split that gives the row's other fields."""
+    files: dict[str, list[dict]] = {}
+    for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
+        rng, seen, rows = random.Random(f"{split}-{args.seed}"), set(), []
+        while len(rows) < n:
+            text, key, rest = draw(rng)
+            if text in seen or int(hashlib.sha1(key.encode()).hexdigest(), 16) % 100 not in shares[split]:
+                continue
+            seen.add(text)
+            row = {"id": f"{task}-{split}-{len(rows):05d}", "messages": [{"role": "user", "content": text}]}
+            rows.append(row | rest(split))
+        files[f"{task}_{split}"] = rows
+    return files
+
+
 def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
     """Writes rows as {out}/{name}.jsonl; an existing file is replaced only by an equal one."""
     out.mkdir(parents=True, exist_ok=True)
