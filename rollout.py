@@ -2,13 +2,18 @@
 silence, forwards without padding waste, and a log of every completion. Tested against trl 1.16 (tests/test_rollout.py
 names each hook and fails readably when TRL moves it)."""
 
+import atexit
 import functools
+import gc
 import json
+import logging
 import math
 import os
 import random
 import socket
 from bisect import bisect_left
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
@@ -108,27 +113,29 @@ class RolloutTrainer(GRPOTrainer):
     preference alone. `dense_rewards`: from `dense.load`. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`:
     how often a group whose rewards are all equal is replaced by one of another prompt. `think_format`, `on_bad_format` and
     `format_margin`: see train_grpo.Args.
-    `run`: the run folder. `gold`: from `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every
-    checkpoint. `max_logprob_gap`: nats; the mean difference between the logprobs of sampler and trainer on freshly sampled
-    tokens that stops the run.
+    `ahead`: vLLM samples a rollout while the one before it is trained on. `run`: the run folder. `gold`: from
+    `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats; the
+    mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
                  held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, dense_rewards=(), entropies=False,
-                 attempts=0, **kwargs):  # fmt: skip
+                 attempts=0, ahead=False, **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
             patch_vllm()
         super().__init__(*args, reward_funcs=[preference], **kwargs)
-        if self.use_vllm and self.vllm_mode == "colocate":
-            engine = self.vllm_generation.llm.llm_engine
-            step = engine.step
-            engine.step = lambda: (faults.beat(), step())[1]  # a token of every completion
+        self._pool, self._stream = ThreadPoolExecutor(1), torch.cuda.Stream() if torch.cuda.is_available() else None
+        self._asked, self._first, self._waiting, self._early = [], 0, {}, []
+        self.ahead, self._coming, self._pending, self._ready = ahead, [], None, None
+        self._colocated = self.use_vllm and self.vllm_mode == "colocate"
+        if self._colocated:
+            self._observe(self.vllm_generation.llm.llm_engine)
         updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
         split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"))
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
-        grpo_trainer.shuffle_sequence_dict = _trl_shuffle if bnpo or updates > 1 else lambda batch: batch
+        grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
         runs.skip_prompt_logits()
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
@@ -156,6 +163,9 @@ class RolloutTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         if self._sampled:  # by _resample, with their rewards
             return self._sampled[:2]
+        if self._ready:  # by _take, from weights that were the trainer's
+            return self._ready
+        self._first = self.vllm_generation.llm.request_counter.counter if self._colocated else 0
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.use_vllm:  # it stops at </response> by itself, see train_grpo.py
             self._check_sampler(prompt_ids, completion_ids, logprobs)
@@ -185,21 +195,110 @@ class RolloutTrainer(GRPOTrainer):
                 "step would be off-policy; nothing was updated with them. --max-logprob-gap sets the limit."
             )
 
+    # --- asynchronous rollouts: vLLM samples the next one, from the weights as they are, while this one is trained on
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step; with `ahead` those up to the end of the next rollout are fetched too."""
+        if self.ahead:
+            rollout = self.args.steps_per_generation * self.num_iterations
+            self._coming += islice(epoch_iterator, num_batches + rollout - len(self._coming))
+            epoch_iterator, self._coming = iter(self._coming[:num_batches]), self._coming[num_batches:]
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _take(self, inputs: list[dict]) -> tuple[list, list]:
+        """Completions of `inputs` and their logprobs; then sampling of the next rollout begins."""
+        if self._pending is None:
+            self._begin(inputs)
+        taken, self._pending = self._pending.result(), None
+        rollout, accumulation = self.args.steps_per_generation * self.num_iterations, self.args.gradient_accumulation_steps
+        later = self._coming[rollout - accumulation :]
+        if later and self.state.global_step + rollout // accumulation < self.state.max_steps:
+            self._begin(later[0])
+        return taken
+
+    def _begin(self, inputs: list[dict]) -> None:
+        prompts, most = self._tokenize_prompts([x["prompt"] for x in inputs])[0], self.vllm_generation.max_completion_length
+        self.vllm_generation.max_completion_length = 8
+        self._generate_single_turn(prompts[:4], None, {}, 1)  # with the trainer's weights? Later they are no longer these
+        self.vllm_generation.max_completion_length = most
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream())  # for the weights
+        self._pending = self._beside(self._sample, prompts)
+
+    def _sample(self, prompts: list[list[int]]) -> tuple[list, list]:
+        _, ids, logprobs, _ = self.vllm_generation.generate(prompts, None, 1)
+        return ids, [[chosen[0] for chosen in row] for row in logprobs]
+
+    def _beside(self, function, *args) -> Future:
+        """Runs it in this trainer's second thread, on a GPU in a stream of its own."""
+
+        def call():
+            with torch.cuda.stream(self._stream):
+                return function(*args)
+
+        return self._pool.submit(call)
+
+    def _shuffle(self, batch: dict) -> dict:
+        """A rollout's rows in random order: TRL's shuffle, less the generator that vLLM draws from, perhaps at this moment."""
+        rng = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)
+        order = torch.randperm(len(batch["completion_ids"]), generator=rng)
+        return {k: v[order] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()}
+
     # --- rewards
+
+    def _tokenize_prompts(self, prompts):
+        self._asked = prompts if self.reward_model and self._colocated and not self.ahead else []
+        return super()._tokenize_prompts(prompts)
+
+    def _observe(self, engine) -> None:
+        """Every step of vLLM's engine is a beat. The completions that it finished go to the reward model, which scores them
+        while the engine goes on; the order in which they end says which are one batch, so that a run repeats to the bit."""
+        step = engine.step
+
+        def observed():
+            faults.beat()
+            outputs = step()
+            if self._asked:
+                for out in outputs:
+                    self._waiting[int(out.request_id) - self._first] = list(out.outputs[0].token_ids)
+                if sum(map(len, self._waiting.values())) >= self.reward_model.tokens_per_batch:
+                    self._early.append(self._beside(self._preferences, self._asked, self._waiting))
+                    self._waiting = {}
+            return outputs
+
+        engine.step = observed
+        if finalizer := getattr(engine.engine_core, "_finalizer", None):
+            finalizer.detach()  # at exit it would destroy process groups that this run has left by then; what else it does:
+            atexit.register(gc.unfreeze)
+
+    def _read(self, completion_ids: list[list[int]]) -> tuple[list[str], list, list[bool]]:
+        """Of each completion the text without its end of turn, its parts, and whether it had that end."""
+        ends = set(self.eos_token_ids)
+        finished = [ids[-1] in ends for ids in completion_ids]
+        bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
+        texts = self.processing_class.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return texts, [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)], finished
+
+    def _preferences(self, messages: list[list[dict]], completions: dict[int, list[int]]) -> dict[int, float]:
+        """The preference of completions (token ids), by their place among the `messages`, without those in bad format that get
+        a floor: they are not worth a forward of the reward model."""
+        texts, parts, _ = self._read(list(completions.values()))
+        bad = {i for i, p in zip(completions, parts) if p.status != "ok"}
+        texts = {i: "[NULL]" if i in bad and self.on_bad_format == "null" else text for i, text in zip(completions, texts)
+                 if not (i in bad and self.on_bad_format == "floor")}  # fmt: skip
+        scores = self.reward_model.score([messages[i] for i in texts], list(texts.values()))
+        faults.beat()
+        return dict(zip(texts, scores))
 
     def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
         """Rows of the log for this process's completions; the preference of one in bad format is None if it gets a floor."""
-        tokenizer, ends, messages = self.processing_class, set(self.eos_token_ids), [x["prompt"] for x in inputs]
-        finished = [ids[-1] in ends for ids in completion_ids]
-        bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
-        texts = tokenizer.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        parts = [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)]
-        bad = [p.status != "ok" for p in parts]
-        # what gets a floor is not worth a forward of the reward model
-        scored = [i for i in range(len(texts)) if self.reward_model and not (bad[i] and self.on_bad_format == "floor")]
-        read = ["[NULL]" if bad[i] and self.on_bad_format == "null" else texts[i] for i in scored]
-        preferences = dict(zip(scored, self.reward_model.score([messages[i] for i in scored], read))) if scored else {}
-        faults.beat()
+        tokenizer, messages = self.processing_class, [x["prompt"] for x in inputs]
+        texts, parts, finished = self._read(completion_ids)
+        preferences = {i: score for early in self._early for i, score in early.result().items()}
+        self._waiting, self._early = {}, []
+        if self.reward_model:
+            rest = {i: ids for i, ids in enumerate(completion_ids) if i not in preferences}
+            preferences |= self._preferences(messages, rest)
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):
@@ -290,8 +389,9 @@ class RolloutTrainer(GRPOTrainer):
             lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
             self._history = [{name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines]
         inputs = self._resample(inputs) if self.attempts else inputs
+        self._ready = self._take(inputs) if self.ahead else None
         output = super()._generate_and_score_completions(inputs)
-        self._sampled = None
+        self._sampled, self._ready, self._asked = None, None, []
         self._dense = self.token_rewards(output)
         for row, advantage in zip(self._rows, self.estimate_advantages(output).tolist(), strict=True):
             row["advantage"] = advantage
@@ -369,8 +469,11 @@ class RolloutTrainer(GRPOTrainer):
     # --- checkpoints, and held-out prompts: is the proxy still a proxy?
 
     def _save_checkpoint(self, model, trial):
+        ahead = self._pending.result() if self._pending else None  # first: what is saved must not change under way
         super()._save_checkpoint(model, trial)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if ahead:
+            (folder / f"ahead-rank{self.accelerator.process_index}.json").write_text(json.dumps(ahead))
         for name in self.beside:  # as safetensors: dcp's own format holds pickles, which loading would run
             writer = dcp.HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
             dcp.save(self._state_beside(name)[2], storage_writer=writer, no_dist=not torch.distributed.is_initialized())
@@ -379,6 +482,10 @@ class RolloutTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
+        ahead = Path(checkpoint or "") / f"ahead-rank{self.accelerator.process_index}.json"
+        if ahead.exists():
+            self._pending = Future()
+            self._pending.set_result(json.loads(ahead.read_text()))
         for name in self.beside if checkpoint else ():
             model, optimizer, tensors = self._state_beside(name)
             reader = dcp.HuggingFaceStorageReader(str(Path(checkpoint) / name))
@@ -401,15 +508,16 @@ class RolloutTrainer(GRPOTrainer):
         n = math.ceil(len(self.held_out) / world)  # for each process; the last of them asks some again, which are not counted
         mine = [self.held_out[(rank * n + i) % len(self.held_out)] for i in range(n)]
         prompt_ids, completion_ids = [utils.encode_prompt(self.processing_class, p["prompt"]) for p in mine], []
-        gaps = self._metrics["train"].get("sampling/logprob_gap", [])
-        n_gaps = len(gaps)
+        metrics = self._metrics["train"]
+        gaps = list(metrics.get("sampling/logprob_gap", ()))
         self.model.eval()
         with torch.random.fork_rng():
             torch.manual_seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
             for start in range(0, n, chunk // world):
                 completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
         self.model.train()
-        del self._metrics["train"].get("sampling/logprob_gap", gaps)[n_gaps:]  # the next step logs its own
+        metrics.pop("sampling/logprob_gap", None)  # the next step logs its own
+        metrics |= {"sampling/logprob_gap": gaps} if gaps else {}
         rows = gather_object(self._score(mine, completion_ids))[: len(self.held_out)]
         if self.reward_model:
             self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
@@ -437,7 +545,7 @@ def preference(**_):
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 
 
-_trl_shuffle, _trl_split = grpo_trainer.shuffle_sequence_dict, grpo_trainer.split_tensor_dict
+_trl_split = grpo_trainer.split_tensor_dict
 _LLM = getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
 
 
@@ -456,6 +564,8 @@ def patch_vllm() -> None:
                                             generation_config="vllm")  # fmt: skip
     if on_gpu:
         return
+
+    logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)  # it names the tied head every time
 
     def sync_weights(self):
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner

@@ -144,6 +144,14 @@ def use_vllm(rollout: str) -> bool:
     return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
 
 
+def check_async(args, use_vllm: bool) -> None:
+    """Exits with 2 where --async-rollouts cannot be had: vLLM must have weights of its own, beside those being trained."""
+    if args.async_rollouts and (not use_vllm or args.vllm_server_url or getattr(args, "dynamic_sampling", 0)):
+        fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url and --dynamic-sampling")
+    if args.async_rollouts and args.importance_correction == "none":
+        fail("--async-rollouts trains on what an older policy sampled; correct for it: --importance-correction token_truncate")
+
+
 def load_function(spec: str):
     """The function of `path/to/file.py:name`; exits with 2 when there is none."""
     path, _, name = spec.rpartition(":")

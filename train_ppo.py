@@ -69,6 +69,8 @@ class Args:
     """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
     """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
+    async_rollouts: bool = False
+    """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
     """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
@@ -226,6 +228,7 @@ def main(args: Args) -> None:
     use_vllm = runs.use_vllm(args.rollout)
     if args.vllm_server_url and not use_vllm:
         runs.fail("--vllm-server-url needs --rollout vllm")
+    runs.check_async(args, use_vllm)
     state.print(f"{args.prompts_per_step} prompts with one completion a step = "
                 f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
                 f"updates; {args.steps} steps\n"
@@ -317,6 +320,7 @@ def main(args: Args) -> None:
         compose=rewards.load(args, run),
         dense_rewards=dense.load(args, device, build=True),
         entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
+        ahead=args.async_rollouts,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
         critic=critic,

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def folders(tokenizer, tmp_path_factory):
 
 
 def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", group_size=4, micro=4, accumulation=2,
-                 steps=2, lr=1e-2, allow_truncation=True, **config):  # fmt: skip
+                 steps=2, lr=1e-2, allow_truncation=True, ahead=False, **config):  # fmt: skip
     model = LlamaForCausalLM.from_pretrained(folders[policy])
     prompts = [{"id": i, "prompt": [{"role": "user", "content": text}]} for i, _, text, _ in toy_world.orders_of("rl", 16, 0)]
     defaults = dict(
@@ -80,7 +81,8 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
     return rollout.RolloutTrainer(
         model=model, args=GRPOConfig(**{**defaults, **config}), train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer, reward_model=utils.RewardModel(folders["reward"], "response"), think_format="think",
-        on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3, allow_truncation=allow_truncation,
+        on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3, ahead=ahead,
+        allow_truncation=allow_truncation,
     )  # fmt: skip
 
 
@@ -96,6 +98,9 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
         (GRPOTrainer._get_per_token_logps_and_entropies, ["model", "input_ids", "attention_mask", "logits_to_keep"]),
         (GRPOTrainer._compute_loss, ["model", "inputs"]),
         (GRPOTrainer._get_train_sampler, ["dataset"]),
+        (GRPOTrainer._tokenize_prompts, ["prompts"]),
+        (GRPOTrainer.get_batch_samples, ["epoch_iterator", "num_batches", "device"]),
+        (vllm_generation.VLLMGeneration.generate, ["prompts", "images", "num_generations"]),
         (vllm_generation.VLLMGeneration.sync_weights, []),
         (vllm_generation.VLLMGeneration._iter_named_params, []),
     ],
@@ -305,6 +310,41 @@ def test_vllm_follows_the_trainer_and_a_skipped_sync_is_caught(folders, tokenize
         trainer._generate_single_turn(prompts, None, {}, 1)
     trainer._last_loaded_step = -1
     trainer._generate_single_turn(prompts, None, {}, 1)
+
+
+def test_the_reward_model_scores_what_vllm_has_finished_while_it_samples_the_rest(folders, tokenizer, tmp_path):
+    trainer = make_trainer(folders, tokenizer, tmp_path, use_vllm=True, vllm_mode="colocate", micro=8, max_completion_length=40)
+    score, calls, trainer.reward_model.tokens_per_batch = trainer.reward_model.score, [], 100
+
+    def recorded(prompts, texts):
+        calls.append((threading.current_thread() is threading.main_thread(), len(texts)))
+        return score(prompts, texts)
+
+    trainer.reward_model.score = recorded
+    trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert sum(n for _, n in calls) == len(rows) == 32
+    assert sum(n for in_main, n in calls if not in_main) >= 16
+    alone = [score([r["messages"]], [r["text"]])[0] for r in rows]
+    assert [r["rewards"]["preference"] for r in rows] == pytest.approx(alone, abs=1e-6)
+
+
+def test_asynchronous_rollouts_are_one_update_behind(folders, tokenizer, tmp_path):
+    """The first two rollouts are of the policy at the start, whatever was learned from the first; the third is not."""
+    texts = {}
+    for lr in (0.0, 1e-2):
+        trainer = make_trainer(folders, tokenizer, tmp_path / str(lr), use_vllm=True, vllm_mode="colocate", steps=4, lr=lr,
+                               ahead=True, vllm_importance_sampling_correction=True,
+                               vllm_importance_sampling_mode="token_truncate")  # fmt: skip
+        trainer.train()
+        rows = [json.loads(line) for line in (tmp_path / str(lr) / "completions.jsonl").read_text().splitlines()]
+        texts[lr] = [[r["text"] for r in rows if r["step"] == step] for step in (1, 2, 3, 4)]
+        logged = [h for h in trainer.state.log_history if "loss" in h]
+        assert len(logged) == 4 and all(h["sampling/logprob_gap"] < 1e-4 for h in logged[:3])  # the fourth begins no other
+        moved = [h["sampling/sampling_logp_difference/mean"] for h in logged]
+        assert moved[0] < 1e-4 and all(m < 1e-4 if lr == 0 else m > 1e-3 for m in moved[1:]), moved
+        assert trainer._pending is None  # nothing was sampled for a step that is not made
+    assert texts[0.0][:2] == texts[1e-2][:2] and texts[0.0][2] != texts[1e-2][2]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -270,6 +270,8 @@ def test_vllm_stops_at_the_end_of_turn_that_was_trained(sft, toy_data, tmp_path)
         ([*GRPO, "--gold", "nowhere.py:f"], "not file.py:function"),
         ([*GRPO, "--gold", "nowhere"], "nowhere is no model folder"),
         ([*GRPO, "--vllm-server-url", "http://localhost:1"], "needs --rollout vllm"),
+        ([*GRPO, "--async-rollouts"], "--async-rollouts needs --rollout vllm"),
+        ([*GRPO, "--async-rollouts", "--rollout", "vllm"], "correct for it: --importance-correction"),
         ([*GRPO, "--stall-minutes", "0"], "use more than 0"),
         ([*PPO, "--prompts-per-step", "9"], "cannot be split"),
         ([*DPO, "--model", "data/toy/base", "--samples-per-prompt", "1"], "can give no pair"),
@@ -345,7 +347,11 @@ def kill_and_resume(args: list, out: Path, after_step: int) -> None:
     run(*args, "--out", out, "--resume")
 
 
-@pytest.mark.parametrize("script, backend, after_step", [(GRPO, "hf", 1), (GRPO, "hf", 3), (GRPO, "vllm", 2), (PPO, "hf", 2)])
+ASYNC = ["--async-rollouts", "--importance-correction", "token_truncate"]
+
+
+@pytest.mark.parametrize("script, backend, after_step", [(GRPO, "hf", 1), (GRPO, "hf", 3), (GRPO, "vllm", 2), (PPO, "hf", 2),
+                                                         ([*GRPO, *ASYNC], "vllm", 2)])  # fmt: skip
 def test_rl_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, script, backend, after_step):
     """PPO's metrics from step 3 on depend on the critic and its optimizer, which come from the checkpoint. Held-out prompts
     are measured at every checkpoint, which changes nothing else: with transformers the whole run has none."""
