@@ -4,7 +4,7 @@
     print(judge.estimate(requests))
     replies = judge.ask(requests, parse)
 
-A request is the dict of arguments of `chat.completions.create` without `model`: messages, temperature, max_tokens ...
+A request is the body of a call of `chat/completions` without `model`: messages, temperature, max_tokens ...
 Every reply is written to `store` as it came, one jsonl line a call, before anything reads it. A line's key is the sha256 of
 model, base URL, request and attempt, so the same command after Ctrl-C or kill -9 repeats no call that was answered, and
 another `parse` reads the stored replies without a call. For the same reason equal requests are asked once and share the reply:
@@ -22,13 +22,15 @@ import os
 import random
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import openai
+import aiohttp
 from tqdm import tqdm
 
 import faults
@@ -93,6 +95,13 @@ def read_body(content: bytes) -> dict:
         if is_completion(body := json.loads(content)):
             return body
     raise ValueError(f"the body is no chat completion: {content.decode(errors='replace')!r}")
+
+
+def error_code(content: bytes) -> str | None:
+    """The code that OpenAI's API gives beside an HTTP status."""
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
+        return json.loads(content)["error"]["code"]
+    return None
 
 
 def is_completion(body) -> bool:
@@ -248,7 +257,11 @@ class Endpoint:
 
     async def _ask_all(self, requests: dict[str, dict], done: dict[str, Reply], read: Callable, bar: tqdm) -> str:
         """Adds the Replies that are missing to `done`; returns "", or why it stopped before all were there."""
-        client = openai.AsyncOpenAI(api_key=api_key() or "none", base_url=self.base_url, max_retries=0, timeout=None)
+        headers = {"Authorization": f"Bearer {api_key() or 'none'}", "Content-Type": "application/json"}
+        place = urlsplit(self.base_url)
+        proxy = None if urllib.request.proxy_bypass(place.netloc) else urllib.request.getproxies().get(place.scheme)
+        client = aiohttp.ClientSession(headers=headers, proxy=proxy, timeout=aiohttp.ClientTimeout(),
+                                       connector=aiohttp.TCPConnector(limit=0))  # fmt: skip
         self.stopping, reasons, queue = asyncio.Event(), [], (item for item in requests.items() if item[0] not in done)
         invalid = sum(bool(r.error) for r in done.values())
 
@@ -274,7 +287,7 @@ class Endpoint:
             await asyncio.gather(*(worker() for _ in range(min(self.concurrency, len(requests)))))
         return reasons[0] if reasons else ""
 
-    async def _call(self, client: openai.AsyncOpenAI, request: dict, attempt: int) -> str:
+    async def _call(self, client: aiohttp.ClientSession, request: dict, attempt: int) -> str:
         """Calls until a reply is stored and returns "", else why there is none. Raises Stop."""
         for n in range(self.retries + 1):
             worst = self._worst_cost(request)
@@ -283,15 +296,15 @@ class Endpoint:
             if self.budget and self.cost + self.reserved + worst > self.budget * (1 + 1e-9):  # a sum of many roundings
                 raise Stop(f"the next call could pass the budget of ${self.budget:g}")
             self.calls, self.repeats, self.reserved, wait = self.calls + 1, self.repeats + (n > 0), self.reserved + worst, 0.0
+            url, sent = f"{self.base_url}/chat/completions", json.dumps({**request, "model": self.model}, ensure_ascii=False)
             try:
-                async with asyncio.timeout(self.timeout):
-                    raw = await client.chat.completions.with_raw_response.create(model=self.model, **request)
-                self._save(request, attempt, read_body(raw.content))
-                return ""
-            except openai.APIStatusError as e:
-                code, wait = e.status_code, retry_after(e.response.headers)
-                error, self.last_error = one_line(f"HTTP {code}: {e.response.text}"), f"(HTTP {code})"
-                if code in (401, 402, 404) or (code == 403 and not self.bodies) or e.code == "insufficient_quota":
+                async with asyncio.timeout(self.timeout), client.post(url, data=sent.encode()) as answer:
+                    content, code, wait = await answer.read(), answer.status, retry_after(answer.headers)
+                if code < 300:
+                    self._save(request, attempt, read_body(content))
+                    return ""
+                error, self.last_error = one_line(f"HTTP {code}: {content.decode(errors='replace')}"), f"(HTTP {code})"
+                if code in (401, 402, 404) or (code == 403 and not self.bodies) or error_code(content) == "insufficient_quota":
                     raise Stop(f"{self.base_url}: {error}; check OPENAI_API_KEY, model, base URL and credit") from None
                 if wait > MAX_RETRY_AFTER:
                     raise Stop(f"{self.base_url}: {error}; it asks to wait {wait:.0f} seconds") from None
@@ -299,7 +312,7 @@ class Endpoint:
                     return error
             except UnicodeEncodeError as e:  # half a surrogate pair in a message
                 return f"the request cannot be sent: {e}"
-            except (TimeoutError, openai.APIConnectionError, ValueError) as e:
+            except (TimeoutError, aiohttp.ClientError, ValueError) as e:
                 self.cost += worst  # it may have been generated, and billed
                 self.last_error = f"({type(e).__name__})"
                 error = one_line(f"{type(e).__name__}: {e} {e.__cause__ or ''}")

@@ -404,7 +404,15 @@ def test_nobody_listens(serve, client):
         free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
         judge = client(server, base_url=f"http://127.0.0.1:{free.getsockname()[1]}/v1", retries=1)
         reply = judge.ask(ask_for("x"))[0]
-    assert "no reply in 2 calls; the last: APIConnectionError" in reply.error and judge.calls == 2
+    assert "no reply in 2 calls; the last: ClientConnectorError" in reply.error and judge.calls == 2
+
+
+def test_a_proxy_of_the_environment_is_used_but_not_for_exceptions(serve, client, monkeypatch):
+    server, proxy = serve(lambda text, n: "direct"), serve(lambda text, n: "by proxy")
+    monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert client(server, base_url="http://judge.invalid/v1").ask(ask_for("x"))[0].value == "by proxy"
+    assert client(server).ask(ask_for("x"))[0].value == "direct"
 
 
 @pytest.mark.parametrize("wait", ["1", "date"])
