@@ -12,7 +12,7 @@
 | dpo | train_dpo.py --pairs | trl.DPOTrainer |
 | ppo | train_ppo.py | the same, padded and unsorted (TRL has no PPO any more) |
 | judge | endpoint.py | the concurrency limit: c calls in flight, each 0.2 s |
-| scale | train_grpo.py | itself, with one size doubled |
+| scale | train_grpo.py | itself, with one size doubled or asynchronous rollouts |
 | plan | memory from formulas | the bytes of a micro-batch's tensors |
 
 The two sides are two processes that take turns: one step of ours, one of the peer's, `repeats` times after a warm-up that does
@@ -433,7 +433,7 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
             vllm_gpu_memory_utilization=flags.vllm_memory, vllm_max_model_length=64 + size["tokens"], beta=flags.beta,
             use_bias_correction_kl=False, learning_rate=flags.learning_rate, lr_scheduler_type="constant",
             weight_decay=flags.weight_decay, bf16=ON_GPU, use_cpu=not ON_GPU, logging_steps=1, save_strategy="no",
-            report_to=[], disable_tqdm=True, seed=args.seed,
+            report_to=[], disable_tqdm=True, seed=args.seed, vllm_importance_sampling_correction=False,
             generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id]},
         ),
         train_dataset=Dataset.from_list(runs.load_prompts(flags.prompts, tokenizer, 64)[0]),
@@ -645,10 +645,12 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
 
 
 def scale(folder: Path, size: dict, args: Args) -> dict:
-    """Seconds of a GRPO step by train_grpo.py's own log, with one size doubled at a time."""
+    """Seconds of a GRPO step by train_grpo.py's own log, with one size doubled at a time, and with asynchronous rollouts."""
     flags = rl_arguments(folder, size, args) | {"prompts_per_step": size["prompts"], "group_size": size["group_size"]}
+    corrected = flags | {"importance_correction": "token_truncate"}
     settings = {"base": flags, "processes": flags} | {
-        n: flags | {n: 2 * flags[n]} for n in ("prompts_per_step", "group_size", "max_completion_tokens")}  # fmt: skip
+        n: flags | {n: 2 * flags[n]} for n in ("prompts_per_step", "group_size", "max_completion_tokens")} | {
+        "importance_correction": corrected, "async_rollouts": corrected | {"async_rollouts": True}}  # fmt: skip
     out = {}
     for name, changed in settings.items():
         command = "accelerate launch --config_file accelerate/2cpu.yaml" if name == "processes" else "python"
@@ -657,7 +659,9 @@ def scale(folder: Path, size: dict, args: Args) -> dict:
             flag = flag.replace("_", "-")
             command += [f"--{flag}", str(value)] if not isinstance(value, bool) else [f"--{flag}" if value else f"--no-{flag}"]
         with open(folder / f"scale-{name}.log", "w") as log:
-            done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent)
+            threads = {"OMP_NUM_THREADS": "1"} if name == "processes" and not ON_GPU else {}  # two on two cores
+            done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent,
+                                  env=os.environ | threads)  # fmt: skip
         if done.returncode:
             sys.exit(f"scale {name}:\n" + (folder / f"scale-{name}.log").read_text()[-3000:])
         rows = [json.loads(line) for line in (folder / f"scale-{name}" / "metrics.jsonl").read_text().splitlines()]

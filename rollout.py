@@ -91,17 +91,19 @@ def trimmed(attention_mask: torch.Tensor, batch_size: int | None) -> tuple[torch
     return order, chunks
 
 
-def split_rollout(batch: dict, n: int, updates: int, by_tokens: bool) -> list[dict]:
+def split_rollout(batch: dict, n: int, updates: int, by_tokens: bool, gather=lambda rows: rows) -> list[dict]:
     """Takes the place of TRL's split of a rollout into `n` micro-batches, `n / updates` of them for each optimizer step.
 
     The rows of a step are sorted, longest first, so that a micro-batch holds rows of about equal length; `by_tokens`: also
     about equally many tokens, few long rows or many short ones. That leaves the loss as it is where it is a sum over tokens
-    divided by their number in the rollout; a mean over rows needs equally many rows.
+    divided by their number in the rollout; a mean over rows needs equally many rows. `gather`: (1, N) of this process to
+    (R, N) of all R: a micro-batch has as many rows in each of them, as TRL's collectives ask for.
     """
     lengths, out = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1), []
     for rows in torch.arange(len(lengths), device=lengths.device).chunk(updates):
         rows, parts = rows[lengths[rows].argsort(descending=True, stable=True)], n // updates
-        sizes = even_chunks(lengths[rows].tolist(), parts) if by_tokens else [len(rows) // parts] * parts
+        longest = gather(lengths[rows][None]).amax(0).tolist()
+        sizes = even_chunks(longest, parts) if by_tokens else [len(rows) // parts] * parts
         out += [{k: v[part] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()} for part in rows.split(sizes)]
     return out
 
@@ -133,7 +135,8 @@ class RolloutTrainer(GRPOTrainer):
         if self._colocated:
             self._observe(self.vllm_generation.llm.llm_engine)
         updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
-        split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"))
+        split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"),
+                                  gather=self.accelerator.gather)  # fmt: skip
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
         runs.skip_prompt_logits()

@@ -286,6 +286,18 @@ def test_a_rollout_is_split_by_length_within_each_update(by_tokens, updates, exp
     assert [part["completion_mask"].sum(1).tolist() for part in out] == [lengths[part["x"]].tolist() for part in out]
 
 
+def test_micro_batches_have_as_many_rows_in_every_process():
+    """TRL gathers a number for each row of a micro-batch; of unequal shapes that ends the run, or hangs."""
+    lengths = torch.tensor([[9, 9, 9, 9, 9, 1], [7, 2, 2, 2, 1, 1], [8, 8, 1, 1, 1, 1]])
+    shuffled, widest = lengths[:, [3, 5, 0, 1, 4, 2]], lambda _: lengths
+    sizes = []
+    for rank in shuffled:
+        batch = {"prompt_mask": torch.zeros(6, 1).long(), "completion_mask": (torch.arange(9) < rank[:, None]).long()}
+        sizes.append([len(part["completion_mask"]) for part in rollout.split_rollout(batch, 3, 1, True, widest)])
+    assert sizes == [[2, 2, 2]] * 3
+    assert [len(part["x"]) for part in rollout.split_rollout({**batch, "x": torch.arange(6)}, 3, 1, True)] == [1, 1, 4]
+
+
 def test_no_reference_model_at_beta_zero(folders, tokenizer, tmp_path):
     assert make_trainer(folders, tokenizer, tmp_path, beta=0.0).ref_model is None
     assert make_trainer(folders, tokenizer, tmp_path, beta=0.04).ref_model is not None

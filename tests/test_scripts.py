@@ -499,19 +499,11 @@ def test_dpo_under_two_processes_is_one(sft, toy_data, tmp_path):
 
 
 def test_grpo_script_runs_under_two_processes_with_vllm(toy_data, tmp_path):
-    launch(
-        2,
-        *GRPO,
-        "--micro-batch-size",
-        4,
-        "--prompts",
-        toy_data / "rl_prompts.jsonl",
-        "--rollout",
-        "vllm",
-        "--out",
-        tmp_path / "x",
-    )
-    assert len(jsonl(tmp_path / "x" / "completions.jsonl")) == 4 * 16
+    """With completions whose lengths differ between the processes, which then must split them into equal numbers."""
+    launch(2, *GRPO, "--micro-batch-size", 2, "--max-completion-tokens", 100, "--temperature", 1.3, "--rollout", "vllm",
+           "--prompts", toy_data / "rl_prompts.jsonl", "--out", tmp_path / "x")  # fmt: skip
+    rows = jsonl(tmp_path / "x" / "completions.jsonl")
+    assert len(rows) == 4 * 16 and len({r["n_tokens"] for r in rows}) > 10
     assert max(r["sampling/logprob_gap"] for r in numbers(tmp_path / "x")) < 1e-4
 
 
