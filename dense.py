@@ -16,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+import faults
 import rewards
 
 
@@ -112,6 +113,7 @@ class ProcessReward:
                 ids[n, : len(encoded[i][0])], mask[n, : len(encoded[i][0])] = torch.tensor(encoded[i][0]), 1
             logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits.float()
             right = logits.softmax(-1)[..., 1].cpu()
+            faults.beat()
             for n, i in enumerate(batch):
                 out[i] = [(end, right[n, place].item()) for end, place in encoded[i][1]]
         return out

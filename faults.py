@@ -24,8 +24,9 @@ from types import SimpleNamespace
 
 STALLED, STOPPED = 124, 143  # exit codes: no progress, as of timeout(1); SIGTERM, as of a shell
 # This process's run, from runs.start_run: its folder, a hash of its arguments, minutes without progress that end it,
-# checkpoints kept (0: all). Then when it last said that it is alive, when SIGTERM came, and the last step before the end.
-RUN = SimpleNamespace(folder=None, key="", minutes=10.0, keep=0, beat=-1e9, sigterm=None, stopped=False)
+# checkpoints kept (0: all). Then when it last said that it is alive, whether ten times as long may pass, when SIGTERM came,
+# and the last step before the end.
+RUN = SimpleNamespace(folder=None, key="", minutes=1.0, keep=0, beat=-1e9, patient=False, sigterm=None, stopped=False)
 LOCKS = []  # open files; the kernel lets go of a lock when the process ends, however it ends
 
 
@@ -123,9 +124,22 @@ def beat() -> None:
 
 
 @contextlib.contextmanager
+def patient():
+    """Within it ten times as long may pass without a beat: a checkpoint is written."""
+    RUN.patient = True
+    try:
+        yield
+    finally:
+        RUN.beat = -1e9
+        beat()
+        RUN.patient = False
+
+
+@contextlib.contextmanager
 def watched():
-    """Within it the process ends with code STALLED when no rank has made progress for RUN.minutes, whatever it hangs in. What
-    its threads did stands in stacks-rank<k>.txt, as it does when SIGTERM comes (from a launcher that lost another rank)."""
+    """Within it the process ends with code STALLED when no rank has made progress for RUN.minutes, whatever it hangs in; ten
+    times that before the first beat, as models are loaded, and within `patient`. What its threads did stands in
+    stacks-rank<k>.txt, as it does when SIGTERM comes (from a launcher that lost another rank)."""
     if not (RUN.folder and RUN.minutes):  # an evaluation, or no run at all
         yield
         return
@@ -150,17 +164,20 @@ def watched():
 
 def _watch(file, ended: threading.Event) -> None:
     touched = lambda: (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
-    # this thread needs the GIL, which what hangs may hold; the one behind dump_traceback_later does not
-    arm = lambda: faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
-    limit = 180 * RUN.minutes  # seconds: the first beat may wait for models to be loaded
-    seen, since = touched(), time.monotonic()
-    arm()
-    while not ended.wait(min(1.0, RUN.minutes * 15)):
+    first = seen = touched()
+    since, limit, armed = time.monotonic(), 0.0, None
+    while True:
         if touched() != seen:
-            seen, since, limit = touched(), time.monotonic(), 60 * RUN.minutes
-            arm()
-        elif time.monotonic() - since > limit:
+            seen, since = touched(), time.monotonic()
+        limit = 60 * RUN.minutes * (10 if seen == first or RUN.patient else 1)  # seconds
+        if armed != (since, limit):
+            # this thread needs the GIL, which what hangs may hold; the one behind dump_traceback_later does not
+            faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
+            armed = since, limit
+        if time.monotonic() - since > limit:
             _end(file, limit)
+        if ended.wait(min(1.0, RUN.minutes * 15)):
+            return
 
 
 def _end(file, seconds: float) -> None:

@@ -30,6 +30,7 @@ from math import comb, cos, exp, isfinite, pi, tanh
 from pathlib import Path
 
 import benchmarks
+import faults
 import runs
 import sandbox
 from endpoint import Endpoint, Reply
@@ -109,6 +110,7 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
         if truth == answer:
             return True
     verdict = _answer(_comparer(seconds), [truth, answer])
+    faults.beat()
     if not verdict:  # ended by its limit: the next pair gets a new one
         _comparer(seconds).wait()
         _comparer.cache_clear()
@@ -302,6 +304,7 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
         program = benchmarks.completion(row["response"], entry_point)
         call = f"_test({inspect.getsource(_serve)!r}, {program!r}, {tests!r}, {entry_point!r})"
         result = sandbox.run(f"{inspect.getsource(_test)}\n{call}", timeout)
+        faults.beat()
         ready, *marks = result.stdout.split() or [""]
         if ready != "ready" and result.status != "timeout":
             raise OSError(f"row {row['id']}: the tests did not start: {result.stderr.strip()[-300:]}")

@@ -308,6 +308,7 @@ class RolloutTrainer(GRPOTrainer):
                 raise RuntimeError(f"the reward model gave {preferences[i]} for prompt {m} and completion {t!r}")
             if self.gold and (not isinstance(g, float) or math.isinf(g)):
                 raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a float, NaN for none")
+        faults.beat()
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
         statistics = self._entropies(messages, completion_ids) if self.entropies else [{}] * len(texts)
         return [
@@ -534,6 +535,7 @@ class RolloutTrainer(GRPOTrainer):
         forward, results = super()._get_per_token_logps_and_entropies, []
         order, chunks = trimmed(attention_mask, batch_size)
         for rows, start, end in chunks:
+            faults.beat()
             cut = input_ids.size(1) - end  # completion columns that are padding in every row of this chunk
             out = forward(model, input_ids[rows, start:end], attention_mask[rows, start:end], logits_to_keep - cut, **kwargs)
             results.append([None if x is None else x if x.ndim == 0 else F.pad(x, (0, cut)) for x in out])
@@ -550,10 +552,25 @@ def preference(**_):
 
 _trl_split = grpo_trainer.split_tensor_dict
 _LLM = getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
+_trl_params = vllm_generation.VLLMGeneration._iter_named_params
+
+
+def merged_params(self):
+    """In place of VLLMGeneration._iter_named_params: (name, weight) with LoRA merged into a copy of each weight. TRL merges
+    into the weights themselves and subtracts it again, and in bfloat16 others are left: 42 % of them after 120 steps."""
+    if not is_peft_model(self.model) or self._dist.is_fsdp or self._dist.is_zero3:
+        return (yield from _trl_params(self))
+    for name, weight in self.model.named_parameters():
+        if self.model.prefix not in name:
+            if name.endswith(".base_layer.weight"):
+                delta = self.model.get_submodule(name.removesuffix(".base_layer.weight")).get_delta_weight("default")
+                weight = (weight.float() + delta.float()).to(weight.dtype)
+            yield self._fix_param_name_to_vllm(name.removeprefix("base_model.model.").replace(".base_layer", "")), weight.data
 
 
 def patch_vllm() -> None:
-    """Gives TRL's colocated vLLM an explicit dtype, no sampling defaults from the model's folder, and a CPU backend.
+    """Gives TRL's vLLM weights whose base LoRA leaves alone; a colocated one an explicit dtype, no sampling defaults from the
+    model's folder, and a CPU backend.
 
     On the CPU linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
     `reload_weights` works, except for a tied LM head, whose packed copy must be renewed. Measured in tests/test_rollout.py.
@@ -563,6 +580,7 @@ def patch_vllm() -> None:
             free.bind(("", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     on_gpu = torch.cuda.is_available()
+    vllm_generation.VLLMGeneration._iter_named_params = merged_params
     vllm_generation.LLM = functools.partial(_LLM, dtype="bfloat16" if on_gpu else "float32", enforce_eager=not on_gpu,
                                             generation_config="vllm")  # fmt: skip
     if on_gpu:

@@ -598,6 +598,7 @@ def train(trainer, run: Path, resume: bool) -> None:
     trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
     batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs
     trainer._prepare_inputs = lambda inputs: batches.append(prepare(inputs)) or batches[-1]
+    trainer._save_checkpoint = faults.patient()(trainer._save_checkpoint)
     epoch, left = trainer._run_epoch, lambda: trainer.state.global_step < trainer.state.max_steps
     trainer._run_epoch = lambda **kwargs: left() and epoch(**kwargs)  # else a resume from the last step trains one more
     try:
@@ -611,6 +612,25 @@ def train(trainer, run: Path, resume: bool) -> None:
                              f"checkpoint-{trainer.state.global_step}", flush=True)  # fmt: skip
         leave()
         sys.exit(faults.STOPPED)
+
+
+class SortedSteps(torch.utils.data.Sampler):
+    """Rows in random order, those of one optimizer step (`batch_size` of them) longest first: a micro-batch has rows of about
+    equal length, and the gradient stays what it was. The order of an epoch follows from `seed` and its number."""
+
+    def __init__(self, lengths: list[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self):
+        rng = torch.Generator().manual_seed(self.seed + 1_000_003 * self.epoch)
+        for step in torch.randperm(len(self), generator=rng).split(self.batch_size):
+            yield from sorted(step.tolist(), key=lambda i: -self.lengths[i])
 
 
 def mean_loss(run: Path) -> float:
@@ -660,6 +680,7 @@ class RunLogger(TrainerCallback):
         left = seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step)
         print(f"step {state.global_step}/{state.max_steps}", *shown, f"left {left / 60:.1f} min", sep="  ", flush=True)
 
+    @faults.patient()
     def on_save(self, args, state, control, **kwargs):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and self.think_format:

@@ -130,8 +130,8 @@ class Args:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
-    stall_minutes: float = 10.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
+    stall_minutes: float = 1.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -288,7 +288,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             args.reward_max_length, args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
         )  # fmt: skip
         gold = runs.load_gold(args.gold, device, folder)
-        for chunk in (keys[start : start + 512] for start in range(0, len(keys), 512)):
+        for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
             if done >= set(chunk):
                 continue
             prompts = [by_key[key] for key in chunk]
@@ -326,6 +326,8 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
     """DPO on token ids {prompt_ids, chosen_ids, rejected_ids} from `model`, the reference, to `save_to`; returns the steps."""
     on_gpu, on_disk = torch.cuda.is_available(), folder / "pairs"
     runs.skip_prompt_logits()
+    length = lambda p: len(p["prompt_ids"]) + max(len(p["chosen_ids"]), len(p["rejected_ids"]))
+    pairs = sorted(pairs, key=length)  # the reference reads them in this order
     if PartialState().is_main_process and not (on_disk / "state.json").exists():
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()
@@ -358,6 +360,7 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         peft_config=lora if args.lora_r else None,
         callbacks=[runs.RunLogger(folder, columns, think_format)],
     )
+    trainer._get_train_sampler = lambda dataset: runs.SortedSteps(list(map(length, pairs)), args.batch_size, args.seed)
     runs.train(trainer, folder, args.resume)
     runs.save_model(trainer, save_to, think_format)
     return trainer.state.global_step

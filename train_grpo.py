@@ -160,8 +160,8 @@ class Args:
     """Rollouts between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 10.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
+    stall_minutes: float = 1.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -216,7 +216,8 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "judge/olmo3": {"rewards": ("judge_mark:1",), "judge": "Qwen/Qwen3-32B", "judge_url": "http://localhost:8000/v1",
                     "on_bad_format": "score", "temperature": 1.0, "max_prompt_tokens": 2048, "max_completion_tokens": 32768,
                     "beta": 0.0, "epsilon_high": 0.272, "scale_rewards": "none", "importance_correction": "token_truncate",
-                    "dynamic_sampling": 3, "steps": 1400},  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
+                    "dynamic_sampling": 3, "steps": 1400,  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
+                    "stall_minutes": 10.0},  # this judge thinks before its first mark
     "rubric/rar": {"prompts": "data/rubrics.jsonl", "model": "Qwen/Qwen2.5-7B", "think": False, "rewards": ("rubric:1",),
                    "judge": "gpt-4o-mini", "prompts_per_step": 96, "group_size": 16, "learning_rate": 5e-6, "temperature": 1.0,
                    "max_completion_tokens": 2560},  # 2507.17746; context 3584

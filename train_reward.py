@@ -58,8 +58,8 @@ class Args:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 10.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
+    stall_minutes: float = 1.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
@@ -161,6 +161,8 @@ def main(args: Args) -> None:
         processing_class=tokenizer,
         callbacks=[runs.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)],
     )
+    lengths = [max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in train]
+    trainer._get_train_sampler = lambda dataset: runs.SortedSteps(lengths, args.batch_size, args.seed)
     runs.train(trainer, run, args.resume)
 
     # --- 4. save, and score the held-out pairs from the saved folder as any other script will

@@ -113,8 +113,8 @@ class Args:
     save_steps: int = 20
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 10.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; saving must take less."""
+    stall_minutes: float = 1.0
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""

@@ -11,6 +11,8 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+import faults
+
 # --- 1. the think format
 
 THINK_FORMATS = {
@@ -122,9 +124,8 @@ def _render(tokenizer: Tokenizer, *answers: str) -> str:
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer's own template leaves thinking where it is, adds none, and does not change from day to day."""
     start = tokenizer.apply_chat_template([{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True)
-    keeps = _render(tokenizer, _THOUGHT, _THOUGHT).count(_THOUGHT) == 2
-    adds = "think>" in start + _render(tokenizer, "Y")
-    return keeps and not adds and "strftime_now" not in tokenizer.get_chat_template()
+    keeps = _render(tokenizer, _THOUGHT, _THOUGHT).count(_THOUGHT) == 2 and "think>" not in start + _render(tokenizer, "Y")
+    return keeps and "strftime_now" not in tokenizer.get_chat_template()
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -235,7 +236,7 @@ class RewardModel:
     def score_ids(self, ids: list[list[int]]) -> list[float]:
         """Rewards (B,) of conversations given as token ids, in their order."""
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
-        scores, start = [0.0] * len(ids), 0
+        scores, start = {}, 0
         while start < len(order):  # rows of about equal length, a bounded number of tokens
             width = len(ids[order[start]])
             rows = order[start : start + max(1, self.tokens_per_batch // width)]
@@ -245,9 +246,8 @@ class RewardModel:
             self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
             batch = torch.tensor([ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device)
             mask = torch.tensor([[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device)
-            for r, s in zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist()):
-                scores[r] = s
-        return scores
+            scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
+        return [scores[i] for i in range(len(ids))]
 
 
 # --- 4. generation (evaluation and offline sampling; RL rollouts are TRL's, see rollout.py)
@@ -258,9 +258,8 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
              vllm_memory: float = 0.85, done: Set[int] = frozenset()) -> Iterator[tuple[int, str, bool, list]]:  # fmt: skip
     """One completion for each of the prompts (token ids), as they are done: (index, text, finished, token ids).
 
-    Every sampling parameter is given here, none is taken from the model's folder; temperature 0 is greedy. `finished` is
-    False where `max_tokens` cut it off. Completions end at the tokenizer's end of turn, or at `stop`. Prompts whose index is
-    in `done` are left out, and the others get what they would have got without that.
+    No sampling parameter is taken from the model's folder; temperature 0 is greedy. Completions end at the tokenizer's end of
+    turn or at `stop`; without it at `max_tokens`, and `finished` is False. Leaving out those in `done` changes no other.
     """
     device, dtype = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
     eos, seeds, bar = tokenizer.eos_token_id, seed * 1_000_003, tqdm(total=len(prompts), desc="generate", unit="completion")
@@ -271,17 +270,18 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
         engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu",
                      max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory).llm_engine
         for i in sorted(set(range(len(prompts))) - done):  # a seed each: equal prompts must not get equal completions
-            params = SamplingParams(
-                temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i, ignore_eos=True,
-                stop_token_ids=[eos], stop=[stop] if stop else None, include_stop_str_in_output=True)  # fmt: skip
+            params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i,
+                                    ignore_eos=True, stop_token_ids=[eos], stop=stop or None, include_stop_str_in_output=True)
             engine.add_request(str(i), {"prompt_token_ids": prompts[i]}, params)
         while engine.has_unfinished_requests():
+            faults.beat()
             for out in (o for o in engine.step() if o.finished):
                 bar.update()
                 ids = list(out.outputs[0].token_ids)
                 yield int(out.request_id), text(ids), out.outputs[0].finish_reason == "stop", ids
     else:
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **SAFE).to(device).eval()
+        policy.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())
         sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else {"do_sample": False}
         policy.generation_config = GenerationConfig(**sampling, max_new_tokens=max_tokens, eos_token_id=eos, pad_token_id=eos)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))

@@ -264,11 +264,11 @@ def test_a_judge_that_hangs(args, tmp_path):
 
 @pytest.mark.parametrize("name, number, code, seconds", [("dead", signal.SIGKILL, 1, 45), ("stuck", signal.SIGSTOP, 124, 90)])
 def test_the_sampler_s_engine(toy_data, tmp_path, name, number, code, seconds):  # noqa: F811
-    """train_dpo.py's vLLM is a process of its own, which is hit while it starts: three times --stall-minutes is its limit."""
+    """train_dpo.py's vLLM is a process of its own, which is hit while it starts: ten times --stall-minutes is its limit."""
     out = tmp_path / "run"
     with fault(f"{name} rollout engine", f"{number.name} to vLLM's process", "exit code {code} after {s:.0f} s with the stacks") as seen:
         process = start(*DPO, "--model", "data/toy/base", "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", "vllm",
-                        "--rounds", 1, "--stall-minutes", 0.2, "--out", out)  # fmt: skip
+                        "--rounds", 1, "--stall-minutes", 0.06, "--out", out)  # fmt: skip
         engine = None
         while not engine:
             assert process.poll() is None, process.communicate()[0][-3000:]

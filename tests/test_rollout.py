@@ -15,6 +15,7 @@ import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.utils as trl_utils
 from accelerate.state import AcceleratorState
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 
@@ -67,7 +68,7 @@ def folders(tokenizer, tmp_path_factory):
 
 
 def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", group_size=4, micro=4, accumulation=2,
-                 steps=2, lr=1e-2, allow_truncation=True, ahead=False, **config):  # fmt: skip
+                 steps=2, lr=1e-2, allow_truncation=True, ahead=False, lora=None, **config):  # fmt: skip
     model = LlamaForCausalLM.from_pretrained(folders[policy])
     prompts = [{"id": i, "prompt": [{"role": "user", "content": text}]} for i, _, text, _ in toy_world.orders_of("rl", 16, 0)]
     defaults = dict(
@@ -82,7 +83,7 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
         model=model, args=GRPOConfig(**{**defaults, **config}), train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer, reward_model=utils.RewardModel(folders["reward"], "response"), think_format="think",
         on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3, ahead=ahead,
-        allow_truncation=allow_truncation,
+        allow_truncation=allow_truncation, peft_config=lora,
     )  # fmt: skip
 
 
@@ -322,6 +323,24 @@ def test_vllm_follows_the_trainer_and_a_skipped_sync_is_caught(folders, tokenize
         trainer._generate_single_turn(prompts, None, {}, 1)
     trainer._last_loaded_step = -1
     trainer._generate_single_turn(prompts, None, {}, 1)
+
+
+def test_lora_reaches_vllm_and_leaves_the_base_weights_as_they_are(folders, tokenizer, tmp_path):
+    """In bfloat16, where merging and subtracting again would change them."""
+    trainer = make_trainer(folders, tokenizer, tmp_path, use_vllm=True, vllm_mode="colocate",
+                           lora=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))  # fmt: skip
+    model = trainer.model.to(torch.bfloat16)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(0.02 * torch.randn_like(p) if "lora_B" in name else 0)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    sent = dict(trainer.vllm_generation._iter_named_params())
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    merged = model.merge_and_unload()
+    assert sent.keys() == dict(merged.named_parameters()).keys()
+    assert all(torch.allclose(sent[n], p, atol=2e-3, rtol=2e-2) for n, p in merged.named_parameters())
+    assert sum(not torch.equal(p, before[f"base_model.model.{n.removesuffix('.weight')}.base_layer.weight"])
+               for n, p in sent.items() if "proj" in n) == 14  # fmt: skip
 
 
 def test_the_reward_model_scores_what_vllm_has_finished_while_it_samples_the_rest(folders, tokenizer, tmp_path):

@@ -320,3 +320,14 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
     monkeypatch.setattr(PartialState(), "num_processes", 8)
     assert runs.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
     assert runs.memory_line({"policy": 14.957, "vLLM": 24}) == "GiB a GPU, without activations: policy 15, vLLM 24"
+
+
+def test_the_rows_of_a_step_come_longest_first_in_an_order_of_the_epoch():
+    lengths = [5, 1, 9, 3, 7, 2, 8]
+    sampler = runs.SortedSteps(lengths, 3, seed=1)
+    first = list(sampler)
+    assert first == list(sampler) and sorted(first) == list(range(7)) and len(sampler) == 7
+    for step in (first[:3], first[3:6]):
+        assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
+    sampler.set_epoch(1)
+    assert list(sampler) != first and sorted(sampler) == list(range(7))
