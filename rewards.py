@@ -7,7 +7,7 @@ score. What is scored is `response`; whether the completion's form was right is 
 1. verified     math, code, instructions, factual
 2. judged       judge_mark, judge_yes, pairwise, rubric; write_rubrics makes the data of the last
 3. unsupervised majority, self_certainty, negative_entropy, format, length, repetition; collapse and collapsed watch them
-4. shaped       cosine, overlong; parse_spec and combine make one reward of several; pass_at_k and informative see groups
+4. shaped       cosine, overlong; parse_spec and combine make one reward of several; pass_at_k sees groups
 
 Known limits. `math` believes math-verify where it is wrong (listed in tests/test_rewards.py). `code` compares plain data in a
 process that the program cannot reach, so neither frames nor an overridden __eq__ help it; but a test that needs `==` between
@@ -797,10 +797,3 @@ def pass_at_k(rewards: Values, group_size: int, k: int, right: float = 1.0) -> V
         others = comb(wrong - 1, k - 1) / comb(n - 1, k - 1)
         advantages += [None if r is None else (1 - rho - (r < right) * others) / sigma for r in group]
     return advantages
-
-
-def informative(totals: Values, group_size: int, minimum_std: float = 0.0) -> list[bool]:
-    """Which groups (P,) dynamic sampling keeps: those whose rewards' standard deviation is above `minimum_std`. For binary
-    rewards and 0 that is DAPO's 0 < number right < G (2503.14476, eq. 11). Rows without a reward are not counted."""
-    groups = [[t for t in group if t is not None] for group in _groups(totals, group_size)]
-    return [len(group) > 1 and statistics.pstdev(group) > max(minimum_std, 1e-9) for group in groups]

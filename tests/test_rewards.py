@@ -821,12 +821,6 @@ def test_pass_at_k():
         rewards.pass_at_k([1, 0], 2, 3)
 
 
-def test_informative():
-    assert rewards.informative([1, 1, 0, 0, 1, 0], 2) == [False, False, True]
-    assert rewards.informative([0.1 + 0.2, 0.3, 1.0, 1.2, None, 5.0, 1.0, None], 2) == [False, True, False, False]
-    assert rewards.informative([1.0, 1.2, 1.0, 2.0], 2, minimum_std=0.25) == [False, True]
-
-
 def test_a_judge_as_gold(monkeypatch, tmp_path):
     """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty response."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
