@@ -1,6 +1,6 @@
 """Speed and memory of these scripts against what a user would run instead, on the same work, in alternating steps.
 
-    python bench.py                                  # all cases: on two idle CPU cores about 12 minutes
+    python bench.py                                  # all cases: on two CPU cores about half an hour
     python bench.py grpo reward --repeats 5
     python bench.py plan --plan.model meta-llama/Llama-3.1-8B --plan.gpu-gib 80 --plan.gpus 8
 

@@ -165,7 +165,7 @@ def watched():
 def _watch(file, ended: threading.Event) -> None:
     touched = lambda: (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
     first = seen = touched()
-    since, limit, armed = time.monotonic(), 0.0, None
+    since, armed = time.monotonic(), None
     while True:
         if touched() != seen:
             seen, since = touched(), time.monotonic()
