@@ -258,6 +258,9 @@ class RolloutTrainer(GRPOTrainer):
         while the engine goes on; the order in which they end says which are one batch, so that a run repeats to the bit."""
         step = engine.step
 
+        def score(messages, completions):
+            return self._preferences(messages, dict(zip(completions, self._read(list(completions.values())))))
+
         def observed():
             faults.beat()
             outputs = step()
@@ -265,7 +268,7 @@ class RolloutTrainer(GRPOTrainer):
                 for out in outputs:
                     self._waiting[int(out.request_id) - self._first] = list(out.outputs[0].token_ids)
                 if sum(map(len, self._waiting.values())) >= self.reward_model.tokens_per_batch:
-                    self._early.append(self._beside(self._preferences, self._asked, self._waiting))
+                    self._early.append(self._beside(score, self._asked, self._waiting))
                     self._waiting = {}
             return outputs
 
@@ -274,21 +277,19 @@ class RolloutTrainer(GRPOTrainer):
             finalizer.detach()  # at exit it would destroy process groups that this run has left by then; what else it does:
             atexit.register(gc.unfreeze)
 
-    def _read(self, completion_ids: list[list[int]]) -> tuple[list[str], list, list[bool]]:
+    def _read(self, completion_ids: list[list[int]]) -> list[tuple[str, utils.ThinkParts, bool]]:
         """Of each completion the text without its end of turn, its parts, and whether it had that end."""
         ends = set(self.eos_token_ids)
         finished = [ids[-1] in ends for ids in completion_ids]
         bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
         texts = self.processing_class.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return texts, [utils.split_thinking(t, self.think_format, done) for t, done in zip(texts, finished)], finished
+        return [(t, utils.split_thinking(t, self.think_format, done), done) for t, done in zip(texts, finished)]
 
-    def _preferences(self, messages: list[list[dict]], completions: dict[int, list[int]]) -> dict[int, float]:
-        """The preference of completions (token ids), by their place among the `messages`, without those in bad format that get
-        a floor: they are not worth a forward of the reward model."""
-        texts, parts, _ = self._read(list(completions.values()))
-        bad = {i for i, p in zip(completions, parts) if p.status != "ok"}
-        texts = {i: "[NULL]" if i in bad and self.on_bad_format == "null" else text for i, text in zip(completions, texts)
-                 if not (i in bad and self.on_bad_format == "floor")}  # fmt: skip
+    def _preferences(self, messages: list[list[dict]], read: dict[int, tuple]) -> dict[int, float]:
+        """The preference of what was `read`, by its place among the `messages`, without those in bad format that get a floor:
+        they are not worth a forward of the reward model."""
+        texts = {i: "[NULL]" if parts.status != "ok" and self.on_bad_format == "null" else text
+                 for i, (text, parts, _) in read.items() if parts.status == "ok" or self.on_bad_format != "floor"}  # fmt: skip
         scores = self.reward_model.score([messages[i] for i in texts], list(texts.values()))
         faults.beat()
         return dict(zip(texts, scores))
@@ -296,12 +297,12 @@ class RolloutTrainer(GRPOTrainer):
     def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
         """Rows of the log for this process's completions; the preference of one in bad format is None if it gets a floor."""
         tokenizer, messages = self.processing_class, [x["prompt"] for x in inputs]
-        texts, parts, finished = self._read(completion_ids)
+        read = self._read(completion_ids)
+        texts, parts, finished = zip(*read)
         preferences = {i: score for early in self._early for i, score in early.result().items()}
         self._waiting, self._early = {}, []
         if self.reward_model:
-            rest = {i: ids for i, ids in enumerate(completion_ids) if i not in preferences}
-            preferences |= self._preferences(messages, rest)
+            preferences |= self._preferences(messages, {i: r for i, r in enumerate(read) if i not in preferences})
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):
