@@ -21,7 +21,7 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import GREETINGS, save, split_rows
+from toy_world import GREETINGS, SplitArgs, save, split_rows
 
 WORDING = {"+": ["add {}", "put {} on top"], "-": ["take {} away", "take {} from it"], "*2": ["double it"],
            "*3": ["triple it"]}  # fmt: skip
@@ -33,13 +33,7 @@ Steps = list[tuple[str, int]]  # of + - *, and a number
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    n_traces: int = 2000
-    n_prompts: int = 2000
-    n_tasks: int = 512
+class Args(SplitArgs):
     slips: float = 0.6
     """Share of the parentheses that matter which the teacher forgets."""
     model: Path = Path("data/toy/base")

@@ -16,20 +16,14 @@ from pathlib import Path
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import BUDGETS, DISHES, GREETINGS, save, split_rows
+from toy_world import BUDGETS, DISHES, GREETINGS, SplitArgs, save, split_rows
 
 QUESTIONS = ["The question is how much is left", "Please answer how much is left", "What is left of the budget"]
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    n_traces: int = 2000
-    n_prompts: int = 2000
-    n_tasks: int = 512
+class Args(SplitArgs):
     slips: float = 0.15
     """Share of the teacher's subtractions that are wrong."""
 

@@ -286,7 +286,19 @@ def write_files(args: Args) -> dict[str, list[dict]]:
             "held_out_prompts": held_out}  # fmt: skip
 
 
-def split_rows(task: str, args, shares: dict[str, range], draw) -> dict[str, list[dict]]:
+@dataclass
+class SplitArgs:
+    """Arguments of a task whose rows `split_rows` draws."""
+
+    out: Path = Path("data/toy")
+    """Folder for the files; an existing file is replaced only by an equal one."""
+    seed: int = 0
+    n_traces: int = 2000
+    n_prompts: int = 2000
+    n_tasks: int = 512
+
+
+def split_rows(task: str, args: SplitArgs, shares: dict[str, range], draw) -> dict[str, list[dict]]:
     """Rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> each. `draw(rng)`: a prompt's text, what decides
     its split (so that it belongs to one, whatever the seed), and a function of the split that gives the row's other fields."""
     files: dict[str, list[dict]] = {}
