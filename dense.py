@@ -12,7 +12,6 @@ from bisect import bisect_left
 
 import runs  # isort: skip
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -190,11 +189,6 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
             continue
         dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
         model, _ = runs.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
-        if args.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-            model.enable_input_require_grads()
-        if args.lora_r:
-            model = get_peft_model(model, LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear",
-                                                     task_type="CAUSAL_LM"))  # fmt: skip
+        model = runs.beside_policy(model, args, task_type="CAUSAL_LM")
         sources.append((name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate)))
     return sources

@@ -8,7 +8,6 @@ import contextlib
 
 import runs  # isort: skip
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
@@ -163,13 +162,7 @@ def load_critic(args, tokenizer):
     for name, parameter in critic.named_parameters():
         if name in new:
             torch.nn.init.zeros_(parameter)
-    if args.gradient_checkpointing:
-        critic.gradient_checkpointing_enable()
-        critic.enable_input_require_grads()
-    if args.lora_r:
-        lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", exclude_modules=["score"],
-                          modules_to_save=["score"], task_type="TOKEN_CLS")  # fmt: skip
-        critic = get_peft_model(critic, lora)
+    critic = runs.beside_policy(critic, args, exclude_modules=["score"], modules_to_save=["score"], task_type="TOKEN_CLS")
     for parameter in critic.parameters():
         if parameter.requires_grad:  # the head too: an update of 1e-5 is lost in bfloat16
             parameter.data = parameter.data.float()

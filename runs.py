@@ -144,8 +144,11 @@ def use_vllm(rollout: str) -> bool:
     return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
 
 
-def check_async(args, use_vllm: bool) -> None:
-    """Exits with 2 where --async-rollouts cannot be had: vLLM must have weights of its own, beside those being trained."""
+def check_vllm(args, use_vllm: bool) -> None:
+    """Exits with 2 where --vllm-server-url or --async-rollouts cannot be had; the second asks for a vLLM in this process, with
+    weights of its own beside those being trained."""
+    if args.vllm_server_url and not use_vllm:
+        fail("--vllm-server-url needs --rollout vllm")
     if args.async_rollouts and (not use_vllm or args.vllm_server_url or getattr(args, "dynamic_sampling", 0)):
         fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url and --dynamic-sampling")
     if args.async_rollouts and args.importance_correction == "none":
@@ -449,6 +452,19 @@ def load_weights(auto_class, path: str, new_head: bool = False, **kwargs):
     if bad := missing or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
         fail(f"{path}: {len(bad)} weights are {'missing' if missing else 'not finite'}, e.g. {bad[0]}")
     return model, info["missing_keys"]
+
+
+def beside_policy(model, args, **lora):
+    """A model that learns beside the policy: gradient checkpointing and, with LoRA, an adapter of the same rank."""
+    from peft import LoraConfig, get_peft_model  # seconds to import, which an evaluation need not wait
+
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    if args.lora_r:
+        config = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", **lora)
+        model = get_peft_model(model, config)
+    return model
 
 
 def reward_names(args) -> set[str]:

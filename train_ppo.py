@@ -226,9 +226,7 @@ def main(args: Args) -> None:
     held_out = runs.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
-    if args.vllm_server_url and not use_vllm:
-        runs.fail("--vllm-server-url needs --rollout vllm")
-    runs.check_async(args, use_vllm)
+    runs.check_vllm(args, use_vllm)
     state.print(f"{args.prompts_per_step} prompts with one completion a step = "
                 f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
                 f"updates; {args.steps} steps\n"
