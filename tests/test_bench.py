@@ -3,10 +3,12 @@
 import json
 import math
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bench
@@ -75,9 +77,12 @@ def test_the_memory_formula_is_within_ten_per_cent_of_a_measured_micro_batch(row
 
 
 def test_ratios_are_of_pairs_of_turns():
-    turn = lambda seconds, loss: {"seconds": seconds, "peak_gib": 1.0, "tokens": 10, "positions": 20, "useful": 10, "loss": loss}
-    out = bench.compare({"ours": [turn(1.0, 0.5), turn(2.0, 0.5)], "peer": [turn(4.0, 0.5), turn(4.0, 0.75)]})
+    turn = lambda seconds, loss: {"seconds": seconds, "peak_gib": 1.0, "gib": seconds / 2, "tokens": 10, "positions": 20,
+                                  "useful": 10, "flops": 100, "phases": {"generate": 0.5, "update": seconds - 0.5},
+                                  "loss": loss}  # fmt: skip
+    out = bench.compare({"ours": [turn(1.0, 0.5), turn(2.5, 0.5)], "peer": [turn(4.0, 0.5), turn(5.0, 0.75)]})
     assert out["ratio"] == {"median": 3.0, "min": 2.0, "max": 4.0}
+    assert out["ours"]["flops_per_second"] == {"median": 125.0, "min": 50.0, "max": 200.0} and out["ours"]["growth_gib"] == 0.75
     assert out["largest_difference_of_loss"] == 0.25 and out["ours"]["useful_share"] == 0.5
 
 
@@ -98,3 +103,20 @@ def test_no_client_passes_the_limit(tmp_path):
 def test_the_readme_has_the_measured_table():
     table = bench.markdown(ROOT / "results" / "bench")
     assert "| grpo |" in table and table in (ROOT / "README.md").read_text()
+
+
+def test_operations_of_a_forward_and_a_backward_by_hand():
+    """Two tokens of three: 2 a weight and token; three times that with a backward, if all weights are trained; the embedding
+    is looked up, not multiplied. torch's own counter agrees but for attention's products."""
+    config = LlamaConfig(**bench.LLAMA | TINY["policy"])
+    model, counts = LlamaForCausalLM(config), Counter()
+    bench.count_tokens(model, counts)
+    n = model.num_parameters() - config.vocab_size * config.hidden_size
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        model(input_ids=ids, attention_mask=torch.tensor([[0, 1, 1]]))
+    assert counts["flops"] == 2 * 2 * n
+    counts.clear()
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward()
+    assert counts["flops"] == 3 * 2 * 3 * n == pytest.approx(counter.get_total_flops(), rel=0.02)
