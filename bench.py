@@ -128,9 +128,7 @@ SIZES = {
     "8b": dict(policy=EIGHT_B, reward=HALF_B | {"vocab_size": 128256}, prompts=8, group_size=8, micro=1, tokens=4096,
                median=600, rows=32, texts=(128, 1024), calls=1024, packed=8192, lora_r=64),
 }  # fmt: skip
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
-DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+ON_GPU, DEVICE, DTYPE = torch.cuda.is_available(), utils.DEVICE, getattr(torch, utils.DTYPE)
 
 
 # --- work of a known shape
@@ -506,8 +504,7 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     rows = runs.read_rows(folder / "texts.jsonl", "messages", "text")
     prompts, texts, counts = [r["messages"] for r in rows], [r["text"] for r in rows], Counter()
     if side == "ours":
-        model = utils.RewardModel(str(folder / "reward"), think_format="plain", device=DEVICE,
-                                  dtype="bfloat16" if ON_GPU else "float32")  # fmt: skip
+        model = utils.RewardModel(str(folder / "reward"), think_format="plain")
         count_tokens(model.model, counts)
         score = lambda n: model.score(prompts[:n], texts[:n])
     else:

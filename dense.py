@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import faults
 import rewards
+import utils
 
 
 def token_advantages(values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool) -> torch.Tensor:
@@ -61,6 +62,8 @@ class ProcessReward:
     (end of a step in `text`, probability).
     """
 
+    scaled = True  # as advantages in GRPO: divided by their spread in the group
+
     def __init__(self, source: str, device: str, tokens_per_batch: int):
         self.function, self.device = None, device
         self.tokens_per_batch = tokens_per_batch or (2048 if device == "cpu" else 16384)  # as utils.RewardModel
@@ -68,8 +71,7 @@ class ProcessReward:
             self.function = runs.load_function(source)
             return
         self.tokenizer = runs.load_tokenizer(source)
-        dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-        self.model = runs.load_weights(AutoModelForTokenClassification, source, dtype=dtype)[0].to(device).eval()
+        self.model = runs.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0].to(device).eval()
 
     @staticmethod
     def check(source: str) -> None:
@@ -136,6 +138,8 @@ class ImplicitReward:
     """PRIME (2502.01456): a token's reward is beta log(phi / reference), and phi, which starts as the policy does, learns with
     every rollout that the sum over a completion is the log-odds of its being right."""
 
+    scaled = False  # as long as phi is the reference its rewards are noise: their size says how much it has learned
+
     def __init__(self, model, beta: float, learning_rate: float):
         trained = [p for p in model.parameters() if p.requires_grad]
         self.model, self.beta = model, beta
@@ -187,7 +191,7 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
         if name == "process":
             sources.append((name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch)))
             continue
-        dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
+        dtype = utils.DTYPE if args.lora_r else "float32"
         model, _ = runs.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
         model = runs.beside_policy(model, args, task_type="CAUSAL_LM")
         sources.append((name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate)))

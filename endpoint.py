@@ -62,6 +62,11 @@ def api_key() -> str:
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
+def resolve_url(base_url: str) -> str:
+    """Where an endpoint given as `base_url` is; empty: OPENAI_BASE_URL if it is set, else the OpenAI API."""
+    return (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+
+
 def hide_key(text: str) -> str:
     """Without the key, if it is one: `vllm serve` is given placeholders, as EMPTY, that may stand in any text."""
     return text.replace(api_key(), "***") if len(api_key()) >= 8 else text
@@ -136,7 +141,7 @@ class Endpoint:
     def __init__(self, model: str, store: Path | str, base_url: str = "", concurrency: int = 32, timeout: float = 120.0,
                  retries: int = 8, budget: float = 0, price: tuple[float, float] = (0, 0), backoff: float = 1):  # fmt: skip
         self.model, self.store = model, Path(store)
-        self.base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+        self.base_url = resolve_url(base_url)
         self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
         self.budget, self.price = budget, price
         self.cost, self.calls, self.repeats, self.last_error = 0.0, 0, 0, ""

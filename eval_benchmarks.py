@@ -31,6 +31,7 @@ import tyro
 
 import benchmarks
 import evaluation
+from endpoint import resolve_url
 
 METRICS = {  # what goes into results/runs.csv, the headline first
     "alpacaeval2": ("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
@@ -64,7 +65,8 @@ class Args:
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
-    """auto: as the checkpoint's think_format.json says; a model without one is `plain`."""
+    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an answer with a
+    </think> ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation
@@ -86,7 +88,7 @@ class Args:
     judge: str = ""
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
@@ -102,8 +104,6 @@ class Args:
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts; scores them into the file --out."""
     # run
-    preset: str = ""
-    """None so far."""
     seed: int = 0
     out: str = ""
     """With --from the file of the numbers and, under `rows`, the result of every row (empty: only print the numbers). Else the
@@ -113,7 +113,7 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print the number of calls, and stop before a model is loaded or asked."""
+    """Check arguments and data, print calls and cost at most, and stop before a model is loaded or asked."""
 
 
 def check(args: Args) -> list[dict]:
@@ -148,14 +148,17 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
             for i, row in enumerate(rows)]  # fmt: skip
 
 
+def judge_requests(args: Args, task: dict, response: str) -> dict[str, dict]:
+    return benchmarks.judge_requests(
+        args.name, task, response, Path(args.data), args.protocol == "paper", args.judge_max_tokens
+    )
+
+
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Rows to score: for each answer what benchmarks.py names, with the judge's replies as they came."""
     paper, calls = args.protocol == "paper", []
     for row in answers:
-        requests = benchmarks.judge_requests(
-            args.name, row["task"], row["response"], Path(args.data), paper, args.judge_max_tokens
-        )
-        calls += [(row, field, request) for field, request in requests.items()]
+        calls += [(row, field, request) for field, request in judge_requests(args, row["task"], row["response"]).items()]
     by_token = args.name == "alpacaeval2" and not paper
     replies = evaluation.ask_judge(args, [c[2] for c in calls], str if by_token else PARSERS[args.name], run)
     for (row, field, _), reply in zip(calls, replies, strict=True):
@@ -228,10 +231,13 @@ def main(args: Args) -> None:
     tasks = check(args)
     if not args.model_url:
         evaluation.load_tokenizer(args)
-    own = [args.name, [benchmarks.prompt(args.name, t) for t in tasks],
-           args.judge, args.judge_url, args.protocol, args.judge_max_tokens]  # fmt: skip
+    asked = lambda answer: [r for t in tasks for r in judge_requests(args, t, answer).values()] if args.judge else []
+    own = [args.name, [benchmarks.prompt(args.name, t) for t in tasks], args.judge, resolve_url(args.judge_url), args.protocol,
+           asked("")]  # with the judge's instructions, and the answers that a benchmark compares with
     fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
+    if args.judge:
+        evaluation.print_estimate(args, asked("word " * args.max_tokens))
     if args.dry_run:
         return
     run = runs.start_run(args, f"eval_{args.name}", args.model)

@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import evaluation
 import simulator
 import utils
-from endpoint import Endpoint, api_key, token_limits
+from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 
 
 @dataclass
@@ -54,7 +54,8 @@ class Args:
     limit: int = 0
     """Only the first users of the file; 0: all."""
     think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
-    """auto: as the checkpoint's think_format.json says; a model without one, or behind an endpoint, is `plain`."""
+    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an answer with a
+    </think> ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
@@ -75,7 +76,7 @@ class Args:
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, or the official one. The key comes from OPENAI_API_KEY."""
     held_out_simulator: str = ""
     """The second one; empty: none."""
     held_out_simulator_url: str = ""
@@ -109,8 +110,6 @@ class Args:
     from_dialogues: str = ""
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz; scores them into the file --out."""
     # run
-    preset: str = ""
-    """None so far."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
@@ -207,12 +206,12 @@ def warn(lines: list[str]) -> None:
 # --- 2. the run
 
 
-def load_model(args: Args, run: Path) -> tuple[Callable, str]:
-    """(generate, think format). generate(conversations, seeds) -> (text, finished, tokens) of each, or None where it does not
-    fit the model's context; the model stays loaded from turn to turn, else it is as utils.generate."""
+def load_model(args: Args, run: Path) -> Callable:
+    """generate(conversations, seeds) -> (text, finished, tokens) of each, or None where it does not fit the model's context;
+    the model stays loaded from turn to turn, else it is as utils.generate."""
     if args.model_url:
         model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-        sampling = {"temperature": args.temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
+        sampling = evaluation.endpoint_sampling(args, args.temperature)
 
         def by_endpoint(conversations, seeds):
             asked = model.ask([{"messages": messages, **sampling} for messages in conversations], name="model")
@@ -220,34 +219,34 @@ def load_model(args: Args, run: Path) -> tuple[Callable, str]:
                 runs.fail(f"{args.model}: {lost[0]}; the same command with --resume goes on")
             return [(reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1]) for reply in asked]
 
-        return by_endpoint, "plain" if args.think_format == "auto" else args.think_format
-    (tokenizer, think_format), limit = evaluation.load_tokenizer(args), context(args) - args.max_tokens
-    device, dtype = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
-    eos, stop = tokenizer.eos_token_id, "</response>" if think_format.startswith("zero") else ""
-    text = lambda ids: tokenizer.decode(ids[:-1] if ids[-1:] == [eos] else ids)
-    ended = lambda ids: ids[-1:] == [eos] or (bool(stop) and stop in tokenizer.decode(ids))
+        return by_endpoint
+    tokenizer, limit = evaluation.load_tokenizer(args), context(args) - args.max_tokens
+    ends, stop = tokenizer.stop_ids, "</response>" if evaluation.think_format(args).startswith("zero") else ""
+    text = lambda ids: tokenizer.decode(ids[:-1] if ids[-1] in ends else ids)
+    ended = lambda ids: bool(ids) and (ids[-1] in ends or bool(stop) and stop in tokenizer.decode(ids))
     if runs.use_vllm(args.rollout):
         from vllm import LLM, SamplingParams
 
-        engine = LLM(model=args.model, gpu_memory_utilization=0.85, generation_config="vllm", dtype=dtype,
-                     enforce_eager=device == "cpu")  # fmt: skip
+        engine = LLM(model=args.model, gpu_memory_utilization=0.85, generation_config="vllm", dtype=utils.DTYPE,
+                     enforce_eager=utils.DEVICE == "cpu")  # fmt: skip
 
         def complete(prompts, seeds):
             params = [SamplingParams(
                 temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens, seed=seed, ignore_eos=True,
-                stop_token_ids=[eos], stop=[stop] if stop else None, include_stop_str_in_output=True)
+                stop_token_ids=ends, stop=[stop] if stop else None, include_stop_str_in_output=True)
                 for seed in seeds]  # fmt: skip
             outs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
             return [list(out.outputs[0].token_ids) for out in outs]
     else:
-        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **utils.SAFE).to(device).eval()
+        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=utils.DTYPE, **utils.SAFE)
+        policy = policy.to(utils.DEVICE).eval()
         sampling = dict(do_sample=True, temperature=args.temperature, top_p=args.top_p, top_k=0)
         sampling = (sampling if args.temperature else {"do_sample": False}) | {"max_new_tokens": args.max_tokens}
-        policy.generation_config = GenerationConfig(**sampling, eos_token_id=eos, pad_token_id=eos)
+        policy.generation_config = GenerationConfig(**sampling, eos_token_id=ends, pad_token_id=ends[0])
 
         def complete(prompts, seeds):
             torch.manual_seed(seeds[0])
-            batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
+            batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(utils.DEVICE)
             width = batch["input_ids"].size(1)
             at_stop = lambda ids, *_, **__: ids.new_tensor([ended(row) for row in ids[:, width:][:, -16:].tolist()]).bool()
             outs = policy.generate(**batch, stopping_criteria=[at_stop] if stop else None)[:, width:].tolist()
@@ -260,7 +259,7 @@ def load_model(args: Args, run: Path) -> tuple[Callable, str]:
         done = {i: (text(ids), ended(ids), len(ids)) for i, ids in zip(fit, outs)}
         return [done.get(i) for i in range(len(prompts))]
 
-    return generate, think_format
+    return generate
 
 
 def context(args: Args) -> int:
@@ -269,10 +268,10 @@ def context(args: Args) -> int:
     return getattr(config, "max_position_embeddings", None) or 10**9
 
 
-def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, model: tuple[Callable, str], path: Path) -> list[dict]:
+def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: Callable, path: Path) -> list[dict]:
     """The dialogues of all profiles with one simulator, a turn of all at a time. Every step is a line of `path`, and the next
     start goes on after the last whole one."""
-    setting, (generate, think_format) = args.setting(), model
+    setting = args.setting()
     dialogues = [simulator.start(profile, setting) for profile in profiles]
     by_id = {d["id"]: d for d in dialogues}
     for step in runs.read_kept(path):
@@ -303,7 +302,8 @@ def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, model: tup
                 if out is None:
                     dialogue |= {"ended": "too_long", "error": "no room for a reply in the model's context"}
                 else:
-                    simulator.say(dialogue, setting, out[0], think_format, out[1])
+                    evaluation.check_plain(args, out[0])
+                    simulator.say(dialogue, setting, out[0], evaluation.think_format(args), out[1])
                     dialogue["history"][-1]["n_tokens"] = out[2]
             keep()
         simulator.reply(dialogues, setting, user)
@@ -348,20 +348,20 @@ def check(args: Args) -> list[dict]:
     if setting["turns"] < 1 or args.batch_size < 1 or (setting["max_change"] or 0) < 0:
         runs.fail("--turns and --batch-size must be 1 or more, --max-change not negative")
     for role in roles(args):
-        if isinstance(load_user(args, role, Path()), Endpoint) and not (roles(args)[role][1] or api_key()):
+        user = load_user(args, role, Path())
+        if isinstance(user, Endpoint) and user.base_url == OPENAI_URL and not api_key():
             runs.fail("the simulator needs a key in OPENAI_API_KEY, or an endpoint of your own, --simulator-url")
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
     profiles = simulator.read_profiles(args.profiles)[: args.limit or None]
-    think_format = args.think_format
     if not args.model_url:
-        tokenizer, think_format = evaluation.load_tokenizer(args)
+        tokenizer = evaluation.load_tokenizer(args)
         first = [simulator.chat_messages(simulator.start(p, setting), args.ask_thinking) for p in profiles]
         longest = max(len(runs.or_fail(utils.encode_prompt, tokenizer, messages)) for messages in first)
         if longest + args.max_tokens > context(args):
             runs.fail(f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
                       f"{context(args)} tokens of {args.model}'s context")  # fmt: skip
-    if args.ask_thinking and think_format in ("auto", "plain"):
+    if args.ask_thinking and evaluation.think_format(args) == "plain":
         runs.fail("--ask-thinking needs --think-format think: with plain text the user would hear the thinking")
     return profiles
 

@@ -38,7 +38,7 @@ import runs  # isort: skip
 import numpy as np
 
 import evaluation
-from endpoint import Endpoint
+from endpoint import Endpoint, resolve_url
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Args:
     judge: str = "gpt-4.1-mini"
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
     concurrency: int = 32
@@ -77,8 +77,6 @@ class Args:
     max_invalid: float = 0.01
     """Share of unreadable replies in the comparison above which no win rate is given."""
     # run
-    preset: str = ""
-    """None so far."""
     seed: int = 0
     """Of the pairs drawn, of who is writer 1, and of the bootstrap."""
     out: str = ""
@@ -367,7 +365,7 @@ def load_traits(path: str) -> dict:
 def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
     """What must be equal for two results to be comparable, and a hash of it."""
     sha = lambda value: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-    out = {"judge": args.judge, "judge_url": args.judge_url, "judge_max_tokens": args.judge_max_tokens,
+    out = {"judge": args.judge, "judge_url": resolve_url(args.judge_url), "judge_max_tokens": args.judge_max_tokens,
            "template": sha(COMPARE), "traits": sha(traits), "prompts": sha([p["messages"] for p in pairs]),
            "baseline": sha([p["baseline"] for p in pairs])}  # fmt: skip
     return {**out, "hash": sha(out)}

@@ -38,6 +38,7 @@ import numpy as np
 
 import evaluation
 import utils
+from endpoint import resolve_url
 from evaluation import bootstrap, shorten
 
 
@@ -53,7 +54,8 @@ class Args:
     limit: int = 0
     """Only the first tasks of the file; 0: all."""
     think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
-    """auto: as the checkpoint's think_format.json says; a model without one is `plain`."""
+    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an answer with a
+    </think> ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation
@@ -72,7 +74,7 @@ class Args:
     judge: str = "data/toy_world.py:judge"
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here; file.py:function (program)."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
     template: str = ""
     """File with the judge's instructions; empty: our own wording."""
@@ -102,8 +104,6 @@ class Args:
     compare: tuple[str, ...] = ()
     """Run folders to set side by side."""
     # run
-    preset: str = ""
-    """None so far."""
     seed: int = 0
     out: str = ""
     """Run folder; empty: results/eval__<model>__s<seed>__<hash of the arguments>."""
@@ -112,7 +112,7 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print calls and cost, and stop before a model is loaded or asked."""
+    """Check arguments and data, print calls and cost at most, and stop before a model is loaded or asked."""
 
 
 # --- 1. from verdicts to scores
@@ -324,6 +324,11 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     used = ["mode", "judge", "judge_url", "protocol", "references", "orders", "length_margin", "judge_max_tokens"]
     out = {k: getattr(args, k) for k in (used if args.mode != "program" else ["mode", "judge"])}
     sha = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
+    if args.mode != "program":
+        out["judge_url"] = "" if args.judge.startswith("local:") else resolve_url(args.judge_url)
+    if args.mode == "reward":
+        out["reference_texts"] = sha(json.dumps([[t["references"][name] for name in args.references] for t in tasks]))
+        out["order_seed"] = args.seed if args.orders == "random" else None
     out["words"] = WORDS.get((args.mode, args.protocol), 0)
     out["template"] = sha(template)
     out["tasks"] = sha(json.dumps([[t["id"], t["messages"], t.get("checklist")] for t in tasks], sort_keys=True))
@@ -399,8 +404,8 @@ def rescore(args: Args) -> None:
 
 
 def compare(folders: tuple[str, ...]) -> None:
-    """Prints the headlines of several runs, and a warning when their fingerprints differ."""
-    prints = {}
+    """Prints the headlines of several runs; exits with 2 when their fingerprints differ."""
+    prints, lines = {}, []
     for folder in folders:
         path = Path(folder) / "summary.json"
         if not path.exists():
@@ -408,12 +413,13 @@ def compare(folders: tuple[str, ...]) -> None:
         summary = json.loads(path.read_text())
         prints[folder] = summary["fingerprint"]
         for temperature, numbers in summary["temperatures"].items():
-            print(f"{folder}  T={temperature}  {headline(numbers)}")
+            lines.append(f"{folder}  T={temperature}  {headline(numbers)}")
     first = next(iter(prints.values()))
     for folder, own in prints.items():
         if differ := [k for k in own.keys() | first.keys() if own.get(k) != first.get(k) and k != "hash"]:
-            print(f"WARNING: {folder} was not judged as {folders[0]} was, the numbers cannot be compared. Different: "
-                  f"{', '.join(sorted(differ))}")  # fmt: skip
+            runs.fail(f"{folder} was not judged as {folders[0]} was, the numbers cannot be compared. Different: "
+                      f"{', '.join(sorted(differ))}")  # fmt: skip
+    print(*lines, sep="\n")
 
 
 def headline_key(numbers: dict) -> str:
@@ -449,8 +455,14 @@ def main(args: Args) -> None:
             runs.fail(f"{args.tasks}: task {task['id']} has no reference {missing[0]!r}; it has {', '.join(has) or 'none'}")
     if not args.model_url:
         evaluation.load_tokenizer(args)
+    if args.reward_model:
+        runs.load_tokenizer(args.reward_model)
+        runs.or_fail(utils.RewardModel.check, args.reward_model, "", args.reward_on, evaluation.think_format(args))
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {args.mode} by {args.judge}; protocol {args.protocol}")
-    own = fingerprint(args, template, tasks)
+    own, by_id = fingerprint(args, template, tasks), {t["id"]: t for t in tasks}
+    if args.mode != "program":
+        longest = comparisons(args, tasks, dict.fromkeys(by_id, "word " * args.max_tokens))
+        evaluation.print_estimate(args, judge_requests(args, longest, by_id, template))
     if args.dry_run:
         return
     run = runs.start_run(args, "eval", args.model)
@@ -463,7 +475,7 @@ def main(args: Args) -> None:
         rows = evaluation.generate(args, tasks, temperature, run)
         if args.reward_model:
             good = [r for r in rows if r["status"] == "ok"]
-            reward_model = utils.RewardModel(args.reward_model, args.reward_on, evaluation.load_tokenizer(args)[1])
+            reward_model = utils.RewardModel(args.reward_model, args.reward_on, evaluation.think_format(args))
             for r, s in zip(good, reward_model.score([r["messages"] for r in good], [r["text"] for r in good])):
                 r["reward"] = s
         if args.mode == "program":
@@ -472,7 +484,7 @@ def main(args: Args) -> None:
         else:
             answers = {r["id"]: r["response"] if r["status"] == "ok" else "" for r in rows}
             verdicts = comparisons(args, tasks, answers)
-            judge_all(args, verdicts, {t["id"]: t for t in tasks}, template, run)
+            judge_all(args, verdicts, by_id, template, run)
             numbers = runs.or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed)
         key, (low, high) = headline_key(numbers), numbers["interval"]
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:

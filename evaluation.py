@@ -15,29 +15,48 @@ import utils
 from endpoint import Endpoint, Reply
 
 
+def think_format(args) -> str:
+    """That of the model: as --think-format says; auto: as its folder's think_format.json does, `plain` where there is none."""
+    stored = Path(args.model) / "think_format.json"
+    if args.think_format != "auto":
+        return args.think_format
+    return json.loads(stored.read_text())["think_format"] if not args.model_url and stored.exists() else "plain"
+
+
 def load_tokenizer(args):
-    """The model's tokenizer with its template, and its think format."""
-    tokenizer, stored = runs.load_tokenizer(args.model), Path(args.model) / "think_format.json"
-    think_format = args.think_format
-    if think_format == "auto":
-        think_format = json.loads(stored.read_text())["think_format"] if stored.exists() else "plain"
-    runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template)
-    return tokenizer, think_format
+    """The model's tokenizer with its template."""
+    tokenizer = runs.load_tokenizer(args.model)
+    runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format(args), args.chat_template)
+    return tokenizer
+
+
+def check_plain(args, text: str) -> None:
+    """Exits with 2 where an answer of the model holds thinking and nothing says so: it would be judged as a part of it."""
+    unsaid = args.think_format == "auto" and (args.model_url or not (Path(args.model) / "think_format.json").exists())
+    if unsaid and "</think>" in text:
+        runs.fail(f"an answer of {args.model} holds </think>, but nothing says that this model thinks, so its thinking would "
+                  "be judged; pass --think-format think, or plain if the whole text is meant")  # fmt: skip
+
+
+def endpoint_sampling(args, temperature: float) -> dict:
+    """Sampling parameters of a request to --model-url."""
+    sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
+    if think_format(args).startswith("zero"):  # only vLLM serves such a model
+        sampling |= {"stop": ["</response>"], "include_stop_str_in_output": True}
+    return sampling
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Generation rows of all tasks {id, messages[, sample]} at one temperature, thinking stripped; each is kept in
     generations.jsonl as it is done. `sample` is a number from 0 that tells several tasks of one prompt apart."""
-    path, tokenizer = run / "generations.jsonl", None
-    think_format = "plain" if args.think_format == "auto" else args.think_format  # behind an endpoint; else from the model
+    path, tokenizer = run / "generations.jsonl", None if args.model_url else load_tokenizer(args)
     stored = {r["id"]: r for r in runs.read_kept(path) if r["temperature"] == temperature}
-    if not args.model_url:
-        tokenizer, think_format = load_tokenizer(args)
-    stop = "</response>" if think_format.startswith("zero") else ""
+    stop = "</response>" if think_format(args).startswith("zero") else ""
     count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
 
     def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
-        p = utils.split_thinking(text, think_format, finished)
+        check_plain(args, text)
+        p = utils.split_thinking(text, think_format(args), finished)
         row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
                "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
                "n_thinking_tokens": count(p.thinking)}  # fmt: skip
@@ -46,9 +65,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
 
     if args.model_url:
         model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-        sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-        if stop:  # only vLLM serves such a model
-            sampling |= {"stop": [stop], "extra_body": {"include_stop_str_in_output": True}}
+        sampling = endpoint_sampling(args, temperature)
         requests = [{"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
                     for t in tasks]  # fmt: skip
         for task, reply in zip(tasks, model.ask(requests, name="generate")):
@@ -90,15 +107,26 @@ def shorten(text: str, words: int) -> str:
 def ask_judge(args, requests: list[dict], parse: Callable, run: Path) -> list[Reply]:
     """The replies of --judge, read by `parse` (ValueError: cannot be read, then asked again); all are kept in judge.jsonl."""
     if args.judge.startswith("local:"):
-        return ask_local(args.judge.removeprefix("local:"), requests, parse, run / "judge.jsonl")
+        path, rollout = args.judge.removeprefix("local:"), getattr(args, "rollout", "auto")
+        return ask_local(path, requests, parse, run / "judge.jsonl", rollout)
     judge = Endpoint(args.judge, run / "judge.jsonl", args.judge_url, args.concurrency, budget=args.budget, price=args.price)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
     return judge.ask(requests, parse)
 
 
-def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, attempts: int = 4) -> list[Reply]:
+def print_estimate(args, requests: list[dict]) -> None:
+    """What --judge would be asked, and what that costs at most."""
+    calls = {"calls": len(requests)}
+    if not args.judge.startswith("local:"):
+        store = Path(args.out or "results", "judge.jsonl")
+        calls = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price).estimate(requests)
+    print(f"judge (one temperature, answers as long as --max-tokens lets them be): {json.dumps(calls)}")
+
+
+def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rollout: str, attempts: int = 4) -> list[Reply]:
     """Replies of a judge that runs here. The first is greedy, those after an unreadable one are sampled."""
     tokenizer = runs.load_tokenizer(path)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
     if not tokenizer.chat_template:
         runs.fail(f"--judge local:{path} has no chat template; name an instruct model")
     prompts = [utils.encode_prompt(tokenizer, r["messages"]) for r in requests]
@@ -109,7 +137,7 @@ def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, att
         todo = [i for i, reply in enumerate(replies) if reply.error]
         if missing := [i for i in todo if (keys[i], attempt) not in stored]:
             texts = utils.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
-                                   requests[0]["max_tokens"], 1.0, runs.use_vllm("auto"), attempt)  # fmt: skip
+                                   requests[0]["max_tokens"], 1.0, runs.use_vllm(rollout), attempt)  # fmt: skip
             for n, text, _, _ in texts:
                 stored[keys[missing[n]], attempt] = text
                 runs.append_jsonl(store, [{"key": keys[missing[n]], "attempt": attempt, "text": text}])

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
 import rollout
+import utils
 
 
 def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
@@ -90,11 +91,12 @@ class PPOTrainer(rollout.RolloutTrainer):
     @torch.no_grad()
     def estimate_advantages(self, output: dict) -> torch.Tensor:
         mask, total = loss_mask(output), lambda sums: self.accelerator.reduce(sums, "sum")
+        known = mask * self.rewarded()
         values = self.values(output) * mask
         rewards = torch.zeros_like(values)
         scores = torch.tensor([row["reward"] for row in self._rows], device=values.device)
         rewards[torch.arange(len(rewards)), (mask * torch.arange(mask.size(1), device=mask.device)).argmax(1)] = scores
-        for weight, dense, _ in self._dense:
+        for weight, _, dense, _ in self._dense:
             rewards += weight * dense * mask
         if self.kl_in_reward:
             ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
@@ -105,9 +107,10 @@ class PPOTrainer(rollout.RolloutTrainer):
             log_ratio = (logps - output["ref_per_token_logps"]) * mask
             rewards -= self.kl_in_reward * log_ratio
             self._metrics["train"]["kl"].append((total(log_ratio.sum()) / total(mask.sum())).item())
-        advantages, returns = gae(rewards, values, mask, self.gamma, self.lam)
-        output |= {"values": values, "returns": returns, "advantages": whiten(advantages, mask, total)}
-        (mean, _), (_, unexplained), (_, spread) = (moments(x, mask, total) for x in (values, returns - values, returns))
+        advantages, returns = gae(rewards, values, known, self.gamma, self.lam)
+        returns = torch.where(known.bool(), returns, values)  # no error to learn from where there is no reward
+        output |= {"values": values, "returns": returns, "advantages": whiten(advantages, known, total)}
+        (mean, _), (_, unexplained), (_, spread) = (moments(x, known, total) for x in (values, returns - values, returns))
         self._metrics["train"]["value/mean"].append(mean.item())
         self._metrics["train"]["value/explained_variance"].append((1 - unexplained / spread.clamp(min=1e-8)).item())
         return (output["advantages"] * mask).sum(1) / mask.sum(1)
@@ -155,7 +158,7 @@ def critic_start(args, tokenizer) -> str:
 def load_critic(args, tokenizer):
     """A token classifier of one output; a head that the checkpoint does not have starts at zero. With LoRA, an adapter."""
     start = critic_start(args, tokenizer)
-    dtype = torch.bfloat16 if args.lora_r and torch.cuda.is_available() else torch.float32
+    dtype = utils.DTYPE if args.lora_r else "float32"
     config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
     critic, new = runs.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)

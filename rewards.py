@@ -394,6 +394,11 @@ def _ask(judge: Endpoint, prompt: str, cases: list[str | None], parse=str, texts
     return [reply if case is not None and not (reply := next(replies)).error else None for case in cases]
 
 
+def _silent(rows: list[dict], values: Values, needs: str = "response", worth: float = 0.0) -> Values:
+    """`worth` for an answer that is empty, which no judge was asked about: no way out of a low mark."""
+    return [v if r["response"].strip() or needs != "response" and not r.get(needs) else worth for r, v in zip(rows, values)]
+
+
 def _cases(rows: list[dict], needs: str = "response") -> list[str | None]:
     return [_case(r, answer=r["response"]) if r["response"].strip() and r.get(needs) else None for r in rows]
 
@@ -438,46 +443,52 @@ ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprob
 
 def factual(rows: list[dict], judge: Endpoint, incorrect: float = 0.0, not_attempted: float = 0.0, value: float = 1.0,
             no_eos: float | None = None) -> Values:  # fmt: skip
-    """`value` times 1 (says what `reference` says), `incorrect` or `not_attempted`, by a judge; SimpleQA's three verdicts."""
+    """`value` times 1 (says what `reference` says), `incorrect` or `not_attempted`, as is an empty response, by a judge;
+    SimpleQA's three verdicts."""
     worth = {"correct": 1.0, "incorrect": incorrect, "not_attempted": not_attempted}
     replies = _ask(judge, "factual", _cases(rows, "reference"), lambda text: _choice(_json(text), "verdict", tuple(worth)))
-    return _verified(rows, [r and worth[r.value] for r in replies], value, no_eos)
+    shares = _silent(rows, [r and worth[r.value] for r in replies], "reference", not_attempted)
+    return _verified(rows, shares, value, no_eos)
 
 
 def judge_mark(rows: list[dict], judge: Endpoint, expected: bool = False) -> Values:
-    """The judge's mark / 10, from 1 to 10 (Olmo 3, 2512.13961); it sees `reference` where the row has one.
+    """The judge's mark / 10, from 1 to 10 (Olmo 3, 2512.13961); it sees `reference` where the row has one. Empty: 0.
 
     `expected`: sum_x x p(x) / 9 over the digits 1 to 9, one token in every tokenizer (2603.12246); needs log-probabilities.
     """
     if not expected:
-        return [r and r.value / 10 for r in _ask(judge, "mark", _cases(rows), lambda text: _mark(_json(text)))]
+        replies = _ask(judge, "mark", _cases(rows), lambda text: _mark(_json(text)))
+        return _silent(rows, [r and r.value / 10 for r in replies])
     shares = [_token_shares(r, "1 2 3 4 5 6 7 8 9") for r in _ask(judge, "digit", _cases(rows), **ONE_TOKEN)]
-    return [p and sum(int(mark) * share for mark, share in p.items()) / 9 for p in shares]
+    return _silent(rows, [p and sum(int(mark) * share for mark, share in p.items()) / 9 for p in shares])
 
 
 def judge_yes(rows: list[dict], judge: Endpoint, question: str = QUESTION) -> Values:
-    """p(yes) / (p(yes) + p(no)) of the judge's first token, 0 to 1 (GenRM: Zhang et al., 2408.15240)."""
+    """p(yes) / (p(yes) + p(no)) of the judge's first token, 0 to 1 (GenRM: Zhang et al., 2408.15240). Empty: 0."""
     replies = _ask(judge, "yes", _cases(rows), texts=[{"question": question}] * len(rows), **ONE_TOKEN)
-    return [p and p["yes"] for p in (_token_shares(r, "yes no") for r in replies)]
+    return _silent(rows, [p and p["yes"] for p in (_token_shares(r, "yes no") for r in replies)])
 
 
 def pairwise(rows: list[dict], judge: Endpoint, group_size: int, opponents: int = 0, against: str = "group") -> Values:
     """Share of games won, 0 to 1, a tie half a win, each pair in both orders: 1/k sum_j (win_AB(i, j) + win_BA(i, j)) / 2.
 
     `against` group: the next k = `opponents` answers of the row's group, in a circle (0: all G-1, 2603.12246); `reference`:
-    the row's own (2602.01511). None: no answer, nobody to play, or a verdict is missing.
+    the row's own (2602.01511). An empty answer loses to any other, without a call. None: nobody to play, or no verdict.
     """
-    cases, owners = [], []
+    cases, owners, games = [], [], [[] for _ in rows]
     for n, row in enumerate(rows):
         group, place = _groups(rows, group_size)[n // group_size], n % group_size
-        others = [r["response"] for r in group[place + 1 :] + group[:place] if r["response"].strip()]
+        others = [r["response"] for r in group[place + 1 :] + group[:place]]
         others = others[: opponents or None] if against == "group" else [row["reference"]] if row.get("reference") else []
         alone = {"messages": row["messages"]}  # without the reference
-        for other in others if row["response"].strip() else ():
+        for other in others:
+            says, they = bool(row["response"].strip()), bool(other.strip())
+            if not (says and they):
+                games[n] += [0.5 * (1 + says - they)] * 2
+                continue
             cases += [_case(alone, answer_a=a, answer_b=b) for a, b in ((row["response"], other), (other, row["response"]))]
             owners += [(n, "a"), (n, "b")]
     replies = _ask(judge, "pair", cases, lambda text: _choice(_json(text), "better", ("a", "b", "tie")))
-    games = [[] for _ in rows]
     for (n, side), reply in zip(owners, replies):
         games[n].append(reply and (0.5 if reply.value == "tie" else float(reply.value == side)))
     return [sum(won) / len(won) if won and None not in won else None for won in games]
@@ -497,6 +508,7 @@ def _criteria(row: dict) -> list[tuple[str, float, bool]]:
 
 def rubric(rows: list[dict], judge: Endpoint, implicit: bool = False, saturation: float = 0.0, cap: float = 1.0) -> Values:
     """sum_j w_j c_j / sum_j w_j, c_j in {0, 1}: the judge says yes or no to each criterion, all in one call (RaR, 2507.17746).
+    An empty response meets none.
 
     `implicit`: the judge's mark / 10 with the rubric in view (RaR). A criterion with "veto" that is not met makes the reward
     0. Then, as Rubicon (2508.12790) asks for but gives no formula: s <- min(s, cap) / cap, and tanh(a s) / tanh(a) with
@@ -522,7 +534,7 @@ def rubric(rows: list[dict], judge: Endpoint, implicit: bool = False, saturation
             share = None
         share = share and min(share, cap) / cap
         values.append(share and (tanh(saturation * share) / tanh(saturation) if saturation else share))
-    return values
+    return _silent(rows, values, "rubric")
 
 
 def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
@@ -693,11 +705,13 @@ def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows:
     In this order: weights: sum of w * v, every part standardised first in its `group` or the whole `batch` if `normalise` says
     so (GDPO, 2601.05242). veto: where the part is 0 or below, a positive sum becomes 0. soft: added as it is. gate: where the
     part is below 1, the total is `margin` below the lowest of the group's rows that pass all gates (0 if none does), as
-    rollout.floor_bad, whatever else the row has or lacks. A part whose field (FIELDS) the prompt lacks does not apply: it
-    adds 0 and stops nothing. Total None: a part that applies has no value, or none with a weight applies.
+    rollout.floor_bad, whatever else the row has or lacks. A part whose field (FIELDS; of cosine: those of all verifiers) the
+    prompt lacks does not apply: it adds 0 and stops nothing. Total None: a part that applies has no value, or none with a
+    weight applies.
     """
     places = range(len(rows))
-    applies = {n: [n not in FIELDS or row.get(FIELDS[n]) is not None for row in rows] for n, _ in spec}
+    asked = lambda n: [FIELDS[n]] if n in FIELDS else [FIELDS[v] for v in parts if v in FIELDS] if n == "cosine" else []
+    applies = {n: [not asked(n) or any(row.get(field) is not None for field in asked(n)) for row in rows] for n, _ in spec}
     contributions, sums, order = {}, [0.0] * len(rows), {"veto": 1, "soft": 2, "gate": 3}
     for name, rule in sorted(spec, key=lambda item: order.get(item[1], 0)):
         for row, v in zip(rows, parts[name]):
@@ -761,14 +775,15 @@ def load(args, run: Path | None = None):
 
     def compose(rows: list[dict], group_size: int) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
         rows, parts = [tasks[row["id"]] | row for row in rows], {}
-        for name, _ in spec:
+        for name, _ in sorted(spec, key=lambda part: part[0] == "cosine"):  # last, as it asks what is right
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
                 continue
-            options = context | {"group_size": group_size, "correct": next((parts[n] for n in FIELDS if n in parts), None)}
-            function = globals()[name]
+            verdicts = zip(*(parts[n] for n in FIELDS if n in parts)) if FIELDS.keys() & parts.keys() else [()] * len(rows)
+            correct = [next((v for v in values if v is not None), None) for values in verdicts]
+            options, function = context | {"group_size": group_size, "correct": correct}, globals()[name]
             parts[name] = function(rows, **{o: options[o] for o in inspect.signature(function).parameters if o in options})
-        totals, contributions = combine(parts, spec, rows, group_size, args.normalise)
+        totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)
         if k:
             advantages = pass_at_k(totals, group_size, k)
             contributions["pass_at_k"] = [None if a is None else a - t for a, t in zip(advantages, totals)]

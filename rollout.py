@@ -39,7 +39,7 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
     """Rewards (P*G,) with every NaN (a completion in bad format) set `margin` below the lowest finite one of its group.
 
-    Groups are `group_size` neighbours. A group without any finite reward gets -margin throughout: no advantage.
+    Groups are `group_size` neighbours. In a group without any finite reward (inf: not known yet) it is -margin.
     """
     grouped = rewards.view(-1, group_size)
     lowest = torch.where(grouped.isnan(), math.inf, grouped).min(dim=1, keepdim=True).values
@@ -48,8 +48,8 @@ def floor_bad(rewards: torch.Tensor, group_size: int, margin: float) -> torch.Te
 
 
 def fill_missing(rewards: torch.Tensor, missing: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Rewards (P*G,) with those that are `missing` (P*G, bool) set to the mean of the others in their group, NaN left out; 0
-    where no other is there."""
+    """Rewards (P*G,) with those that are `missing` (P*G, bool) set to the mean of the others in their group, floors included:
+    their advantage is zero. 0 where no other is there."""
     others = torch.where(missing, math.nan, rewards).view(-1, group_size)
     return torch.where(missing, others.nanmean(1).nan_to_num(0.0).repeat_interleave(group_size), rewards)
 
@@ -134,6 +134,7 @@ class RolloutTrainer(GRPOTrainer):
         self._colocated = self.use_vllm and self.vllm_mode == "colocate"
         if self._colocated:
             self._observe(self.vllm_generation.llm.llm_engine)
+            torch.manual_seed(self.args.seed * 1_000_003 + self.accelerator.process_index)  # the engine has set its own
         updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
         split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"),
                                   gather=self.accelerator.gather)  # fmt: skip
@@ -288,7 +289,8 @@ class RolloutTrainer(GRPOTrainer):
     def _preferences(self, messages: list[list[dict]], read: dict[int, tuple]) -> dict[int, float]:
         """The preference of what was `read`, by its place among the `messages`, without those in bad format that get a floor:
         they are not worth a forward of the reward model."""
-        texts = {i: "[NULL]" if parts.status != "ok" and self.on_bad_format == "null" else text
+        null = self.on_bad_format == "null"
+        texts = {i: "[NULL]" if null and utils.RESPONSE_AFTER[self.think_format] not in text else text
                  for i, (text, parts, _) in read.items() if parts.status == "ok" or self.on_bad_format != "floor"}  # fmt: skip
         scores = self.reward_model.score([messages[i] for i in texts], list(texts.values()))
         faults.beat()
@@ -347,7 +349,7 @@ class RolloutTrainer(GRPOTrainer):
         local = [row["rewards"]["preference"] for row in rows]
         if self.compose:
             everyone = gather_object(rows)
-            composed = [self.compose(everyone, self.num_generations) if self.accelerator.is_main_process else None]
+            composed = [self.compose(everyone, group_size) if self.accelerator.is_main_process else None]
             totals, parts, contributions, self._indicators = broadcast_object_list(composed)[0]
             local = totals[first : first + len(rows)]
             own = lambda columns, i: {name: values[first + i] for name, values in columns.items()}
@@ -355,9 +357,9 @@ class RolloutTrainer(GRPOTrainer):
                     for i, row in enumerate(rows)]  # fmt: skip
         floored = [row["status"] != "ok" and self.on_bad_format == "floor" for row in rows]
         missing = [value is None and not floor for value, floor in zip(local, floored)]
-        values = [math.nan if floor else 0.0 if value is None else value for value, floor in zip(local, floored)]
+        values = [math.nan if floor else math.inf if value is None else value for value, floor in zip(local, floored)]
         gather = lambda items: self.accelerator.gather(torch.tensor(items, device=self.accelerator.device))
-        rewards = floor_bad(fill_missing(gather(values), gather(missing), group_size), group_size, self.format_margin)
+        rewards = fill_missing(floor_bad(gather(values), group_size, self.format_margin), gather(missing), group_size)
         own = rewards[first : first + len(rows)].tolist()
         return [{**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)], rewards
 
@@ -441,10 +443,16 @@ class RolloutTrainer(GRPOTrainer):
         metrics["reward/truncated"].append(cut / max(1, scored))
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
 
-    def token_rewards(self, output: dict) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
-        """[(weight, dense rewards (B, T), where they stand (B, T, bool))] of each part; logs a row's sums."""
-        parts = [(name, weight, *source(self, self._rows, output)) for name, weight, source in self.dense_rewards]
-        for name, _, values, _ in parts:
+    def rewarded(self) -> torch.Tensor:
+        """Which of this process's completions have a reward (B, 1), bool: from the others nothing is learned."""
+        return torch.tensor([[not row["missing"]] for row in self._rows], device=self.accelerator.device)
+
+    def token_rewards(self, output: dict) -> list[tuple[float, bool, torch.Tensor, torch.Tensor]]:
+        """[(weight, whether a group scales them, dense rewards (B, T), where they stand (B, T, bool))] of each part; logs a
+        row's sums."""
+        parts = [(name, weight, source.scaled, *source(self, self._rows, output))
+                 for name, weight, source in self.dense_rewards]  # fmt: skip
+        for name, _, _, values, _ in parts:
             for row, total in zip(self._rows, values.sum(1).tolist()):
                 row["rewards"][name] = total
         return [part[1:] for part in parts]
@@ -453,10 +461,12 @@ class RolloutTrainer(GRPOTrainer):
         """What is logged as a completion's advantage (B,), of several tokens their mean. GRPO's of the outcome are in `output`
         already; those of dense rewards come on top, token by token. ppo.py puts its own there."""
         mask, first = output["completion_mask"], self.accelerator.process_index * len(self._rows)
-        for weight, *part in self._dense:
+        for weight, scaled, values, events in self._dense:
             width = self.accelerator.gather(torch.tensor([mask.size(1)], device=self.accelerator.device)).max()
+            part = values, events & self.rewarded()
             values, events = (self.accelerator.gather(F.pad(x, (0, width - x.size(1)))) for x in part)
-            advantages = dense.token_advantages(values, events, self.num_generations, self.scale_rewards != "none")
+            scaled = scaled and self.scale_rewards != "none"
+            advantages = dense.token_advantages(values, events, self.num_generations, scaled)
             advantages = weight * advantages[first : first + len(self._rows), : mask.size(1)]
             output["advantages"] = (output["advantages"].view(len(mask), -1) + advantages) * mask
         return output["advantages"].sum(1) / mask.sum(1) if self._dense else output["advantages"]
@@ -582,7 +592,7 @@ def patch_vllm() -> None:
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     on_gpu = torch.cuda.is_available()
     vllm_generation.VLLMGeneration._iter_named_params = merged_params
-    vllm_generation.LLM = functools.partial(_LLM, dtype="bfloat16" if on_gpu else "float32", enforce_eager=not on_gpu,
+    vllm_generation.LLM = functools.partial(_LLM, dtype=utils.DTYPE, enforce_eager=not on_gpu,
                                             generation_config="vllm")  # fmt: skip
     if on_gpu:
         return

@@ -63,7 +63,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     with 2."""
     words = [w for arg in sys.argv[1:] for w in arg.split("=", 1)]
     name = words[words.index("--preset") + 1] if "--preset" in words[:-1] else ""
-    if name and name not in presets:
+    if name and presets and name not in presets:
         fail(f"unknown preset {name!r}; known: {', '.join(presets)}")
     values = presets.get(name, {})
     if "--as-released" in words:
@@ -335,7 +335,7 @@ def start_run(args, script: str, model: str) -> Path:
     same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes")}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
-    name = f"{script}__{(args.preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
+    name = f"{script}__{(getattr(args, "preset", "") or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
         goes_on = (run / "config.json").exists() and args.resume

@@ -201,8 +201,8 @@ def chat_messages(dialogue: dict, ask_thinking: bool = False, keep_thinking: boo
 def say(dialogue: dict, setting: dict, text: str, think_format: str, finished: bool = True) -> None:
     """Adds the tested model's turn, `text` as it was generated; the user hears it without the thinking."""
     parts = utils.split_thinking(text, think_format, finished)
-    before = {"think": "</think>", "plain": ""}.get(think_format, "<response>")
-    dialogue["history"].append({"role": "assistant", "content": parts.response if before in text else text.strip(),
+    said = parts.response if utils.RESPONSE_AFTER[think_format] in text else text.strip()
+    dialogue["history"].append({"role": "assistant", "content": said,
                                 "text": text, "thinking": parts.thinking, "status": parts.status})  # fmt: skip
     if parts.status != "ok" and setting["bad_format"] == "end":
         dialogue["ended"] = "bad_format"

@@ -265,7 +265,7 @@ def own_gpu():
 
 def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, folder: Path, tokenizer, think_format: str):
     """Completion rows of a round, on every process: sampled from `model`, scored, with their token ids."""
-    device, on_gpu = str(PartialState().device), torch.cuda.is_available()
+    device = str(PartialState().device)
     by_key = {f"{p['id']}#{k}": p["prompt"] for p in prompts for k in range(args.samples_per_prompt)}
 
     def sample(keys: list[str], done):
@@ -285,7 +285,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
     def score(keys: list[str], done):
         reward_model = runs.or_fail(
             utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template,
-            args.reward_max_length, args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
+            args.reward_max_length, args.reward_tokens_per_batch, device,
         )  # fmt: skip
         gold = runs.load_gold(args.gold, device, folder)
         for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
@@ -324,7 +324,7 @@ class TokenDPOTrainer(DPOTrainer):
 
 def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to: Path, tokenizer, think_format: str) -> int:
     """DPO on token ids {prompt_ids, chosen_ids, rejected_ids} from `model`, the reference, to `save_to`; returns the steps."""
-    on_gpu, on_disk = torch.cuda.is_available(), folder / "pairs"
+    on_disk = folder / "pairs"
     runs.skip_prompt_logits()
     length = lambda p: len(p["prompt_ids"]) + max(len(p["chosen_ids"]), len(p["rejected_ids"]))
     pairs = sorted(pairs, key=length)  # the reference reads them in this order
@@ -332,7 +332,7 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         Dataset.from_list(pairs).save_to_disk(on_disk)
     PartialState().wait_for_everyone()
     torch.manual_seed(args.seed)
-    dtype = torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+    dtype = utils.DTYPE if args.lora_r else "float32"
     policy, _ = runs.load_weights(AutoModelForCausalLM, model, dtype=dtype)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",

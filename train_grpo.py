@@ -78,7 +78,7 @@ class Args:
     rewards: tuple[str, ...] = ("preference:1",)
     """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
     normalise: Literal["none", "group", "batch"] = "none"
-    """Every part with a weight is standardised first: within its group, or within the step."""
+    """Every part with a weight is standardised first: within its group (GDPO: with --scale-rewards batch), or the step."""
     overlong_buffer: int = 0
     """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
     judge: str = ""
@@ -103,7 +103,7 @@ class Args:
     """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """A malformed, empty or truncated completion gets the lowest reward of its group less `format_margin` (floor), the
-    reward of the literal text [NULL] (the paper's strict mode), or that of the text as it is (its default)."""
+    reward of the literal text [NULL] where what opens a response is missing (the paper's strict mode), or that of the text."""
     format_margin: float = 1.0
     """In units of the reward model."""
     gold: str = ""
@@ -126,7 +126,7 @@ class Args:
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
     epsilon_high: float | None = None
-    """Upper clip range; None: as epsilon. 0.28 is DAPO's clip-higher."""
+    """Upper clip range; None: as epsilon; 5 with cispo, where it is the largest weight. 0.28 is DAPO's clip-higher."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo"] = "dapo"
     """TRL's names. dapo averages over all tokens of the step, the paper's token mean; grpo over sequences first; dr_grpo
     divides by the length limit."""
@@ -207,9 +207,10 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "rlvr/tulu3.1": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False, "prompts_per_step": 48,
                      "group_size": 16, "updates_per_rollout": 2, "beta": 0.01, "learning_rate": 5e-7,
                      "max_prompt_tokens": 2048, "max_completion_tokens": 2048, "steps": 600},  # its card; one pass
-    "rlvr/dapo": {**VERIFIED, "rewards": ("math:1", "overlong:soft"), "overlong_buffer": 4096, "max_completion_tokens": 20480,
+    "rlvr/dapo": {**VERIFIED, "rewards": ("math:2", "overlong:soft"), "overlong_buffer": 4096, "max_completion_tokens": 20480,
                   "prompts_per_step": 512, "group_size": 16, "updates_per_rollout": 16, "beta": 0.0, "epsilon_high": 0.28,
-                  "dynamic_sampling": 10},  # 2503.14476; there of a 32B model, data of its own
+                  "dynamic_sampling": 10},  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, and
+    # its data are its own, its model has 32B
     "rlvr/instructions": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
                           "rewards": ("instructions:1",)},  # the start of IFBench's runs, 2507.02833
     "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
@@ -226,7 +227,8 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "unsupervised/intuitor": {**VERIFIED, "model": "Qwen/Qwen2.5-3B", "think": False, "rewards": ("self_certainty:1",),
                               "group_size": 7},  # 2505.19590
     "dense/prime": {**VERIFIED, "model": "PRIME-RL/Eurus-2-7B-SFT", "think": False, "rewards": ("math:1", "prime:1"),
-                    "group_size": 4},  # 2502.01456
+                    "group_size": 4, "prompts_per_step": 256, "learning_rate": 5e-7,
+                    "scale_rewards": "none"},  # 2502.01456, without its filter of prompts by their accuracy
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 16, "micro_batch_size": 32, "beta": 0.04, "learning_rate": 3e-4,
@@ -290,14 +292,14 @@ def main(args: Args) -> None:
     device = str(state.device)
     reward_model = runs.or_fail(
         utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
-        args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
+        args.reward_tokens_per_batch, device,
     ) if runs.has_preference(args) else None  # fmt: skip
     gold = runs.load_gold(args.gold, device, run)
     torch.manual_seed(args.seed)
     policy, _ = runs.load_weights(
-        AutoModelForCausalLM, args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.eos_token_id
+    policy.generation_config.eos_token_id = tokenizer.stop_ids
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
     # --- 3. rollouts, rewards, updates
@@ -315,7 +317,7 @@ def main(args: Args) -> None:
         top_p=args.top_p,
         top_k=0,
         repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id], "stop": ["</response>"] if args.zero else None,
+        generation_kwargs={"stop_token_ids": tokenizer.stop_ids, "stop": ["</response>"] if args.zero else None,
                            "include_stop_str_in_output": True} if use_vllm else None,  # fmt: skip
         use_vllm=use_vllm,
         vllm_mode="server" if args.vllm_server_url else "colocate",
@@ -327,7 +329,7 @@ def main(args: Args) -> None:
         beta=args.beta,
         use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
         epsilon=args.epsilon,
-        epsilon_high=args.epsilon_high,
+        epsilon_high=5.0 if args.loss_type == "cispo" and args.epsilon_high is None else args.epsilon_high,
         loss_type=args.loss_type,
         importance_sampling_level=args.ratio_level,
         scale_rewards=args.scale_rewards,

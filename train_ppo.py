@@ -100,7 +100,7 @@ class Args:
     """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """A malformed, empty or truncated completion gets the lowest reward of the step less `format_margin` (floor), the
-    reward of the literal text [NULL] (the paper's strict mode), or that of the text as it is (its default)."""
+    reward of the literal text [NULL] where what opens a response is missing (the paper's strict mode), or that of the text."""
     format_margin: float = 1.0
     """In units of the reward model."""
     gold: str = ""
@@ -253,14 +253,14 @@ def main(args: Args) -> None:
     device = str(state.device)
     reward_model = runs.or_fail(
         utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
-        args.reward_tokens_per_batch, device, "bfloat16" if on_gpu else "float32",
+        args.reward_tokens_per_batch, device,
     ) if runs.has_preference(args) else None  # fmt: skip
     gold = runs.load_gold(args.gold, device, run)
     torch.manual_seed(args.seed)
     policy, _ = runs.load_weights(
-        AutoModelForCausalLM, args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.eos_token_id
+    policy.generation_config.eos_token_id = tokenizer.stop_ids
     critic = ppo.load_critic(args, tokenizer)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
@@ -278,7 +278,7 @@ def main(args: Args) -> None:
         top_p=1.0,
         top_k=0,
         repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id], "stop": ["</response>"] if args.zero else None,
+        generation_kwargs={"stop_token_ids": tokenizer.stop_ids, "stop": ["</response>"] if args.zero else None,
                            "include_stop_str_in_output": True} if use_vllm else None,  # fmt: skip
         use_vllm=use_vllm,
         vllm_mode="server" if args.vllm_server_url else "colocate",

@@ -169,7 +169,7 @@ def main(args: Args) -> None:
     runs.save_model(trainer, run / "model", None)
     summary = {"n_pairs": len(train), "dropped": len(dropped)}
     if state.is_main_process:
-        scorer = utils.RewardModel(str(run / "model"), device=str(state.device), dtype="bfloat16" if on_gpu else "float32")
+        scorer = utils.RewardModel(str(run / "model"), device=str(state.device))
         scores = scorer.score_ids([p[side] for p in held for side in ("chosen_ids", "rejected_ids")])
         margins = [c - r for c, r in zip(scores[::2], scores[1::2])]
         summary["held_out"] = calibration(margins)

@@ -158,7 +158,7 @@ class Conversations:
         metrics["dialogue/success"].append(sum((row["emotion"] or 0) >= 100 for row in rows) / len(rows))
         return output
 
-    def token_rewards(self, output: dict) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
+    def token_rewards(self, output: dict) -> list[tuple[float, bool, torch.Tensor, torch.Tensor]]:
         """On the last token of each reply the change of the emotion / 100. The changes of a talk add up to its reward less its
         start, also where a reply in bad format ends it with nothing."""
         if not self.turn_weight:
@@ -172,7 +172,7 @@ class Conversations:
             levels = [e / 100 for e in emotions[1 : len(places)]]
             changes = [b - a for a, b in pairwise([emotions[0] / 100, *levels, row["reward"]])]
             values[n, places], events[n, places] = torch.tensor(changes, device=values.device), True
-        return [(self.turn_weight, values, events)]
+        return [(self.turn_weight, True, values, events)]
 
     def converse(self, prompts: list[list[dict]]) -> dict:
         """Token ids of prompts and conversations, 1 for the policy's tokens and 0 for the user's, the sampler's logprobs."""
@@ -194,7 +194,8 @@ class Conversations:
             simulator.reply([self._talks[i] for i in live], self.setting, self.user)
             for i in live:
                 if not self._talks[i]["ended"]:
-                    turn = turn_ids(tokenizer, self._talks[i]["history"][-1]["content"], bodies[i][-1] in ends)
+                    after_end = bodies[i][-1] == tokenizer.eos_token_id
+                    turn = turn_ids(tokenizer, self._talks[i]["history"][-1]["content"], after_end)
                     if len(heads[i] + bodies[i] + turn) + self.max_completion_length > self.max_tokens:
                         self._talks[i]["ended"] = "too_long"
                         continue
@@ -295,9 +296,9 @@ def main(args: Args) -> None:
     # --- 2. models
     torch.manual_seed(args.seed)
     policy, _ = runs.load_weights(
-        AutoModelForCausalLM, args.model, dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32
+        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.eos_token_id
+    policy.generation_config.eos_token_id = tokenizer.stop_ids
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer_class, config_class, own, critic = GRPOConversations, GRPOConfig, {"num_generations": group}, {}
     if args.algorithm == "ppo":
@@ -319,7 +320,7 @@ def main(args: Args) -> None:
         top_p=1.0,
         top_k=0,
         repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id]} if use_vllm else None,
+        generation_kwargs={"stop_token_ids": tokenizer.stop_ids} if use_vllm else None,
         use_vllm=use_vllm,
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=args.vllm_memory,

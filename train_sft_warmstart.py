@@ -163,14 +163,13 @@ def main(args: Args) -> None:
     runs.write_dropped(run, dropped)
 
     # --- 2. model
-    on_gpu = torch.cuda.is_available()
     quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                       bnb_4bit_compute_dtype=torch.bfloat16) if args.load_in_4bit else None  # fmt: skip
     torch.manual_seed(args.seed)
     model, _ = runs.load_weights(
         AutoModelForCausalLM,
         args.model,
-        dtype=torch.bfloat16 if args.lora_r and on_gpu else torch.float32,  # full training keeps float32 master weights
+        dtype=utils.DTYPE if args.lora_r else "float32",  # full training keeps float32 master weights
         quantization_config=quantization,
         attn_implementation="flash_attention_2" if args.packing and is_flash_attn_2_available() else "sdpa",
     )

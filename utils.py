@@ -13,6 +13,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import faults
 
+SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
+DEVICE, DTYPE = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")  # of one that is not trained
+
 # --- 1. the think format
 
 THINK_FORMATS = {
@@ -22,7 +25,7 @@ THINK_FORMATS = {
     "zero_plain": "<response> y </response>",
 }
 TAGS = ("<think>", "</think>", "<response>", "</response>")
-SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
+RESPONSE_AFTER = {"think": "</think>", "plain": "", "zero_think": "<response>", "zero_plain": "<response>"}
 
 
 class ThinkParts(NamedTuple):
@@ -48,11 +51,11 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
     if think_format not in THINK_FORMATS:
         raise ValueError(f"think_format {think_format!r} is unknown; use one of {', '.join(THINK_FORMATS)}")
     tags = [tag for tag in TAGS if tag in THINK_FORMATS[think_format]]
-    body, closed, before = text, "", "</think>"
+    body, before = text, RESPONSE_AFTER[think_format]
     if think_format.startswith("zero"):  # whatever follows is ignored (evaluation code of the paper)
         body, closed, _ = text.partition("</response>")
-        text, finished, before = body + closed, finished or bool(closed), "<response>"
-    response = "" if tags and before not in body else (body.rpartition(before)[2] if tags else body).strip()
+        text, finished = body + closed, finished or bool(closed)
+    response = (body.rpartition(before)[2] if before in body else "").strip() if before else body.strip()
     rest, thinking, status = text.strip(), "", "ok"
     for opening, closing in zip(tags[::2], tags[1::2]):
         if not rest.startswith(opening):
@@ -129,19 +132,17 @@ def _keeps_thinking(tokenizer: Tokenizer) -> bool:
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
-    """Gives a policy's tokenizer its chat template, end of turn (`eos_token`) and a pad token distinct from it; adds none.
+    """Gives a policy's tokenizer its chat template, end of turn (`eos_token`), a pad token distinct from it, and `stop_ids`:
+    that end and the one it had, which base models write. Adds no token.
 
     `chat_template`: a key of CHAT_TEMPLATES, a path, or `auto`: the Zero template for Zero formats; else the tokenizer's own
     if it keeps thinking verbatim; else ours for its family, ValueError if there is none. Returns one line about what was done.
     """
     vocab, control = tokenizer.get_vocab(), control_tokens(tokenizer)
-    if chat_template != "auto":
-        name = chat_template
-    elif think_format.startswith("zero"):
-        name = think_format
-    elif tokenizer.chat_template and _keeps_thinking(tokenizer):
+    name = chat_template if chat_template != "auto" else think_format if think_format.startswith("zero") else ""
+    if not name and tokenizer.chat_template and _keeps_thinking(tokenizer):
         name = "its own"
-    else:
+    elif not name:
         marks = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
         name = next((family for family, mark in marks.items() if mark in vocab), "plain")
         if name == "plain" and tokenizer.chat_template:
@@ -149,12 +150,11 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
                              f"that does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}")  # fmt: skip
     if name != "its own":
         tokenizer.chat_template = CHAT_TEMPLATES.get(name) or Path(name).read_text()
-    # the end of turn: the first special token that the template writes after the assistant's words
     after = tokenizer(_render(tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False)["input_ids"]
-    end = next((i for i in after if i in control), None)
+    end = next((i for i in after if i in control), None)  # what the template writes after the assistant's words
     if end is None:
-        raise ValueError("the chat template writes no special token after the assistant's turn, so a model could not learn "
-                         "to stop; pass --chat-template FILE with one that does")  # fmt: skip
+        raise ValueError("the chat template ends the assistant's turn by no special token; pass --chat-template FILE")
+    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id} - {None})
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     if tokenizer.pad_token_id in (None, end):  # a spare token, else the last special one, else the last: padding is masked
         spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
@@ -187,7 +187,7 @@ class RewardModel:
     """
 
     def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
-                 max_length: int = 0, tokens_per_batch: int = 0, device: str = "cpu", dtype: str = "float32"):  # fmt: skip
+                 max_length: int = 0, tokens_per_batch: int = 0, device: str = DEVICE, dtype: str = DTYPE):  # fmt: skip
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
         model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
         if bad := sorted(info["missing_keys"]) or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
@@ -203,8 +203,7 @@ class RewardModel:
     def check(path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain") -> Tokenizer:
         """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
         tokenizer, config = (auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig))
-        if chat_template:
-            tokenizer.chat_template = Path(chat_template).read_text()
+        tokenizer.chat_template = Path(chat_template).read_text() if chat_template else tokenizer.chat_template
         if not tokenizer.chat_template:
             raise ValueError(f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)")
         if reward_on == "think+response" and "think" in think_format and _THOUGHT not in _render(tokenizer, _THOUGHT):
@@ -261,17 +260,17 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
     No sampling parameter is taken from the model's folder; temperature 0 is greedy. Completions end at the tokenizer's end of
     turn or at `stop`; without it at `max_tokens`, and `finished` is False. Leaving out those in `done` changes no other.
     """
-    device, dtype = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
-    eos, seeds, bar = tokenizer.eos_token_id, seed * 1_000_003, tqdm(total=len(prompts), desc="generate", unit="completion")
-    text = lambda row: tokenizer.decode(row[:-1] if row[-1:] == [eos] else row)
-    ended = lambda row: row[-1:] == [eos] or (bool(stop) and stop in tokenizer.decode(row))
+    ends = getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])  # a judge's tokenizer is as its folder has it
+    seeds, bar = seed * 1_000_003, tqdm(total=len(prompts), desc="generate", unit="completion")
+    text = lambda row: tokenizer.decode(row[:-1] if row[-1] in ends else row)
+    ended = lambda row: bool(row) and (row[-1] in ends or bool(stop) and stop in tokenizer.decode(row))
     if use_vllm:
         from vllm import LLM, SamplingParams
-        engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=dtype, enforce_eager=device == "cpu",
+        engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=DTYPE, enforce_eager=DEVICE == "cpu",
                      max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory).llm_engine
         for i in sorted(set(range(len(prompts))) - done):  # a seed each: equal prompts must not get equal completions
             params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i,
-                                    ignore_eos=True, stop_token_ids=[eos], stop=stop or None, include_stop_str_in_output=True)
+                                    ignore_eos=True, stop_token_ids=ends, stop=stop or None, include_stop_str_in_output=True)
             engine.add_request(str(i), {"prompt_token_ids": prompts[i]}, params)
         while engine.has_unfinished_requests():
             faults.beat()
@@ -280,18 +279,19 @@ def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, tempera
                 ids = list(out.outputs[0].token_ids)
                 yield int(out.request_id), text(ids), out.outputs[0].finish_reason == "stop", ids
     else:
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **SAFE).to(device).eval()
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPE, **SAFE).to(DEVICE).eval()
         policy.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())
         sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else {"do_sample": False}
-        policy.generation_config = GenerationConfig(**sampling, max_new_tokens=max_tokens, eos_token_id=eos, pad_token_id=eos)
+        sampling |= {"max_new_tokens": max_tokens, "eos_token_id": ends, "pad_token_id": ends[0]}
+        policy.generation_config = GenerationConfig(**sampling)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         for rows in (b for b in batches if not done >= set(b)):
             torch.manual_seed(seeds + rows[0])
             batch = tokenizer.pad({"input_ids": [prompts[r] for r in rows]}, padding_side="left", return_tensors="pt")
-            width = batch["input_ids"].size(1)
-            at_stop = lambda ids, *_, w=width, **__: ids.new_tensor([ended(r) for r in ids[:, w:][:, -16:].tolist()]).bool()
-            outs = policy.generate(**batch.to(device), stopping_criteria=[at_stop] if stop else None)[:, width:]
+            w = batch["input_ids"].size(1)
+            at_stop = lambda ids, *_, w=w, **__: ids.new_tensor([ended(r) for r in ids[:, w:][:, -16:].tolist()]).bool()
+            outs = policy.generate(**batch.to(DEVICE), stopping_criteria=[at_stop] if stop else None)[:, w:]
             for r, row in zip(rows, outs.tolist()):
                 bar.update()
                 ids = row[: bisect_left(range(len(row)), True, key=lambda n, row=row: ended(row[:n]))]  # no padding

@@ -278,7 +278,7 @@ def test_each_reply_earns_the_change_that_it_made():
     own = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0]])
     output = {"completion_ids": own, "tool_mask": own, "completion_mask": torch.tensor([[1] * 8 + [0], [1] * 3 + [0] * 6])}
     talks = type("Talks", (), {"turn_weight": 2.0, "setting": {"start": 40}, "_rows": rows})
-    ((weight, values, events),) = train_rlver.Conversations.token_rewards(talks, output)
+    ((weight, _, values, events),) = train_rlver.Conversations.token_rewards(talks, output)
     assert events.nonzero().tolist() == [[0, 1], [0, 3], [0, 7], [1, 2]]
     assert weight == 2.0 and values[events].tolist() == pytest.approx([0.2, -0.12, 0.2, -0.4])
 

@@ -16,10 +16,12 @@ from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import endpoint
+import evaluation
 from endpoint import Endpoint
 
 # --- the server
@@ -597,3 +599,30 @@ def test_one_process_at_a_time(serve, client, exits, tmp_path):
 if __name__ == "__main__":  # the command that is killed and repeated
     judge = Endpoint("m", sys.argv[1], sys.argv[2], timeout=TIMEOUT, backoff=0.005, retries=4)
     print(json.dumps([r.value for r in judge.ask(ask_for(*TASKS), verdict)]))
+
+
+# --- a tested model behind an endpoint
+
+
+def answer(server, tmp_path, **flags):
+    """Generation rows of one task by the evaluation scripts' own function."""
+    tmp_path.mkdir(exist_ok=True)
+    args = SimpleNamespace(**{"model": "m", "model_url": server.url, "think_format": "auto", "top_p": 1.0, "max_tokens": 9,
+                              "concurrency": 1, **flags})  # fmt: skip
+    return evaluation.generate(args, [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}], 0.0, tmp_path)
+
+
+def test_a_zero_model_is_asked_to_stop_at_its_closing_tag_and_to_keep_it(serve, tmp_path):
+    server = serve(lambda text, n: "<think> z </think> <response> y </response>")
+    row = answer(server, tmp_path, think_format="zero_think")[0]
+    assert (row["thinking"], row["response"], row["status"]) == ("z", "y", "ok")
+    request = server.requests[0][0]  # vLLM reads both at the top of the body, nowhere else
+    assert request["stop"] == ["</response>"] and request["include_stop_str_in_output"] is True
+
+
+def test_thinking_that_nothing_announces_is_not_judged_as_a_part_of_the_answer(serve, tmp_path, exits):
+    server = serve(lambda text, n: "<think> z </think> y")
+    assert "--think-format think" in exits(answer, server, tmp_path / "a")
+    assert answer(server, tmp_path / "b", think_format="plain")[0]["response"] == "<think> z </think> y"
+    assert answer(server, tmp_path / "c", think_format="think")[0]["response"] == "y"
+    assert "stop" not in server.requests[-1][0]

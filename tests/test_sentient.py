@@ -541,13 +541,13 @@ def test_toy_model_from_end_to_end_and_from_any_line(tmp_path):
 
 def test_a_zero_model_ends_at_its_closing_tag(tmp_path):
     args = toy_args(tmp_path, think_format="zero_think", chat_template="auto", max_tokens=120)
-    generate, think_format = sentient.load_model(args, tmp_path)
+    generate = sentient.load_model(args, tmp_path)
     dialogues = [sim.start(p, sim.SAGE) for p in toy_users.profiles(8, 0, "test")]
     outs = generate([sim.chat_messages(d) for d in dialogues], list(range(8)))
     closed = [text for text, finished, _ in outs if finished and "</response>" in text]
     assert len(closed) >= 3 and all(text.endswith("</response>") for text in closed)
     for d, (text, finished, _) in zip(dialogues, outs):
-        sim.say(d, sim.SAGE, text, think_format, finished)
+        sim.say(d, sim.SAGE, text, "zero_think", finished)
         if d["history"][-1]["status"] == "ok":
             assert d["history"][-1]["content"] and "<" not in d["history"][-1]["content"]
 

@@ -401,7 +401,7 @@ def test_a_chat_template_that_is_asked_for_is_used(load, tmp_path, think_format)
 
 def test_a_template_without_end_of_turn_is_refused(load, tmp_path):
     (tmp_path / "endless").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    with pytest.raises(ValueError, match="could not learn to stop; pass --chat-template"):
+    with pytest.raises(ValueError, match="by no special token; pass --chat-template"):
         prepare_tokenizer(load("llama_base"), "think", str(tmp_path / "endless"))
 
 

@@ -306,7 +306,7 @@ def test_compare_warns_when_the_judge_differs(tasks, tmp_path):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
     done = run("--compare", tmp_path / "a", tmp_path / "c")
-    assert "WARNING" in done.stdout and "judge" in done.stdout.partition("Different:")[2]
+    assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
 
 def test_a_local_judge_needs_no_key(tasks, tmp_path):
