@@ -15,6 +15,7 @@ teacher, reward model). It is also the preset of its training run and, with the 
 Iterated RL needs nothing of this: `train_grpo.py --model results/<run>/model` goes on from any run.
 """
 
+import importlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import pandas as pd
 import tyro
+from scipy import stats
 
 import runs
 
@@ -56,7 +58,7 @@ class Args:
     # how
     seeds: tuple[int, ...] = (0,)
     as_released: bool = False
-    """Presets with the values of the paper's released code where they differ."""
+    """Presets with the values of the paper's released code where there is such a value."""
     results: Path = Path("results")
     """Folder of the run folders and runs.csv; the toy rows are in toy/ of it."""
     judge_url: str = ""
@@ -197,15 +199,17 @@ def add_row(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     m = NAME.fullmatch(name)
     folder, hub, think = f"{name}-s{seed}", BASES[m["base"]][0], "think" in name or "rlmt" in name
     model, after = str(args.results / folder / "model"), [folder]
-    common = ["--seed", str(seed), *["--as-released"] * args.as_released, "--out", str(args.results / folder), "--resume"]
+    common = ["--seed", str(seed), "--out", str(args.results / folder), "--resume"]
     if m["kind"] in ("released", "prompted-think", "prompted-plain"):
         model, after = hub, []
     elif m["kind"].startswith("sft"):
         preset = preset_of("train_sft_warmstart.py", name)
-        stages[folder] = ([], f"{ACCELERATE} train_sft_warmstart.py --preset {preset}".split() + common)
+        released = released_of(args, "train_sft_warmstart.py", preset)
+        stages[folder] = ([], f"{ACCELERATE} train_sft_warmstart.py --preset {preset}".split() + released + common)
     else:
         script = f"train_{(m['algorithm'] or '-grpo')[1:]}.py"
-        command, waits = f"{ACCELERATE} {script} --preset {preset_of(script, name)}".split(), []
+        preset = preset_of(script, name)
+        command, waits = f"{ACCELERATE} {script} --preset {preset}".split() + released_of(args, script, preset), []
         if not m["zero"] and m["base"] != "openthinker2-7b":
             teacher = m["variant"] if m["variant"] == "-gpt4.1mini" else ""
             start = f"{m['base']}-sft-{'think' if think else 'plain'}{teacher}"
@@ -230,6 +234,12 @@ def preset_of(script: str, name: str) -> str:
     """The preset whose last part is the row's name, read from the script's text: importing it would take seconds."""
     found = re.search(rf'"(table\d+/{re.escape(name)})":', (HERE / script).read_text())
     return found[1] if found else runs.fail(f"{script} has no preset for {name}")
+
+
+def released_of(args: Args, script: str, preset: str) -> list[str]:
+    """--as-released, if it was asked for and something was released for this preset: else the preset is as it is."""
+    known = args.as_released and preset in importlib.import_module(script.removesuffix(".py")).RELEASED
+    return ["--as-released"] * known
 
 
 TOY_DATA = {"small-budgets": "--budgets 11 14", "large-budgets": "--budgets 17 20", "careful": "--slips 0.5"}
@@ -282,7 +292,8 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
 
 
 SUMS = {  # --rewards of the rows on sums, and what belongs to them
-    "": "math:1", "format": "math:1 format:0.2", "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate",
+    "": "math:1", "format": "math:1 format:0.2 --on-bad-format score",
+    "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate --on-bad-format score",
     "majority": "majority:1", "certainty": "self_certainty:1",
     "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",
     "prime": "math:1 prime:0.3 --prime-learning-rate 1e-4",
@@ -383,7 +394,9 @@ def cost(name: str, command: list[str], as_released: bool) -> str:
         return ""
     n = BASES[NAME.match(name)["base"]][2]
     gib = {"policy": 16 * n / 8}  # float32 weights, gradients and two moments, sharded
-    if script != "train_sft_warmstart.py":
+    if script == "train_dpo.py":  # one after the other
+        gib = {"sampling": 0.85 * 80 * 2**30, "scoring": 2 * 8.03e9, "training": 16 * n / 8}
+    elif script != "train_sft_warmstart.py":
         gib |= {"reward model": 2 * 8.03e9, "vLLM": 0.3 * 80 * 2**30}
     if script in ("train_grpo.py", "train_ppo.py"):
         gib |= {"reference": 4 * n / 8}
@@ -425,11 +438,15 @@ def measured(folder: Path) -> pd.DataFrame:
 
 
 def ours(part: pd.DataFrame, times: float) -> dict:
-    """Mean over seeds; interval of one seed's tasks, or 1.96 standard errors over seeds."""
+    """Mean over seeds; 95 % interval of one seed's tasks, or over seeds by Student's t. Exits with 2 for seeds that were not
+    judged alike."""
     if part.empty:
         return {"ours": None, "low": None, "high": None, "seeds": 0}
+    if part["fingerprint"].nunique() > 1:
+        runs.fail(f"{', '.join(part['run'])} were not judged alike (fingerprint in runs.csv), so they have no mean")
     mean, n = part["value"].mean(), len(part)
-    low, high = part[["low", "high"]].iloc[0] if n == 1 else (mean - s * 1.96 * part["value"].sem() for s in (1, -1))
+    half = stats.t.ppf(0.975, n - 1) * part["value"].sem() if n > 1 else 0.0
+    low, high = part[["low", "high"]].iloc[0] if n == 1 else (mean - half, mean + half)
     return {"ours": times * mean, "low": times * low, "high": times * high, "seeds": n}
 
 
@@ -595,6 +612,8 @@ def main(args: Args) -> None:
             for row in rows_of(table):
                 print(f"table {table:4} {row:45}", *(f"s{s}: {status(args, f'{row}-s{s}')}" for s in args.seeds))
         return
+    if bool(args.gold) != bool(args.gold_prompts):
+        runs.fail("--gold and --gold-prompts belong together: what measures, and the prompts that it measures on")
     if not args.table:
         runs.fail("nothing to do: --list, --tables, --traces RUN, or --table with --dry-run, --run or --sweep")
     rows = rows_of(args.table)

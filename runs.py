@@ -335,7 +335,8 @@ def start_run(args, script: str, model: str) -> Path:
     same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes")}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
-    name = f"{script}__{(getattr(args, "preset", "") or folder.name).replace('/', '-')}__s{args.seed}__{key}"
+    preset = getattr(args, "preset", "")  # an evaluation has none
+    name = f"{script}__{(preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
         goes_on = (run / "config.json").exists() and args.resume

@@ -11,6 +11,7 @@ and their weighted gap, ECE). Writes results/<run>/: config.json, command.txt, e
 summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
 """
 
+import json
 import random
 from dataclasses import dataclass
 from datetime import timedelta
@@ -124,12 +125,16 @@ def main(args: Args) -> None:
     rows = runs.read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
     tokenizer = runs.load_tokenizer(args.model)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template))
-    kept, dropped = build_pairs(rows, tokenizer, args.reward_on, args.max_length)
-    random.Random(args.seed).shuffle(kept)
-    n_held = max(2, int(args.held_out * len(kept)))
-    held, train = kept[:n_held], kept[n_held:]
+    prompts = sorted({json.dumps(row["messages"]) for row in rows})
+    random.Random(args.seed).shuffle(prompts)
+    unseen = set(prompts[: max(2, int(args.held_out * len(prompts)))])  # several pairs may share a prompt
+    sides = [[row for row in rows if (json.dumps(row["messages"]) in unseen) == side] for side in (True, False)]
+    (held, dropped), (train, others) = (build_pairs(side, tokenizer, args.reward_on, args.max_length) for side in sides)
+    dropped += others
     state.print(f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; "
                 f"{args.batch_size} a step = {args.micro_batch_size} x {accumulation} x {world} processes")
+    if not held:
+        runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
     if len(train) < args.batch_size:
         runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
     if args.dry_run:
