@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import numpy as np
 import torch
 import tyro
 from peft import LoraConfig
@@ -309,7 +310,8 @@ class Turns(TrainerCallback):
         if self.precomputed is None:
             self.precomputed = self.clock.seconds["reference"]  # before training: DPO's
         self.conn.recv()
-        torch.manual_seed(self.seed + state.global_step)  # vLLM in this process samples from torch's generator
+        torch.manual_seed(self.seed + state.global_step)  # vLLM in this process samples from torch's generator, on a GPU by
+        np.random.seed(self.seed + state.global_step)  # seeds from NumPy's
         self.counts.clear()
         self.clock.mark()
         self.clock.seconds.clear()

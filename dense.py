@@ -72,6 +72,7 @@ class ProcessReward:
             return
         self.tokenizer = runs.load_tokenizer(source)
         self.model = runs.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0].to(device).eval()
+        self.model.config.use_cache = False
 
     @staticmethod
     def check(source: str) -> None:

@@ -125,7 +125,7 @@ class PPOTrainer(rollout.RolloutTrainer):
         tokens = inputs["num_items_in_batch"] / self.accelerator.num_processes  # of the rollout, a process's share
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation  # of it, in this optimizer step
         last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if last else self.accelerator.no_sync(self.critic):
+        with contextlib.nullcontext() if last or runs.shards() > 1 else self.accelerator.no_sync(self.critic):
             loss, clipped = value_loss(self.values(inputs), inputs["values"], inputs["returns"], self.value_clip)
             self.accelerator.backward((loss * mask).sum() / (tokens * share))
         if last:

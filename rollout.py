@@ -18,6 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
@@ -128,13 +129,16 @@ class RolloutTrainer(GRPOTrainer):
         if kwargs["args"].use_vllm:
             patch_vllm()
         super().__init__(*args, reward_funcs=[preference], **kwargs)
-        self._pool, self._stream = ThreadPoolExecutor(1), torch.cuda.Stream() if torch.cuda.is_available() else None
+        on_gpu = torch.cuda.is_available()
+        self._pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if on_gpu else None,
+                                        initargs=(self.accelerator.device,) if on_gpu else ())  # fmt: skip
+        self._stream = torch.cuda.Stream() if on_gpu else None
         self._asked, self._first, self._waiting, self._early = [], 0, {}, []
         self.ahead, self._coming, self._pending, self._ready = ahead, [], None, None
         self._colocated = self.use_vllm and self.vllm_mode == "colocate"
         if self._colocated:
             self._observe(self.vllm_generation.llm.llm_engine)
-            torch.manual_seed(self.args.seed * 1_000_003 + self.accelerator.process_index)  # the engine has set its own
+            self._seed(self.args.seed * 1_000_003 + self.accelerator.process_index)  # the engine has set its own
         updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
         split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"),
                                   gather=self.accelerator.gather)  # fmt: skip
@@ -225,22 +229,17 @@ class RolloutTrainer(GRPOTrainer):
         self.vllm_generation.max_completion_length = 8
         self._generate_single_turn(prompts[:4], None, {}, 1)  # with the trainer's weights? Later they are no longer these
         self.vllm_generation.max_completion_length = most
-        if self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream())  # for the weights
-        self._pending = self._beside(self._sample, prompts)
+        self._pending = self._pool.submit(self._sample, prompts)  # in the stream in which vLLM was warmed up: it keeps to that
 
     def _sample(self, prompts: list[list[int]]) -> tuple[list, list]:
         _, ids, logprobs, _ = self.vllm_generation.generate(prompts, None, 1)
         return ids, [[chosen[0] for chosen in row] for row in logprobs]
 
-    def _beside(self, function, *args) -> Future:
-        """Runs it in this trainer's second thread, on a GPU in a stream of its own."""
-
-        def call():
-            with torch.cuda.stream(self._stream):
-                return function(*args)
-
-        return self._pool.submit(call)
+    @staticmethod
+    def _seed(seed: int) -> None:
+        """Of what sampling draws from: torch's generator, and NumPy's, which vLLM on a GPU takes the requests' seeds from."""
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
 
     def _shuffle(self, batch: dict) -> dict:
         """A rollout's rows in random order: TRL's shuffle, less the generator that vLLM draws from, perhaps at this moment."""
@@ -260,7 +259,8 @@ class RolloutTrainer(GRPOTrainer):
         step = engine.step
 
         def score(messages, completions):
-            return self._preferences(messages, dict(zip(completions, self._read(list(completions.values())))))
+            with torch.cuda.stream(self._stream):
+                return self._preferences(messages, dict(zip(completions, self._read(list(completions.values())))))
 
         def observed():
             faults.beat()
@@ -269,7 +269,7 @@ class RolloutTrainer(GRPOTrainer):
                 for out in outputs:
                     self._waiting[int(out.request_id) - self._first] = list(out.outputs[0].token_ids)
                 if sum(map(len, self._waiting.values())) >= self.reward_model.tokens_per_batch:
-                    self._early.append(self._beside(score, self._asked, self._waiting))
+                    self._early.append(self._pool.submit(score, self._asked, self._waiting))
                     self._waiting = {}
             return outputs
 
@@ -329,11 +329,13 @@ class RolloutTrainer(GRPOTrainer):
         temperature of the rollout."""
         out, device = [], self.accelerator.device
         for m, ids in zip(messages, completion_ids):
-            whole = torch.tensor([utils.encode_prompt(self.processing_class, m) + ids], device=device)
-            logits = self.model(whole, attention_mask=torch.ones_like(whole)).logits[0, -len(ids) - 1 : -1]
-            logps = (logits.float() / self.temperature).log_softmax(-1)
-            out.append({"mean_entropy": -(logps.exp() * logps).sum(-1).mean().item(),
-                        "mean_kl_uniform": (-math.log(logps.size(-1)) - logps.mean(-1)).mean().item()})  # fmt: skip
+            whole, sums = torch.tensor([utils.encode_prompt(self.processing_class, m) + ids], device=device), 0.0
+            logits = self.model(whole, attention_mask=torch.ones_like(whole), logits_to_keep=len(ids) + 1).logits[0, :-1]
+            for part in logits.split(512):  # 0.3 GB each in float32 for a vocabulary of 152,000
+                logps = (part.float() / self.temperature).log_softmax(-1)
+                sums += torch.stack([-(logps.exp() * logps).sum(), -logps.mean(-1).sum()])
+            entropy, cross = (sums / len(ids)).tolist()
+            out.append({"mean_entropy": entropy, "mean_kl_uniform": cross - math.log(logits.size(-1))})
         return out
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
@@ -527,9 +529,11 @@ class RolloutTrainer(GRPOTrainer):
         gaps = list(metrics.get("sampling/logprob_gap", ()))
         self.model.eval()
         with torch.random.fork_rng():
-            torch.manual_seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
+            before = np.random.get_state()
+            self._seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
             for start in range(0, n, chunk // world):
                 completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
+            np.random.set_state(before)
         self.model.train()
         metrics.pop("sampling/logprob_gap", None)  # the next step logs its own
         metrics |= {"sampling/logprob_gap": gaps} if gaps else {}
@@ -561,21 +565,27 @@ def preference(**_):
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 
 
+runs.shard_reference(grpo_trainer)
 _trl_split = grpo_trainer.split_tensor_dict
 _LLM = getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
 _trl_params = vllm_generation.VLLMGeneration._iter_named_params
 
 
 def merged_params(self):
-    """In place of VLLMGeneration._iter_named_params: (name, weight) with LoRA merged into a copy of each weight. TRL merges
-    into the weights themselves and subtracts it again, and in bfloat16 others are left: 42 % of them after 120 steps."""
-    if not is_peft_model(self.model) or self._dist.is_fsdp or self._dist.is_zero3:
+    """In place of VLLMGeneration._iter_named_params: (name, weight) with LoRA merged into a copy of each weight, which FSDP2
+    gathers. TRL merges into the weights themselves and subtracts it again, and in bfloat16 others are left: 42 % of them after
+    120 steps."""
+    if not is_peft_model(self.model) or self._dist.is_zero3 or (self._dist.is_fsdp and self._dist.fsdp_version == 1):
         return (yield from _trl_params(self))
+    whole = lambda x: (x.full_tensor() if hasattr(x, "full_tensor") else x).float()
     for name, weight in self.model.named_parameters():
         if self.model.prefix not in name:
+            dtype, weight = weight.dtype, whole(weight)
             if name.endswith(".base_layer.weight"):
-                delta = self.model.get_submodule(name.removesuffix(".base_layer.weight")).get_delta_weight("default")
-                weight = (weight.float() + delta.float()).to(weight.dtype)
+                layer = self.model.get_submodule(name.removesuffix(".base_layer.weight"))
+                delta = whole(layer.lora_B["default"].weight) @ whole(layer.lora_A["default"].weight)
+                weight = weight + layer.scaling["default"] * (delta.T if layer.fan_in_fan_out else delta)
+            weight = weight.to(dtype)
             yield self._fix_param_name_to_vllm(name.removeprefix("base_model.model.").replace(".base_layer", "")), weight.data
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -23,14 +25,17 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
+if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith(("train_", "bench")):
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU; TRL refuses to see more
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks for an optional kernel at every start
 
 import jinja2
 import pandas as pd
 import torch
 import tyro
-from accelerate import PartialState
+from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import broadcast_object_list
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -134,6 +139,17 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     if not rows:
         fail(f"{path}: no rows")
     return rows
+
+
+def processes() -> PartialState:
+    """The first call of a training script: this process among those that accelerate launched, which wait for each other for
+    hours, not NCCL's ten minutes: a checkpoint of 128 GB takes its time, and what hangs is ended by `faults`."""
+    if not torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        driver = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        if driver and not driver.returncode and "GPU 0" in driver.stdout:
+            fail(f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
+                 f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU")  # fmt: skip
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=6))
 
 
 def use_vllm(rollout: str) -> bool:
@@ -289,7 +305,12 @@ def vllm_gib(path: str, share: float) -> float:
 
 
 def memory_line(parts: dict[str, float]) -> str:
-    place = "GPU" if torch.cuda.is_available() else "process"
+    """For the screen; exits with 2 when the parts alone do not fit on a GPU."""
+    place, needed = "GPU" if torch.cuda.is_available() else "process", sum(parts.values())
+    if place == "GPU" and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
+        fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ("
+             + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
+             + "): use more GPUs, --lora-r, a smaller --vllm-memory, or --vllm-sleep")  # fmt: skip
     return f"GiB a {place}, without activations: " + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
 
 
@@ -576,7 +597,34 @@ def common_config(args, run: Path, updates: int = 1) -> dict:
         "save_strategy": "steps", "save_steps": args.save_steps * updates, "logging_steps": updates,
         "save_total_limit": None, "report_to": [], "disable_tqdm": True,  # RunLogger deletes, when the new one is whole
         "logging_nan_inf_filter": False,  # else a loss that is NaN is logged as the mean of those before
+        # under FSDP gradients of micro-batches are added up in shards; else each GPU would hold all of them
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": shards() > 1}},
     }  # fmt: skip
+
+
+_set_mixed_precision = FullyShardedDataParallelPlugin.set_mixed_precision
+
+
+def _set_precision(plugin, *args, **kwargs) -> None:
+    _set_mixed_precision(plugin, *args, **kwargs)
+    if plugin.fsdp_version == 2:
+        plugin.mixed_precision_policy = dataclasses.replace(
+            plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
+        )
+
+
+# accelerate has bfloat16 for both: the sum of 1,500 logprobs, as DPO takes it, is then off by a nat
+FullyShardedDataParallelPlugin.set_mixed_precision = _set_precision
+
+
+def shard_reference(trainer_module) -> None:
+    """For TRL's module of a trainer: its reference model is loaded in each process, not spread over all GPUs by device_map
+    auto, and sharded layer by layer as accelerate does; TRL makes it one unit, which a forward would gather whole."""
+    load, prepare = trainer_module.create_model_from_path, trainer_module.prepare_fsdp
+    trainer_module.create_model_from_path = functools.partial(load, device_map=None)
+    trainer_module.prepare_fsdp = lambda model, accelerator: (
+        fsdp2_prepare_model(accelerator, model).eval() if accelerator.is_fsdp2 else prepare(model, accelerator)
+    )
 
 
 def explain(error: Exception, trainer, run: Path, batches) -> None:
@@ -703,6 +751,6 @@ class RunLogger(TrainerCallback):
         if state.is_world_process_zero and self.think_format:
             (folder / "think_format.json").write_text(json.dumps({"think_format": self.think_format}))
         PartialState().wait_for_everyone()  # every rank has written its part
-        if not state.is_world_process_zero:
-            return
-        faults.seal(folder)
+        if state.is_world_process_zero:
+            faults.seal(folder)
+        PartialState().wait_for_everyone()  # nobody waits for the first one with less patience than it has

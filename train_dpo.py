@@ -32,7 +32,6 @@ import random
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +42,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import DPOConfig, DPOTrainer
+from trl.trainer import dpo_trainer
 
 import faults
 import utils
@@ -272,6 +272,8 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
         ids = [utils.encode_prompt(tokenizer, by_key[key]) for key in keys]
         seed = (args.seed * 1000 + number) * 1000 + PartialState().process_index
         stop, use_vllm = "</response>" if args.zero else "", runs.use_vllm(args.rollout)
+        gc.collect()
+        torch.cuda.empty_cache()  # of the round before: vLLM is another process
         with own_gpu() if use_vllm else contextlib.nullcontext():
             for i, text, finished, out in utils.generate(
                 model, ids, tokenizer, args.temperature, args.max_completion_tokens, 1.0, use_vllm, seed,
@@ -315,6 +317,9 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
 # --- training
 
 
+runs.shard_reference(dpo_trainer)
+
+
 class TokenDPOTrainer(DPOTrainer):
     """trl.DPOTrainer on token ids as they are: prompt_ids, chosen_ids, rejected_ids."""
 
@@ -345,7 +350,8 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
             per_device_train_batch_size=args.micro_batch_size,
             gradient_accumulation_steps=args.batch_size // (args.micro_batch_size * PartialState().num_processes),
             beta=args.beta,
-            precompute_ref_log_probs=True,  # once, before training, kept beside the pairs: no reference stays in memory
+            # once, before training, kept beside the pairs; LoRA's reference is the policy, which FSDP shards only later
+            precompute_ref_log_probs=not (args.lora_r and runs.shards() > 1),
             max_length=None,
             learning_rate=args.learning_rate,
             lr_scheduler_type="cosine",
@@ -384,7 +390,7 @@ def summarise(rows: list[dict], pairs: list[dict], skipped: Counter) -> dict:
 
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=6))  # processes wait for the slowest one
+    state = runs.processes()
     if args.batch_size % (args.micro_batch_size * state.num_processes):
         runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
                   f"{state.num_processes} processes")  # fmt: skip
@@ -459,7 +465,6 @@ def main(args: Args) -> None:
             pairs = [{"prompt_ids": utils.encode_prompt(tokenizer, p["chosen"]["messages"]), "chosen_ids": p["chosen"]["ids"],
                       "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
-        gc.collect()  # the trainer, so that the next round's sampler finds the memory free
         if held_out:
             runs.cut_log(run / "held_out.jsonl", run / f"round-{number - 1}")
             (folder / "held-out").mkdir(exist_ok=True)

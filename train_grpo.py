@@ -26,7 +26,6 @@ from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -245,7 +244,7 @@ for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm")
 
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = runs.processes()
     world = state.num_processes
     if args.group_size < 2:
         runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")

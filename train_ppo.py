@@ -26,7 +26,6 @@ from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -206,7 +205,7 @@ RELEASED = dict.fromkeys(
 
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = runs.processes()
     world = state.num_processes
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")

@@ -14,12 +14,10 @@ summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassifi
 import json
 import random
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
@@ -112,8 +110,7 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
 
 
 def main(args: Args) -> None:
-    on_gpu = torch.cuda.is_available()
-    state = PartialState(cpu=not on_gpu, timeout=timedelta(hours=6))  # the first process scores the held-out pairs alone
+    state = runs.processes()
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:

@@ -23,7 +23,6 @@ from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
@@ -256,7 +255,7 @@ def check_turns(tokenizer, prompt: list[dict]) -> None:
 
 
 def main(args: Args) -> None:
-    think_format, state = "think" if args.think else "plain", PartialState(cpu=not torch.cuda.is_available())
+    think_format, state = "think" if args.think else "plain", runs.processes()
     group, world, on_gpu = args.group_size if args.algorithm == "grpo" else 1, state.num_processes, torch.cuda.is_available()
     accumulation, rest = divmod(args.prompts_per_step * group, args.micro_batch_size * world)
     if rest:

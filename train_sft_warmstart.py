@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -132,7 +131,7 @@ def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) 
 
 def main(args: Args) -> None:
     think_format = "think" if args.think else "plain"
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = runs.processes()
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:

@@ -192,7 +192,7 @@ class RewardModel:
         model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
         if bad := sorted(info["missing_keys"]) or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
             raise ValueError(f"reward model {path} has no weights for {bad[0]}" + " (not finite)" * (not info["missing_keys"]))
-        self.model = model.to(device).eval()
+        self.model, model.config.use_cache = model.to(device).eval(), False
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
             self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
         self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9

@@ -238,6 +238,22 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(tmp_path):
     assert trainer.state.log_history[-2]["kl"] != 0 and trainer.beta == 0.5
 
 
+def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(tmp_path):
+    """Every second one's judge fails: no advantage there, a return that is the value, and the others' statistics alone."""
+    class Fails(Watched):
+        def _total(self, rows):
+            rows = [row | {"status": "ok", "rewards": row["rewards"] | {"preference": None if i % 2 else float(i)}} for i, row in enumerate(rows)]
+            return super()._total(rows)
+
+    trainer = ppo_trainer(tmp_path, Fails, micro=64, accumulation=1, steps=1)
+    trainer.train()
+    out, mask = trainer.output, ppo.loss_mask(trainer.output).bool()
+    lost = mask & (torch.arange(len(mask)) % 2 == 1)[:, None]
+    assert not out["advantages"][lost].any() and torch.equal(out["returns"][lost], out["values"][lost])
+    kept = out["advantages"][mask & ~lost]
+    assert kept.mean().item() == pytest.approx(0, abs=1e-4) and kept.var().item() == pytest.approx(1, abs=1e-3)
+
+
 def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a head of zeros, or from the reward model with its head; another vocabulary is refused."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")

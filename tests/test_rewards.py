@@ -548,7 +548,7 @@ def test_mark(judge):
                "l": "[" * 5000, "m": '{"mark": "7/10"}', "n": "[7]", "o": '{"score": 7}', "p": '{"mark": null}', "q": '{"mark": 1}'}  # fmt: skip
     client = judge(lambda text: replies[answer_in(text)])
     values = rewards.judge_mark([row(name) for name in replies] + [row("  ")], client)
-    assert values == [0.7, 0.85, 1.0] + [None] * 13 + [0.1, None]
+    assert values == [0.7, 0.85, 1.0] + [None] * 13 + [0.1, 0.0]  # the last, empty, is worth less than any mark
     assert client.server.calls.most_common()[-1][1] == 1 and "Q?" in client.server.requests[0][0]["messages"][0]["content"]
 
 
@@ -568,7 +568,7 @@ BAD_TOKENS = [tokens(maybe=0.9, yes=0.05), tokens(yes=0.49), (200, {"choices": [
 def test_yes_and_expected_mark(judge):
     client = judge(lambda text: {"a": tokens(Yes=0.6, **{" yes": 0.1, "no": 0.1, "Sure": 0.2}), "b": tokens(no=1.0)}.get(answer_in(text)) or BAD_TOKENS[int(answer_in(text))])
     names = ["a", "b", *map(str, range(len(BAD_TOKENS))), ""]
-    assert rewards.judge_yes([row(n) for n in names], client) == near([0.875, 0.0] + [None] * (len(BAD_TOKENS) + 1))
+    assert rewards.judge_yes([row(n) for n in names], client) == near([0.875, 0.0] + [None] * len(BAD_TOKENS) + [0.0])
     request = client.server.requests[0][0]
     assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 20)
     assert "Is it short?" in judge_prompts(judge, lambda c: rewards.judge_yes([row("x")], c, "Is it short?"))[0]
@@ -595,8 +595,8 @@ def test_factual(judge):
     verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "maybe", "e": "correct, incorrect", "f": None}
     client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
     rows = [row(name, reference="R") for name in verdicts] + [row("a"), row("", reference="R"), row("b", "truncated", reference="R")]
-    assert rewards.factual(rows, client) == [1, 0, 0, None, None, None, None, None, 0]
-    assert rewards.factual(rows, client, incorrect=-1.0, not_attempted=0.2, value=10.0, no_eos=-3.0) == near([10, -10, 2, *[None] * 5, -3])
+    assert rewards.factual(rows, client) == [1, 0, 0, None, None, None, None, 0, 0]
+    assert rewards.factual(rows, client, incorrect=-1.0, not_attempted=0.2, value=10.0, no_eos=-3.0) == near([10, -10, 2, *[None] * 4, 2, -3])
 
 
 def better(text):
@@ -615,9 +615,9 @@ def test_pairwise(judge):
     # against the next one in the circle: 4-1, 1-3, 3-2, 2-4
     assert rewards.pairwise([row(t) for t in "4132"], client, 4, opponents=1) == [1.0, 0.0, 1.0, 0.0]
     assert rewards.pairwise([row("5"), row("1"), row("7"), row("8")], client, 2) == [1.0, 0.0, 0.0, 1.0]  # groups are apart
-    assert rewards.pairwise([row("5"), row(""), row("7")], client, 3) == [0.0, None, 1.0]
+    assert rewards.pairwise([row("5"), row(""), row("7")], client, 3) == [0.5, 0.0, 1.0]
     assert rewards.pairwise([row("5"), row("broken"), row("7")], client, 3) == [None, None, None]
-    assert rewards.pairwise([row("5"), row(" ")], client, 2) == [None, None]
+    assert rewards.pairwise([row("5"), row(" ")], client, 2) == [1.0, 0.0] and rewards.pairwise([row("")] * 2, client, 2) == [0.5, 0.5]
     rows = [row("5", reference="4"), row("3", reference="4"), row("4", reference="4"), row("1")]
     assert rewards.pairwise(rows, client, 2, against="reference") == [1.0, 0.0, 0.5, None]
     with pytest.raises(ValueError, match="3 rows are no whole number of groups of 2"):
@@ -632,7 +632,7 @@ def test_rubric(judge):
                "d": '{"1": "yes", "2": "perhaps", "3": "no"}', "e": "all met", "f": '{"1": "no", "2": "no", "3": "yes"}', "g": '["yes", "yes", "yes"]'}  # fmt: skip
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name, rubric=RUBRIC) for name in replies] + [row("a"), row("", rubric=RUBRIC)]
-    assert rewards.rubric(rows, client) == near([0.65, 0.0, None, None, None, 0.15, None, None, None])
+    assert rewards.rubric(rows, client) == near([0.65, 0.0, None, None, None, 0.15, None, None, 0.0])
     assert rewards.rubric(rows[:1], client, saturation=2.0) == near([math.tanh(1.3) / math.tanh(2)])
     assert rewards.rubric([rows[0], rows[5]], client, cap=0.5) == near([1.0, 0.3])
     client = judge(lambda text: {"a": '{"mandatory_met": "yes", "mark": 6}', "b": '{"mandatory_met": "no", "mark": 9}'}.get(answer_in(text), '{"mark": 6}'))

@@ -6,13 +6,16 @@ import itertools
 import json
 import math
 import os
+import statistics
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.utils as trl_utils
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig
@@ -23,6 +26,7 @@ import rewards
 import rollout
 import runs
 import train_grpo
+import train_ppo
 import utils
 from data import toy_world
 
@@ -405,9 +409,50 @@ def test_fill_missing_by_hand():
     assert rollout.fill_missing(torch.tensor([0.0, 5.0]), torch.tensor([True, False]), 2).tolist() == [5.0, 5.0]
 
 
+def totals(values, statuses, group_size, compose=None, on_bad_format="floor"):
+    """rewards and `missing` of rows as RolloutTrainer gives them."""
+    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True), num_generations=group_size, compose=compose,
+                              on_bad_format=on_bad_format, format_margin=1.0)  # fmt: skip
+    rows = [{"id": 0, "status": s, "rewards": {"preference": v}} for v, s in zip(values, statuses)]
+    rows, rewards = rollout.RolloutTrainer._total(trainer, rows)
+    return rewards.tolist(), [row["missing"] for row in rows]
+
+
+def test_a_missing_reward_has_no_advantage_beside_a_floor():
+    """Five marks of 0.9, two floors at -0.1, and one that nobody knows: it gets the mean of the seven."""
+    rewards, missing = totals([0.9] * 5 + [None, None, None], ["ok"] * 5 + ["no_close", "no_close", "ok"], 8)
+    assert rewards[:7] == pytest.approx([0.9] * 5 + [-0.1] * 2) and missing == [False] * 7 + [True]
+    assert rewards[7] == pytest.approx(sum(rewards) / 8)
+    assert totals([None, None], ["no_close", "ok"], 2) == ([-1.0, -1.0], [False, True])
+    assert totals([None, None], ["ok", "ok"], 2) == ([0.0, 0.0], [True, True])
+
+
+def test_gates_and_norms_of_ppo_compare_within_the_step(folders, tmp_path):
+    """One completion a prompt: a gate's floor is below all others of the step, and a group is the step."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"id": 0, "messages": [{"role": "user", "content": "Q"}]}) + "\n")
+    scores, statuses = [-12.0, -15.0, -9.0, -10.0], ["ok", "no_close", "ok", "ok"]
+    args = train_ppo.Args(prompts=str(path), rewards=("preference:1", "format:gate"), format_margin=2.0)
+    assert totals(scores, statuses, 1, rewards.load(args), "score")[0] == [-12.0, -14.0, -9.0, -10.0]
+    args = train_ppo.Args(prompts=str(path), rewards=("preference:1",), normalise="group")
+    normal = totals(scores, ["ok"] * 4, 1, rewards.load(args), "score")[0]
+    assert normal == pytest.approx([(s + 11.5) / statistics.stdev(scores) for s in scores], abs=1e-6)
+
+
 def options(path, *words, **others):
     """The arguments of train_grpo.py that rewards.load reads."""
     return train_grpo.Args(prompts=str(path), rewards=words, max_completion_tokens=12, group_size=4, **others)
+
+
+def test_cosine_knows_what_is_right_wherever_it_stands(tmp_path):
+    """A prompt with an answer, and one that no verifier is for, to which cosine adds nothing."""
+    path = tmp_path / "prompts.jsonl"
+    asked = {"messages": [{"role": "user", "content": "1 + 2?"}]}
+    path.write_text(json.dumps({"id": "m", "answer": "3"} | asked) + "\n" + json.dumps({"id": "p"} | asked) + "\n")
+    row = lambda name, text: {"id": name, "response": text, "text": text, "status": "ok", "n_tokens": 12, "rewards": {"preference": 2.0}}
+    rows = [row("m", "3"), row("m", "4"), row("m", "3"), row("m", "4")] + [row("p", "3")] * 4
+    for words in (("cosine:1", "math:1", "preference:1"), ("preference:1", "math:1", "cosine:1")):
+        assert rewards.load(options(path, *words))(rows, 4)[0] == pytest.approx([3.5, 1.5, 3.5, 1.5] + [2.0] * 4)
 
 
 def test_composed_rewards_are_logged_by_name_and_add_up(folders, tokenizer, tmp_path):

@@ -653,6 +653,19 @@ def test_generate_samples_from_the_whole_distribution(policy):
     assert tail > 0.05 and abs(share - tail) < 4 * (tail * (1 - tail) / 400) ** 0.5 + 0.02
 
 
+def test_generate_stops_at_either_end(policy, prompts_and_policy):
+    """At the end of turn, and at what the tokenizer had for an end, as a base model writes it."""
+    prompts, tokenizer, model = prompts_and_policy
+    own, turn = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    utils.prepare_tokenizer(tokenizer, "think")
+    assert tokenizer.eos_token_id == turn and tokenizer.stop_ids == sorted([own, turn])
+    expected = [greedy(model, prompt, own, 12) for prompt in prompts]
+    assert any(ended for _, ended in expected) and not any(turn in out for out, _ in expected)
+    got = generate(policy, prompts, tokenizer, 0.0, 12)
+    assert [(ended, n) for _, ended, n in got] == [(ended, len(out)) for out, ended in expected]
+    assert [text for text, *_ in got] == [tokenizer.decode(out[:-1] if ended else out) for out, ended in expected]
+
+
 def test_generate_stops_at_a_string(policy, prompts_and_policy):
     """Neither text nor count of a row that stopped early hold the padding of its batch."""
     prompts, tokenizer, model = prompts_and_policy
