@@ -176,6 +176,9 @@ def halves(trainer, rows, output):
     return values * mask, values != 0
 
 
+halves.scaled = True
+
+
 def trainer_of(cls, config, tokenizer, run, sources, **own):
     rows = [{"id": w, "prompt": [{"role": "user", "content": w}]} for w in ("Hello!", "Hi!", "Hey there!", "Good morning!")]
     policy = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True)

@@ -209,10 +209,10 @@ def test_tables_by_hand(tmp_path):
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
     assert wb.difference == pytest.approx(44 - wb.paper)
     assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
-    assert popqa.high - popqa.ours == pytest.approx(1.96 * 2)  # the standard deviation of 30 and 34 is sqrt(8), / sqrt(2) = 2
+    assert popqa.high - popqa.ours == pytest.approx(12.706 * 2, rel=1e-4)  # t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
     assert table.loc[("llama3.1-8b-rlhf", "WB")].status == "not yet run" and pd.isna(table.loc[("llama3.1-8b-rlhf", "WB")].ours)
     line = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
-    assert "44.0 ± 3.0 (" in line and "32.0 ± 3.9 (" in line and line.endswith("partly measured |")
+    assert "44.0 ± 3.0 (" in line and "32.0 ± 25.4 (" in line and line.endswith("partly measured |")
     assert "99" not in texts["table1"].replace("(", " ").split()
     zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))
     assert "-5.0 ± 4.0" in zero
@@ -221,6 +221,21 @@ def test_tables_by_hand(tmp_path):
     assert "model of others" in texts["table10"]
     assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == len(reproduce.TOY_ROWS) * len(reproduce.TOY_COLUMNS)
     assert len(pd.read_csv(tmp_path / "tables" / "rewards.csv")) == len(reproduce.REWARD_ROWS) * len(reproduce.REWARD_COLUMNS)
+
+
+def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
+    common = {"metric": "wb_reward", "benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7, "value": 40.0, "low": 30, "high": 50}
+    write_index(tmp_path, [{"run": f"llama3.1-8b-rlmt-s{s}--wildbench", "fingerprint": f"f{s}", **common} for s in range(2)])
+    with pytest.raises(SystemExit):
+        reproduce.render(reproduce.Args(results=tmp_path))
+    assert "were not judged alike" in capsys.readouterr().err
+
+
+def test_released_values_are_asked_for_where_there_are_any(tmp_path):
+    args = reproduce.Args(results=tmp_path, as_released=True)
+    stages = reproduce.plan(args, {"llama3.1-8b-rlmt": [], "qwen2.5-7b-rlmt-ppo": []})
+    assert {name: "--as-released" in command for name, (_, command) in stages.items()} == {
+        "llama3.1-8b-sft-think-s0": False, "llama3.1-8b-rlmt-s0": True, "qwen2.5-7b-sft-think-s0": True, "qwen2.5-7b-rlmt-ppo-s0": False}
 
 
 def test_every_printed_number_is_in_a_table(tmp_path):

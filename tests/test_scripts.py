@@ -452,10 +452,10 @@ def test_rl_under_two_processes_is_one(toy_data, tmp_path, algorithm):
     assert texts[0] == texts[1]
 
 
-def fsdp(*args, **kwargs) -> subprocess.CompletedProcess:
+def fsdp(*args, precision="no", **kwargs) -> subprocess.CompletedProcess:
     """A script under two CPU processes that shard the models by FSDP2, by the launch config of the eight GPUs."""
     return run("-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml", "--num_processes", 2,
-               "--mixed_precision", "no", "--main_process_port", 0, "tests/fsdp_on_cpu.py", *args, **kwargs)  # fmt: skip
+               "--mixed_precision", precision, "--main_process_port", 0, "tests/fsdp_on_cpu.py", *args, **kwargs)  # fmt: skip
 
 
 def test_fsdp2_is_ddp(toy_data, tmp_path):
@@ -474,6 +474,37 @@ def test_fsdp2_is_ddp(toy_data, tmp_path):
     assert numbers(tmp_path / "fsdp") == whole
     x, y = (load_file(tmp_path / n / "model" / "model.safetensors") for n in ("ddp", "fsdp"))
     assert all(torch.allclose(x[k], y[k], atol=1e-4) for k in x)  # the tied head stands in y twice
+
+
+def test_fsdp2_computes_in_bfloat16_and_sums_in_float32():
+    """As the launch config has it, log-probabilities and sums of gradients would be of 8 bits."""
+    out = fsdp("tests/precision_worker.py", precision="bf16").stdout
+    assert json.loads(out[out.index("{") :].splitlines()[0]) == {
+        "forward": "torch.bfloat16", "log_probs": "torch.float32", "gradient": "torch.float32", "sharded": "DTensor"}  # fmt: skip
+
+
+def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
+    """DPO's reference is read before training, LoRA's with it: both start from a loss of ln 2, with equal log-probabilities."""
+    common = ["--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl"]
+    steps = []
+    for name, flags in (("full", []), ("lora", ["--lora-r", 4])):
+        fsdp(*DPO, *common, "--rounds", 1, *flags, "--out", tmp_path / name)
+        steps.append(jsonl(tmp_path / name / "round-1" / "metrics.jsonl")[0])
+    assert [s["loss"] for s in steps] == pytest.approx([math.log(2)] * 2, abs=1e-5)
+    assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-5)
+    fsdp(*GRPO, "--rollout", "vllm", "--lora-r", 4, "--learning-rate", 1e-2, "--prompts", toy_data / "rl_prompts.jsonl",
+         "--out", tmp_path / "grpo")  # fmt: skip
+    gaps = [r["sampling/logprob_gap"] for r in numbers(tmp_path / "grpo")]  # vLLM has the adapter merged, gathered from shards
+    assert len(gaps) > 1 and max(gaps) < 1e-4 and numbers(tmp_path / "grpo")[-1]["kl"] > 1e-6
+
+
+def test_one_process_sees_one_gpu():
+    """TRL refuses a process that sees several; under accelerate each one has its own by its rank."""
+    script = "import sys; sys.argv = ['train_grpo.py']; import os, runs; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    env = {k: v for k, v in ENV.items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")}
+    seen = [subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env | more, capture_output=True, text=True).stdout
+            for more in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"})]  # fmt: skip
+    assert [line.strip() for line in seen] == ["0", "None", "3"]
 
 
 def test_loading_that_leaves_ranks_without_weights_is_refused(toy_data):

@@ -556,10 +556,10 @@ def test_bad_format_and_a_full_context_in_a_run(tmp_path):
     sentient.main(toy_args(tmp_path, protocol="rlver", think_format="think", max_tokens=2, held_out_simulator=""))
     numbers = json.loads((tmp_path / "run" / "summary.json").read_text())["simulator"]
     assert numbers["ended"] == {"bad_format": 6} and (numbers["mean_emotion"], numbers["failure"], numbers["format_ok"]) == (0, 6, 0)
-    model = sentient.load_model(toy_args(tmp_path, max_tokens=480), tmp_path)
+    model = sentient.load_model(toy_args(tmp_path, max_tokens=480, think_format="plain"), tmp_path)
     profiles = toy_users.profiles(2, 0, "test")
     profiles[0]["first_talk"] += " No." * 40
-    dialogues = sentient.talk(toy_args(tmp_path, max_tokens=480, turns=1), profiles, toy_users.user, model, tmp_path / "t.jsonl")
+    dialogues = sentient.talk(toy_args(tmp_path, max_tokens=480, turns=1, think_format="plain"), profiles, toy_users.user, model, tmp_path / "t.jsonl")
     assert [d["ended"] for d in dialogues] == ["too_long", "turns"] and "context" in dialogues[0]["error"]
 
 

@@ -299,13 +299,13 @@ def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, tmp_path):
     assert json.loads((tmp_path / "o.json").read_text())["n_invalid"] == 1 + numbers(tmp_path / "half")["n_invalid"]
 
 
-def test_compare_warns_when_the_judge_differs(tasks, tmp_path):
+def test_what_was_judged_otherwise_is_not_compared(tasks, tmp_path):
     program = "def judge(messages, response):\n    return {'score': 1.0, 'checks': {'a': True}}\n"
     (tmp_path / "other.py").write_text(program)
     for name, judge in (("a", "data/toy_world.py:judge"), ("b", "data/toy_world.py:judge"), ("c", f"{tmp_path / 'other.py'}:judge")):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
-    done = run("--compare", tmp_path / "a", tmp_path / "c")
+    done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
 
