@@ -155,9 +155,8 @@ def critic_start(args, tokenizer) -> str:
     return start
 
 
-def load_critic(args, tokenizer):
+def load_critic(start: str, args):
     """A token classifier of one output; a head that the checkpoint does not have starts at zero. With LoRA, an adapter."""
-    start = critic_start(args, tokenizer)
     dtype = utils.DTYPE if args.lora_r else "float32"
     config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1

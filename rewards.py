@@ -29,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from math import comb, cos, exp, isfinite, pi, tanh
 from pathlib import Path
 
+from accelerate import PartialState
+
 import benchmarks
 import faults
 import runs
@@ -751,7 +753,15 @@ def load(args, run: Path | None = None):
     spec = [part for part in runs.or_fail(parse_spec, args.rewards) if part[0] not in DENSE]
     group_size, k = getattr(args, "group_size", 1), getattr(args, "pass_at_k", 0)
     names = [name for name, _ in spec if name != "preference"]
-    if not names and not k and spec[0][1] == 1:
+    judged = [name for name in names if "judge" in inspect.signature(globals()[name]).parameters]
+    without = lambda name, there: "" if there else f"without --rewards {name}"
+    runs.refuse_unused(
+        dict.fromkeys(("--judge", "--judge-url", "--budget", "--price"), "" if judged else "without a reward that asks one")
+        | {"--overlong-buffer": without("overlong", "overlong" in names)}
+        | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in runs.reward_names(args)))
+        | {"--process-model": without("process", "process" in runs.reward_names(args))}
+    )
+    if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
     rows = runs.read_rows(args.prompts, "messages")
     tasks = {row["id"]: row for row in rows}
@@ -762,16 +772,18 @@ def load(args, run: Path | None = None):
         wanted, field = inspect.signature(globals()[name]).parameters, FIELDS.get(name)
         if group_size == 1 and "group_size" in wanted:
             runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
-        if "judge" in wanted and not args.judge:
+        if name in judged and not args.judge:
             runs.fail(f"--rewards {name} asks a judge; give --judge, and --judge-url")
         if "correct" in wanted and not FIELDS.keys() & set(names):
             runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(FIELDS)}")
         have = sum(field in row for row in tasks.values()) if field else len(tasks)
         if not have:
             runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
-        print(f"reward {name}: applies to {have} of {len(tasks)} prompts")
+        asks = "" if name not in judged else ", two calls an opponent" if name == "pairwise" else ", one call a completion"
+        if not run:
+            PartialState().print(f"reward {name}: applies to {have} of {len(tasks)} prompts{asks}")
     if run and args.judge:
-        context["judge"] = Endpoint(args.judge, run / "judge.jsonl", args.judge_url)
+        context["judge"] = Endpoint(args.judge, run / "judge.jsonl", args.judge_url, budget=args.budget, price=args.price)
 
     def compose(rows: list[dict], group_size: int) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
         rows, parts = [tasks[row["id"]] | row for row in rows], {}

@@ -114,8 +114,8 @@ class RolloutTrainer(GRPOTrainer):
 
     `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
     preference alone. `dense_rewards`: from `dense.load`. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`:
-    how often a group whose rewards are all equal is replaced by one of another prompt. `think_format`, `on_bad_format` and
-    `format_margin`: see train_grpo.Args.
+    how often a group whose rewards differ by less than `zero_spread` is replaced by one of another prompt. `think_format`,
+    `on_bad_format` and `format_margin`: see train_grpo.Args.
     `ahead`: vLLM samples a rollout while the one before it is trained on. `run`: the run folder. `gold`: from
     `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats; the
     mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
@@ -123,12 +123,12 @@ class RolloutTrainer(GRPOTrainer):
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
                  held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, dense_rewards=(), entropies=False,
-                 attempts=0, ahead=False, **kwargs):  # fmt: skip
+                 attempts=0, zero_spread=0.05, ahead=False, **kwargs):  # fmt: skip
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
         self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
         if kwargs["args"].use_vllm:
             patch_vllm()
-        super().__init__(*args, reward_funcs=[preference], **kwargs)
+        super().__init__(*args, reward_funcs=[total], **kwargs)
         on_gpu = torch.cuda.is_available()
         self._pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if on_gpu else None,
                                         initargs=(self.accelerator.device,) if on_gpu else ())  # fmt: skip
@@ -148,6 +148,7 @@ class RolloutTrainer(GRPOTrainer):
         self._rows, self._steps_cut_off = [], 0
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
+        self.zero_spread = zero_spread
         self.dense_rewards, self._dense, self.stopped = dense_rewards, [], ""
         self._history = None
         self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
@@ -341,7 +342,14 @@ class RolloutTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
         self._rows, rewards = self._sampled[2:] if self._sampled else self._total(self._score(inputs, completion_ids_list))
+        if self.num_generations > 1:
+            self._metrics["train"]["reward/flat_groups"].append(self._flat(rewards).float().mean().item())
         return rewards.unsqueeze(1)
+
+    def _flat(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Of which groups (P,), bool, the rewards (P*G,) are about equal."""
+        groups = rewards.view(-1, self.num_generations)
+        return groups.amax(1) - groups.amin(1) < self.zero_spread
 
     def _total(self, rows: list[dict]) -> tuple[list[dict], torch.Tensor]:
         """This process's rows with `reward`, and the rewards (P*G,) of all processes. A completion in bad format gets a floor;
@@ -366,7 +374,7 @@ class RolloutTrainer(GRPOTrainer):
         return [{**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)], rewards
 
     def _resample(self, inputs: list[dict]) -> list[dict]:
-        """Samples and rewards `inputs`. Groups whose rewards are all equal are replaced by groups of other prompts, `attempts`
+        """Samples and rewards `inputs`. Groups whose rewards are about equal are replaced by groups of other prompts, `attempts`
         times (DAPO's dynamic sampling, 2503.14476, section 3.2). Leaves all in `_sampled`; returns the inputs as they are."""
         group, first = self.num_generations, self.accelerator.process_index * len(inputs)
         inputs, logprobs = list(inputs), [None] * len(inputs)
@@ -379,8 +387,7 @@ class RolloutTrainer(GRPOTrainer):
             for n, i in enumerate(todo):
                 ids[i], rows[i], logprobs[i] = new_ids[n], new_rows[n], new_logprobs and new_logprobs[n]
             totals, rewards = self._total(rows)
-            groups = rewards.view(-1, group)
-            flat = (groups.amax(1) - groups.amin(1) < 1e-6).nonzero().flatten().tolist()
+            flat = self._flat(rewards).nonzero().flatten().tolist()
             if not flat or attempt == self.attempts:
                 break
             rng = random.Random(f"{self.args.seed} {self.state.global_step} {attempt}")
@@ -560,7 +567,7 @@ class RolloutTrainer(GRPOTrainer):
                 None if aux[0] is None else torch.stack(aux).mean())  # fmt: skip
 
 
-def preference(**_):
+def total(**_):
     """TRL asks for a reward function and names a column after it; RolloutTrainer._calculate_rewards does the scoring."""
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 

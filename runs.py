@@ -38,8 +38,17 @@ from accelerate.utils import broadcast_object_list
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+)
 
 import faults
 import utils
@@ -86,7 +95,17 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
             fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
     if getattr(args, "stall_minutes", 1) <= 0:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if first and getattr(args, "lora_r", 0) and args.learning_rate == args_class().learning_rate:
+        print(f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much")
     return args
+
+
+def refuse_unused(reasons: dict[str, str]) -> None:
+    """Exits with 2 for a flag on the command line that does nothing: {flag: why, or "" where it does something}."""
+    typed = {word.partition("=")[0] for word in sys.argv[1:]}
+    for flag in typed & {flag for flag, why in reasons.items() if why}:
+        fail(f"{flag} does nothing {reasons[flag]}; leave it out")
 
 
 TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
@@ -165,8 +184,14 @@ def check_vllm(args, use_vllm: bool) -> None:
     weights of its own beside those being trained."""
     if args.vllm_server_url and not use_vllm:
         fail("--vllm-server-url needs --rollout vllm")
-    if args.async_rollouts and (not use_vllm or args.vllm_server_url or getattr(args, "dynamic_sampling", 0)):
-        fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url and --dynamic-sampling")
+    flags = ("--vllm-memory", "--vllm-sleep", "--max-logprob-gap", "--importance-correction")
+    refuse_unused(dict.fromkeys(flags, "" if use_vllm else "without --rollout vllm"))
+    if args.vllm_sleep and (args.vllm_server_url or not torch.cuda.is_available()):
+        fail("--vllm-sleep is for a vLLM in this process, on a GPU")
+    others = args.vllm_server_url or args.vllm_sleep or getattr(args, "dynamic_sampling", 0)
+    if args.async_rollouts and (not use_vllm or others):
+        fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url, --vllm-sleep and "
+             "--dynamic-sampling")  # fmt: skip
     if args.async_rollouts and args.importance_correction == "none":
         fail("--async-rollouts trains on what an older policy sampled; correct for it: --importance-correction token_truncate")
 
@@ -304,13 +329,25 @@ def vllm_gib(path: str, share: float) -> float:
     return frozen_gib(path, AutoModelForCausalLM) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
 
 
-def memory_line(parts: dict[str, float]) -> str:
-    """For the screen; exits with 2 when the parts alone do not fit on a GPU."""
-    place, needed = "GPU" if torch.cuda.is_available() else "process", sum(parts.values())
+def others_gib(args) -> dict[str, float]:
+    """What --gold and the dense rewards load."""
+    parts = {}
+    if args.gold and ".py:" not in args.gold and not args.gold.startswith("judge:"):
+        parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
+    if "process" in reward_names(args) and ".py:" not in args.process_model:
+        parts["process model"] = frozen_gib(args.process_model, AutoModelForTokenClassification)
+    if "prime" in reward_names(args):
+        parts["prime"] = trained_gib(args.model, args.lora_r)
+    return parts
+
+
+def memory_line(parts: dict[str, float], at_once: bool = True) -> str:
+    """For the screen; exits with 2 when the parts, which are there `at_once` or one after the other, do not fit on a GPU."""
+    place, needed = "GPU" if torch.cuda.is_available() else "process", (sum if at_once else max)(parts.values())
     if place == "GPU" and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
         fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ("
              + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
-             + "): use more GPUs, --lora-r, a smaller --vllm-memory, or --vllm-sleep")  # fmt: skip
+             + "): use more GPUs, --lora-r or a smaller --vllm-memory")  # fmt: skip
     return f"GiB a {place}, without activations: " + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
 
 
@@ -504,6 +541,9 @@ def check_rewards(args, think_format: str) -> None:
     if has_preference(args):
         load_tokenizer(args.reward_model)
         or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template, args.reward_on, think_format)
+        learned = getattr(load_config(args.reward_model), "reward_on", args.reward_on)  # train_reward.py says so
+        if learned != args.reward_on:
+            PartialState().print(f"WARNING: {args.reward_model} was trained on {learned}, and --reward-on is {args.reward_on}")
     if ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold and not args.gold.startswith("judge:"):

@@ -5,7 +5,7 @@ and DPO on these pairs, on the token ids that were sampled. The next round start
 reference. One round from the warm-started model is the paper's DPO; several make it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_dpo.py --model results/sft/model --lora-r 64                                 # 1 GPU
+    python train_dpo.py --model results/sft/model --lora-r 64 --learning-rate 3e-6            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt-dpo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # train again, sample nothing
@@ -426,7 +426,9 @@ def main(args: Args) -> None:
         runs.check_rewards(args, think_format)
         parts = {"sampling: vLLM": runs.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
         parts["scoring: reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
-        state.print(runs.memory_line({**parts, "training: policy": runs.trained_gib(args.model, args.lora_r)}))
+        parts |= {f"scoring: {name}": gib for name, gib in runs.others_gib(args).items()}
+        parts["training: policy"] = runs.trained_gib(args.model, args.lora_r)
+        state.print(runs.memory_line(parts, at_once=False))
     held_out = runs.load_held_out(args, tokenizer, kept)
     if held_out and offline:
         runs.check_rewards(args, think_format)

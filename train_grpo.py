@@ -3,8 +3,8 @@
 A step: G completions for each of P prompts, one reward each, and with advantages A_i = (r_i - mean) / (std + 1e-4) within
 a group the clipped policy loss plus beta times the k3 estimate of KL(policy || reference), averaged over all tokens.
 
-    python train_grpo.py --preset toy --model results/demo/sft-think/model                       # CPU, minutes
-    python train_grpo.py --model results/sft/model --lora-r 64 --micro-batch-size 1             # 1 GPU
+    python train_grpo.py --preset toy --model results/demo/runs/sft-think/model                 # CPU, minutes
+    python train_grpo.py --model results/sft/model --lora-r 64 --learning-rate 1e-5             # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
         --model results/<sft run>/model                                                         # 8 GPUs, a paper row
 
@@ -67,6 +67,8 @@ class Args:
     """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves (colocate)."""
+    vllm_sleep: bool = False
+    """vLLM gives its memory back after each rollout, for the update's activations, and gets the weights anew (colocate)."""
     max_logprob_gap: float = 0.0
     """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
@@ -84,6 +86,10 @@ class Args:
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
+    budget: float = 0.0
+    """US dollars that the judge may cost in this run; 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars for a million tokens read and written by the judge."""
     process_model: str = ""
     """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
     prime_beta: float = 0.05
@@ -134,7 +140,9 @@ class Args:
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the standard deviation of the group (paper), of the step, nothing (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """How often a group whose rewards are all equal is replaced by a group of another prompt (DAPO)."""
+    """How often a group whose rewards are about equal is replaced by a group of another prompt (DAPO)."""
+    zero_spread: float = 0.05
+    """Rewards of a group that differ by less are about equal; `reward/flat_groups` logs the share of such groups."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k, for rewards of 0 and 1; use --scale-rewards none."""
     entropy_coef: float = 0.0
@@ -281,6 +289,7 @@ def main(args: Args) -> None:
         parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm and not args.vllm_server_url:
         parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
+    parts |= runs.others_gib(args)
     state.print(runs.memory_line(parts))
     if args.dry_run:
         return
@@ -322,6 +331,7 @@ def main(args: Args) -> None:
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
         vllm_gpu_memory_utilization=args.vllm_memory,
+        vllm_enable_sleep_mode=args.vllm_sleep,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
         vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,
@@ -359,6 +369,7 @@ def main(args: Args) -> None:
         dense_rewards=dense.load(args, device, build=True),
         entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
         attempts=args.dynamic_sampling,
+        zero_spread=args.zero_spread,
         ahead=args.async_rollouts,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),

@@ -6,7 +6,7 @@ whitened over the tokens of the step; then the clipped policy loss with A_t, and
 A_t + V_t. The critic is a model of its own with its own optimizer.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_ppo.py --model results/sft/model --lora-r 64 --micro-batch-size 1            # 1 GPU
+    python train_ppo.py --model results/sft/model --lora-r 64 --learning-rate 1e-5            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
 
@@ -64,6 +64,8 @@ class Args:
     """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves (colocate)."""
+    vllm_sleep: bool = False
+    """vLLM gives its memory back after each rollout, for the update's activations, and gets the weights anew (colocate)."""
     max_logprob_gap: float = 0.0
     """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
@@ -81,6 +83,10 @@ class Args:
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
+    budget: float = 0.0
+    """US dollars that the judge may cost in this run; 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars for a million tokens read and written by the judge."""
     process_model: str = ""
     """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
     prime_beta: float = 0.05
@@ -242,6 +248,7 @@ def main(args: Args) -> None:
         parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm and not args.vllm_server_url:
         parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
+    parts |= runs.others_gib(args)
     state.print(runs.memory_line(parts))
     if args.dry_run:
         return
@@ -260,7 +267,7 @@ def main(args: Args) -> None:
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
-    critic = ppo.load_critic(args, tokenizer)
+    critic = ppo.load_critic(ppo.critic_start(args, tokenizer), args)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
     # --- 3. rollouts, rewards, updates
@@ -283,6 +290,7 @@ def main(args: Args) -> None:
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
         vllm_gpu_memory_utilization=args.vllm_memory,
+        vllm_enable_sleep_mode=args.vllm_sleep,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
         vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,

@@ -143,6 +143,7 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     model, _ = runs.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
                                  dtype=torch.float32)  # fmt: skip
+    model.config.reward_on = args.reward_on  # for who scores with it
 
     # --- 3. train
     trainer = RewardTrainer(

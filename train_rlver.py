@@ -4,7 +4,9 @@ A step: conversations with P simulated users, G each (GRPO) or one (PPO). The po
 moves (simulator.py), until the user ends the talk or the turns are over. Reward = final emotion / 100, and 0 where a reply
 broke the think format. All turns of a conversation share it; the user's tokens are in the context and not in the loss.
 
-    python train_rlver.py --preset toy --model results/users-sft/model                   # CPU, minutes; see data/README.md
+    python data/toy_users.py && python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 \\
+        --out results/users-sft                                                          # CPU, a minute
+    python train_rlver.py --preset toy --model results/users-sft/model                   # CPU, minutes
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think --profiles FILE.jsonl \\
         --simulator MODEL --simulator-url http://HOST:8000/v1                            # 8 GPUs
 
@@ -17,6 +19,7 @@ Trainers: rollout.py's and ppo.py's. Writes results/<run>/ as train_grpo.py does
 has `dialogue`, `emotion` and `ended`.
 """
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -45,7 +48,11 @@ class Args:
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function (dialogue, setting) -> (utterance, change)."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. The key comes from OPENAI_API_KEY."""
+    budget: float = 0.0
+    """US dollars that the simulator may cost in this run; 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars for a million tokens read and written by the simulator."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: hides what it wants, and only that raises its emotion."""
     think: bool = True
@@ -261,6 +268,13 @@ def main(args: Args) -> None:
     if rest:
         runs.fail(f"{args.prompts_per_step * group} conversations a step cannot be split into --micro-batch-size "
                   f"{args.micro_batch_size} x {world} processes")  # fmt: skip
+    if args.algorithm == "grpo" and group < 2:
+        runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
+    if args.algorithm == "ppo" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")
+    runs.refuse_unused(dict.fromkeys(("--lam", "--value-clip", "--critic-learning-rate"),
+                                     "" if args.algorithm == "ppo" else "without --algorithm ppo")
+                       | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""})  # fmt: skip
     if args.ask_thinking and not args.think:
         runs.fail("--ask-thinking asks for what --no-think calls malformed; leave one out")
     if not args.simulator:
@@ -287,10 +301,19 @@ def main(args: Args) -> None:
     state.print(f"{len(prompts)} users; {args.prompts_per_step} x {group} conversations a step, {args.steps} steps of "
                 f"{args.algorithm}; {args.user} users, at most {args.turns} turns; rollouts by "
                 f"{'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}")  # fmt: skip
+    parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
+    if args.beta and not args.lora_r:
+        parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
+    if args.algorithm == "ppo":
+        parts["critic"] = parts["policy"]
+    if use_vllm:
+        parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
+    state.print(runs.memory_line(parts))
     if args.dry_run:
         return
     run = runs.start_run(args, "rlver", args.model)
-    user = function or Endpoint(args.simulator, run / f"simulator-{state.process_index}.jsonl", args.simulator_url)
+    user = function or Endpoint(args.simulator, run / f"simulator-{state.process_index}.jsonl", args.simulator_url,
+                                budget=args.budget / world, price=args.price)  # fmt: skip
 
     # --- 2. models
     torch.manual_seed(args.seed)
@@ -301,9 +324,8 @@ def main(args: Args) -> None:
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer_class, config_class, own, critic = GRPOConversations, GRPOConfig, {"num_generations": group}, {}
     if args.algorithm == "ppo":
-        args.critic, args.reward_model = "policy", ""
         trainer_class, config_class, own = PPOConversations, ppo.PPOConfig, {}
-        critic = {"critic": ppo.load_critic(args, tokenizer), "critic_learning_rate": args.critic_learning_rate, "gamma": 1.0,
+        critic = {"critic": ppo.load_critic(args.model, args), "critic_learning_rate": args.critic_learning_rate, "gamma": 1.0,
                   "lam": args.lam, "value_clip": args.value_clip}  # fmt: skip
 
     # --- 3. conversations, emotions, updates
@@ -361,7 +383,7 @@ def main(args: Args) -> None:
 
     # --- 4. save
     runs.save_model(trainer, run / "model", think_format)
-    runs.finish(run, {"steps": args.steps, "users": len(prompts)})
+    runs.finish(run, {"steps": trainer.state.global_step, "users": len(prompts)})
 
 
 if __name__ == "__main__":

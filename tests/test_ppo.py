@@ -258,15 +258,16 @@ def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a head of zeros, or from the reward model with its head; another vocabulary is refused."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model", gradient_checkpointing=False)
-    critic = ppo.load_critic(args, tokenizer)
+    load = lambda args: ppo.load_critic(ppo.critic_start(args, tokenizer), args)
+    critic = load(args)
     assert not critic.score.weight.any() and not critic.score.bias.any() and critic.dropout.p == 0
     assert critic.training  # else gradient checkpointing does nothing
-    critic = ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)
+    critic = load(dataclasses.replace(args, critic="reward_model"))
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
-    adapter = ppo.load_critic(dataclasses.replace(args, lora_r=4), tokenizer)
+    adapter = load(dataclasses.replace(args, lora_r=4))
     trained = {n.split(".")[-2] for n, p in adapter.named_parameters() if p.requires_grad and "lora" not in n}
     assert trained == {"default"} and "score.modules_to_save.default.weight" in "".join(n for n, _ in adapter.named_parameters())
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
-        ppo.load_critic(dataclasses.replace(args, critic="reward_model"), tokenizer)
+        load(dataclasses.replace(args, critic="reward_model"))

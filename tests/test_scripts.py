@@ -1,6 +1,7 @@
 """The real scripts by subprocess on the toy world: what they write, bad input, kill and resume, two processes, real prompts."""
 
 import json
+import math
 import os
 import re
 import shutil
