@@ -7,8 +7,9 @@
 
 --data is the benchmark's own file, the folder that holds its files, or a hub dataset; data/README.md says where they come
 from. --from is jsonl, also .gz; benchmarks.py names the fields of its rows. A completion without a response (thinking not
-closed, cut off) is scored as the empty answer, and counted under its status. A judge's reply that cannot be read is asked for
-again, then it is invalid: counted, listed, never a score; above 1 % of them there is no headline.
+closed) is scored as the empty answer, and counted under its status; one that was cut off as far as it goes. A judge's reply
+that cannot be read is asked for again, then it is invalid: counted, listed, never a score; above 1 % of them there is no
+headline.
 
 `--protocol official` (default) and `paper` differ in what a judge is asked: AlpacaEval by the log-probabilities of one token,
 or by a ranking as JSON; words kept (all; 2000, and 3200 in creative writing); the length of its reply. The judge's
@@ -144,8 +145,7 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     asked = [{"id": f"{task['position']}-{k}", "sample": k, "messages": messages}
              for task, messages in zip(tasks, prompts) for k in range(args.samples)]  # fmt: skip
     rows = evaluation.generate(args, asked, args.temperature, run)
-    return [row | {"task": tasks[i // args.samples], "response": row["response"] if row["status"] == "ok" else ""}
-            for i, row in enumerate(rows)]  # fmt: skip
+    return [row | {"task": tasks[i // args.samples], "response": evaluation.answer(row)} for i, row in enumerate(rows)]
 
 
 def judge_requests(args: Args, task: dict, response: str) -> dict[str, dict]:

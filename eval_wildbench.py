@@ -10,9 +10,10 @@ Modes. `reward` (WB-Reward): the judge compares the answer with a reference's, A
 and -100 for the model; the mean over tasks, orders and references. `score` (WB-Score): a mark from 1 to 10 for the answer
 alone; (mean - 5) x 20. `program`: a judge of your own, `file.py:function(messages, response)` -> {"score", "checks"}.
 
-A completion whose thinking is not closed, or that is cut off, has no response: it is judged as the empty answer, and counted
-under its status. An empty answer loses against any other without a call (official rule). A verdict that cannot be read is
-asked for again, then it is `invalid`: counted, listed, never a score; above 1 % of them there is no headline.
+A completion whose thinking is not closed has no response: it is judged as the empty answer, and counted under its status; a
+response that the token limit cut off is judged as it is (`program`: as empty). An empty answer loses against any other
+without a call (official rule). A verdict that cannot be read is asked for again, then it is `invalid`: counted, listed, never
+a score; above 1 % of them there is no headline.
 
 `--protocol official` (default) and `paper` (its released code) differ: 1000 or 2000 words kept of history and answers in
 `reward` (none cut in `score`, or 2000); what cannot be read is invalid, or the worst score (-100; mark 1); empty answers are
@@ -20,7 +21,7 @@ decided by rule, or judged. By flag: the paper's judge gpt-4o, one reference (`g
 board's gpt-4-turbo-2024-04-09 and three references. The judge's instructions are our own wording, so a comparison with
 published numbers needs the official templates: `--template FILE` with {$history}, {$user_query}, {$candidate_A},
 {$candidate_B}, {$model_output}, {$checklist}. Every result carries the fingerprint of all that; `--compare` sets runs side by
-side and warns when it differs.
+side, and refuses when it differs.
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw replies),
 summary.json; and a line in results/runs.csv.
 """
@@ -482,7 +483,7 @@ def main(args: Args) -> None:
             run_program(args, rows)
             numbers, verdicts = runs.or_fail(score_program, rows, args.seed), rows
         else:
-            answers = {r["id"]: r["response"] if r["status"] == "ok" else "" for r in rows}
+            answers = {r["id"]: evaluation.answer(r) for r in rows}
             verdicts = comparisons(args, tasks, answers)
             judge_all(args, verdicts, by_id, template, run)
             numbers = runs.or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed)

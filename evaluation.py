@@ -85,6 +85,12 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     return [stored[t["id"]] for t in tasks]
 
 
+def answer(row: dict) -> str:
+    """What of a generation row is judged: the response, if the token limit cut it off as far as it goes, as the official tools
+    do; nothing of a completion in any other bad format, as where the thinking was never closed."""
+    return row["response"] if row["status"] in ("ok", "truncated") else ""
+
+
 def describe(rows: list[dict]) -> dict:
     """Status counts and mean lengths of generation rows."""
     mean = lambda values: float(np.mean(values)) if (values := [v for v in values if v is not None]) else None

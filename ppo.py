@@ -15,7 +15,8 @@ import rollout
 import utils
 
 
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float):
+def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float,
+        lam: float) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Advantages and returns (B, T) of rewards and values (B, T); `mask` is 1 on the policy's tokens. The others, padding or a
     user's turn in between, get 0 and are passed over.
 
@@ -90,6 +91,8 @@ class PPOTrainer(rollout.RolloutTrainer):
 
     @torch.no_grad()
     def estimate_advantages(self, output: dict) -> torch.Tensor:
+        """Puts values, returns and whitened advantages (B, T) into `output`; returns a completion's mean advantage (B,). The
+        reward stands on the policy's last token, dense ones and the KL penalty where they arise."""
         mask, total = loss_mask(output), lambda sums: self.accelerator.reduce(sums, "sum")
         known = mask * self.rewarded()
         values = self.values(output) * mask
@@ -121,6 +124,8 @@ class PPOTrainer(rollout.RolloutTrainer):
         return out
 
     def _compute_loss(self, model, inputs):
+        """The policy's loss by TRL, after a backward of the critic's: a mean over the tokens that the rollout has in this
+        optimizer step, whatever its micro-batches are."""
         mask = loss_mask(inputs)
         tokens = inputs["num_items_in_batch"] / self.accelerator.num_processes  # of the rollout, a process's share
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation  # of it, in this optimizer step

@@ -133,7 +133,10 @@ class RolloutTrainer(GRPOTrainer):
         self._pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if on_gpu else None,
                                         initargs=(self.accelerator.device,) if on_gpu else ())  # fmt: skip
         self._stream = torch.cuda.Stream() if on_gpu else None
+        # scoring beside vLLM: the prompts of this rollout ([]: not now), vLLM's number of the first request, what ended and
+        # waits to be a batch, the batches that are being scored
         self._asked, self._first, self._waiting, self._early = [], 0, {}, []
+        # asynchronous rollouts: micro-batches fetched but not trained on, the Future of the next rollout, that of this one
         self.ahead, self._coming, self._pending, self._ready = ahead, [], None, None
         self._colocated = self.use_vllm and self.vllm_mode == "colocate"
         if self._colocated:
@@ -145,12 +148,12 @@ class RolloutTrainer(GRPOTrainer):
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
         runs.skip_prompt_logits()
-        self._rows, self._steps_cut_off = [], 0
+        self._rows, self._steps_cut_off = [], 0  # of this rollout; of the first steps, how many were mostly cut off (-1: over)
         self.allow_truncation, self.held_out = allow_truncation, held_out
-        self.compose, self.entropies, self.attempts, self._sampled, self._indicators = compose, entropies, attempts, None, {}
-        self.zero_spread = zero_spread
-        self.dense_rewards, self._dense, self.stopped = dense_rewards, [], ""
-        self._history = None
+        self.compose, self.entropies, self.attempts, self.zero_spread = compose, entropies, attempts, zero_spread
+        self._sampled, self._indicators = None, {}  # _resample's rollout with its rewards; `collapse` of the last one
+        self.dense_rewards, self._dense, self.stopped = dense_rewards, [], ""  # the second: their values in this rollout
+        self._history = None  # `collapse` by step, from the log of the run
         self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
         for name, _, source in dense_rewards:
             if hasattr(source, "optimizer"):
@@ -226,6 +229,7 @@ class RolloutTrainer(GRPOTrainer):
         return taken
 
     def _begin(self, inputs: list[dict]) -> None:
+        """Checks the sampler on eight tokens and starts the rollout of `inputs` in the second thread."""
         prompts, most = self._tokenize_prompts([x["prompt"] for x in inputs])[0], self.vllm_generation.max_completion_length
         self.vllm_generation.max_completion_length = 8
         self._generate_single_turn(prompts[:4], None, {}, 1)  # with the trainer's weights? Later they are no longer these
@@ -374,8 +378,9 @@ class RolloutTrainer(GRPOTrainer):
         return [{**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)], rewards
 
     def _resample(self, inputs: list[dict]) -> list[dict]:
-        """Samples and rewards `inputs`. Groups whose rewards are about equal are replaced by groups of other prompts, `attempts`
-        times (DAPO's dynamic sampling, 2503.14476, section 3.2). Leaves all in `_sampled`; returns the inputs as they are."""
+        """Samples and rewards `inputs`. Groups whose rewards are about equal are replaced by groups of other prompts,
+        `attempts` times (DAPO's dynamic sampling, 2503.14476, section 3.2). Leaves all in `_sampled`; returns the inputs as
+        they are."""
         group, first = self.num_generations, self.accelerator.process_index * len(inputs)
         inputs, logprobs = list(inputs), [None] * len(inputs)
         ids, rows, todo = list(logprobs), list(logprobs), list(range(len(inputs)))

@@ -54,6 +54,8 @@ import faults
 import utils
 
 
+# --- 1. arguments and rows
+
 # under several processes on a CPU the Trainer loads a checkpoint to the device cpu:0, a name that torch.load does not know
 torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
@@ -158,6 +160,9 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     if not rows:
         fail(f"{path}: no rows")
     return rows
+
+
+# --- 2. what a run trains with: processes, vLLM, gold, prompts
 
 
 def processes() -> PartialState:
@@ -293,7 +298,7 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     return best is None or line["gold"] > best["gold"]
 
 
-# Memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations.
+# --- 3. memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations
 
 
 def shards() -> int:
@@ -349,6 +354,9 @@ def memory_line(parts: dict[str, float], at_once: bool = True) -> str:
              + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
              + "): use more GPUs, --lora-r or a smaller --vllm-memory")  # fmt: skip
     return f"GiB a {place}, without activations: " + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
+
+
+# --- 4. the run's folder
 
 
 def append_jsonl(path: Path, rows: list[dict]) -> None:
@@ -425,6 +433,23 @@ def start_run(args, script: str, model: str) -> Path:
     return run
 
 
+def cut_log(path: Path, checkpoint: Path | None) -> None:
+    """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
+    if PartialState().is_main_process and path.exists():
+        last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
+        lines = path.read_text().split("\n")[:-1]  # without a half-written last one
+        faults.write(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
+    PartialState().wait_for_everyone()
+
+
+def write_dropped(run: Path, dropped: list[dict]) -> None:
+    if PartialState().is_main_process:
+        faults.write(run / "dropped.jsonl", "".join(json.dumps(row) + "\n" for row in dropped))
+
+
+# --- 5. several commands (demo.py, reproduce.py, bench.py)
+
+
 def executable(command: list[str]) -> list[str]:
     """A command as a user types it, with the programs of this environment."""
     bin_folder = Path(sys.executable).parent
@@ -470,18 +495,7 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
                 print(f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
 
 
-def cut_log(path: Path, checkpoint: Path | None) -> None:
-    """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
-    if PartialState().is_main_process and path.exists():
-        last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
-        lines = path.read_text().split("\n")[:-1]  # without a half-written last one
-        faults.write(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
-    PartialState().wait_for_everyone()
-
-
-def write_dropped(run: Path, dropped: list[dict]) -> None:
-    if PartialState().is_main_process:
-        faults.write(run / "dropped.jsonl", "".join(json.dumps(row) + "\n" for row in dropped))
+# --- 6. models: loaded, checked, saved
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -588,6 +602,9 @@ def save_model(trainer, folder: Path, think_format: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     PartialState().wait_for_everyone()
+
+
+# --- 7. training: one way to start, resume, log and end
 
 
 def write_summary(run: Path, summary: dict) -> None:

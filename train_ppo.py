@@ -194,7 +194,9 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "rlvr/tulu3": {"prompts": "data/verifiable.jsonl", "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
                    "on_bad_format": "score", "rewards": ("math:10",), "kl": "reward", "kl_coef": 0.05, "lam": 0.95,
                    "learning_rate": 3e-7, "prompts_per_step": 224, "num_iterations": 4, "temperature": 1.0,
-                   "max_prompt_tokens": 2048, "max_completion_tokens": 2048, "steps": 446},  # 2411.15124
+                   "critic": "reward_model", "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM", "max_prompt_tokens": 2048,
+                   "max_completion_tokens": 2048, "steps": 446},  # 2411.15124, its math alone; not its -10 for an answer
+    # without an end, nor its linear decay
     "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
             "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
             "steps": 40, "prompts_per_step": 128, "micro_batch_size": 32, "kl_coef": 0.04, "learning_rate": 3e-4,

@@ -1,7 +1,7 @@
 """Writes a rubric for each prompt that has a reference answer, by a judge (RaR, arXiv 2507.17746, section 3): rows for
 `--rewards rubric:1`.
 
-    python data/make_rubrics.py --prompts data/referenced.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
+    python data/make_rubrics.py --prompts FILE.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
 
 Every reply is kept beside `--out` as it comes, so the same command goes on after a stop. Prompts without a rubric that can be
 read are counted and left out.

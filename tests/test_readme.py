@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -85,3 +86,15 @@ def test_every_flag_and_preset_of_a_command_exists(script):
                 assert value in module.PRESETS, f"{script}.py has no preset {value}"
             seen += 1
     assert seen
+
+
+def test_every_metric_that_a_run_logged_is_explained():
+    """Keys of the stored runs; `name/*` and `name/<part>` stand for several."""
+    section = README.partition("## What is logged")[2].partition("\n## ")[0]
+    named = re.findall(r"`([^` ]+)`", section)
+    several = tuple(re.match(r"[^*<]+", name)[0] for name in named if re.search(r"/(\*|<)", name))
+    logged = {key for path in (ROOT / "results").glob("*/*/metrics.jsonl") for line in path.read_text().splitlines()
+              for key in json.loads(line)}  # fmt: skip
+    assert len(logged) > 60 and len(several) > 3
+    old = {"rewards/preference/mean", "rewards/preference/std"}  # rewards/total/* by now
+    assert sorted(key for key in logged - old if key not in named and not key.startswith(several)) == []

@@ -16,6 +16,7 @@ from test_endpoint import ChatServer
 import rewards
 import runs
 import sandbox
+from data import make_rubrics
 from endpoint import Endpoint
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
@@ -656,6 +657,22 @@ def test_write_rubrics(judge):
     out = rewards.write_rubrics([row(reference=name) for name in replies] + [row()], client)
     assert [c["weight"] for c in out[0]] == [1.0, 0.7, 0.3, 0.8, 1.0, 0.3, 0.8] and out[1:] == [None] * 6
     assert rewards._criteria(row(rubric=out[0]))[3] == ("c3", 0.8, False)
+
+
+def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path, capsys):
+    item = {"criterion": "c", "importance": "essential"}
+    client = judge(lambda text: json.dumps({"criteria": [item] * (7 if answer_in(text, "reference") == "a" else 3)}))
+    asked = [{"id": name, "messages": [{"role": "user", "content": "Q"}], "reference": name} for name in "ab"]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", client.server.url)
+    for _ in range(2):
+        make_rubrics.main(args)
+        rows = runs.read_rows(args.out, "messages", "rubric")
+        assert [row["id"] for row in rows] == ["a"] and rows[0]["rubric"] == [{"criterion": "c", "weight": 1.0}] * 7
+        assert "1 of 2 prompts have a rubric" in capsys.readouterr().out
+        calls = len(client.server.requests)
+        args.out.unlink()
+    assert calls == 5  # one for a, and four attempts at b, all in the first start
 
 
 # --- 3. unsupervised

@@ -579,3 +579,11 @@ def test_rewards_that_cannot_be_had_are_said_first(words, others, message, tmp_p
         rewards.load(dataclasses.replace(options(tmp_path / "p.jsonl", *words), **others))
     assert e.value.code == 2 and message in capsys.readouterr().err
     assert rewards.load(train_grpo.Args()) is None  # the preference alone needs nothing of this
+
+
+@pytest.mark.parametrize("words", [["--judge", "m"], ["--prime-beta=3"], ["--process-model", "x"], ["--overlong-buffer", "9"], ["--budget", "1"]])
+def test_flags_that_would_do_nothing_are_refused(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train_grpo.py", *words])
+    with pytest.raises(SystemExit) as e:
+        rewards.load(train_grpo.Args())
+    assert e.value.code == 2 and f"{words[0].partition('=')[0]} does nothing without" in capsys.readouterr().err
