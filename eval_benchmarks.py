@@ -91,6 +91,7 @@ class Args:
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
+    """What differs: the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     concurrency: int = 32
@@ -106,6 +107,7 @@ class Args:
     """Stored responses, annotations or judge texts; scores them into the file --out."""
     # run
     seed: int = 0
+    """Of sampling, of orders that are drawn, and of intervals."""
     out: str = ""
     """With --from the file of the numbers and, under `rows`, the result of every row (empty: only print the numbers). Else the
     run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>."""

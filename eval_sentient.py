@@ -96,6 +96,7 @@ class Args:
     """Share of dialogues without a score above which no headline is given."""
     # protocol
     protocol: Literal["sage", "rlver"] = "sage"
+    """What differs: the top of this script."""
     start: int | None = None
     """Emotion at the start; this and those below: None is as the protocol has it."""
     max_change: int | None = None
@@ -111,6 +112,7 @@ class Args:
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz; scores them into the file --out."""
     # run
     seed: int = 0
+    """Of sampling, of orders that are drawn, and of intervals."""
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

@@ -72,11 +72,13 @@ class Args:
     """Tasks a batch with transformers' generate."""
     # judge
     mode: Literal["reward", "score", "program"] = "program"
+    """What each is: the top of this script."""
     judge: str = "data/toy_world.py:judge"
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here; file.py:function (program)."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
+    """What differs: the top of this script."""
     template: str = ""
     """File with the judge's instructions; empty: our own wording."""
     references: tuple[str, ...] = ("gpt-4",)
@@ -86,6 +88,7 @@ class Args:
     length_margin: int = -1
     """K: a slight win of an answer that is more than K characters longer counts as a tie; -1: off (--mode reward)."""
     judge_max_tokens: int = 1024
+    """Tokens of a judge's reply."""
     concurrency: int = 32
     """Judge calls at a time."""
     budget: float = 0.0
@@ -106,6 +109,7 @@ class Args:
     """Run folders to set side by side."""
     # run
     seed: int = 0
+    """Of sampling, of orders that are drawn, and of intervals."""
     out: str = ""
     """Run folder; empty: results/eval__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

@@ -117,6 +117,7 @@ class Args:
     weight_decay: float = 1e-4
     """Table 6; Adam betas are 0.9 and 0.95."""
     max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass (released script)."""
     lora_r: int = 0
@@ -133,6 +134,7 @@ class Args:
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
+    """Of the order of the data, of sampling and of new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

@@ -153,9 +153,11 @@ class Args:
     weight_decay: float = 0.01
     """Table 7."""
     max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
     micro_batch_size: int = 1
     """Completions a forward, per GPU."""
     gradient_checkpointing: bool = True
+    """Activations are computed again in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
     # run
@@ -170,6 +172,7 @@ class Args:
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
+    """Of the order of the data, of sampling and of new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

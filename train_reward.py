@@ -42,6 +42,7 @@ class Args:
     """Share of the pairs kept for evaluation, at least 2 pairs."""
     # optimisation
     epochs: float = 1
+    """Passes over the pairs."""
     batch_size: int = 64
     """Pairs an optimizer step, over all GPUs."""
     micro_batch_size: int = 2
@@ -49,7 +50,9 @@ class Args:
     learning_rate: float = 2e-6
     """Our choice for 8B models; cosine decay, 5 % warm-up."""
     weight_decay: float = 0.0
+    """Of AdamW."""
     gradient_checkpointing: bool = True
+    """Activations are computed again in the backward pass: less memory, about a third more time."""
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
@@ -60,6 +63,7 @@ class Args:
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
+    """Of the order of the data, of sampling and of new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

@@ -87,6 +87,7 @@ class Args:
     """As in train_grpo.py."""
     # algorithm
     algorithm: Literal["grpo", "ppo"] = "grpo"
+    """PPO has one conversation a user, and a critic."""
     steps: int = 200
     """RLVER shows about 210 of GRPO, 350 of PPO."""
     prompts_per_step: int = 32
@@ -107,21 +108,26 @@ class Args:
     learning_rate: float = 1e-6
     """RLVER."""
     weight_decay: float = 0.01
+    """Of AdamW."""
     max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
     micro_batch_size: int = 1
     """Conversations a forward, per GPU."""
     gradient_checkpointing: bool = True
+    """Activations are computed again in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
     # run
     preset: str = ""
     """A name from PRESETS at the top of this script; flags override it."""
     save_steps: int = 20
+    """Steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
+    """Of the order of the data, of sampling and of new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
