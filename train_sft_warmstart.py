@@ -159,7 +159,8 @@ def main(args: Args) -> None:
     state.print(f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes")
     if args.dry_run:
         ids, n = kept[0]["input_ids"], kept[0]["labels"].count(-100)
-        state.print(f"the first row, trained on from [[[ to ]]]:\n{tokenizer.decode(ids[:n])}[[[{tokenizer.decode(ids[n:])}]]]")
+        prompt, completion = tokenizer.decode(ids[:n]), tokenizer.decode(ids[n:])
+        state.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
     run = runs.start_run(args, "sft", args.model)
     runs.write_dropped(run, dropped)
