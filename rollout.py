@@ -589,15 +589,15 @@ def merged_params(self):
     120 steps."""
     if not is_peft_model(self.model) or self._dist.is_zero3 or (self._dist.is_fsdp and self._dist.fsdp_version == 1):
         return (yield from _trl_params(self))
-    whole = lambda x: (x.full_tensor() if hasattr(x, "full_tensor") else x).float()
+    whole = lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x
     for name, weight in self.model.named_parameters():
         if self.model.prefix not in name:
-            dtype, weight = weight.dtype, whole(weight)
+            weight = whole(weight)
             if name.endswith(".base_layer.weight"):
                 layer = self.model.get_submodule(name.removesuffix(".base_layer.weight"))
-                delta = whole(layer.lora_B["default"].weight) @ whole(layer.lora_A["default"].weight)
-                weight = weight + layer.scaling["default"] * (delta.T if layer.fan_in_fan_out else delta)
-            weight = weight.to(dtype)
+                delta = whole(layer.lora_B["default"].weight).float() @ whole(layer.lora_A["default"].weight).float()
+                delta = layer.scaling["default"] * (delta.T if layer.fan_in_fan_out else delta)
+                weight = (weight.float() + delta).to(weight.dtype)
             yield self._fix_param_name_to_vllm(name.removeprefix("base_model.model.").replace(".base_layer", "")), weight.data
 
 

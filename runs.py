@@ -105,7 +105,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
 
 def refuse_unused(reasons: dict[str, str]) -> None:
     """Exits with 2 for a flag on the command line that does nothing: {flag: why, or "" where it does something}."""
-    typed = {word.partition("=")[0] for word in sys.argv[1:]}
+    typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
     for flag in typed & {flag for flag, why in reasons.items() if why}:
         fail(f"{flag} does nothing {reasons[flag]}; leave it out")
 
