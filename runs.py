@@ -189,10 +189,10 @@ def check_vllm(args, use_vllm: bool) -> None:
     weights of its own beside those being trained."""
     if args.vllm_server_url and not use_vllm:
         fail("--vllm-server-url needs --rollout vllm")
-    flags = ("--vllm-memory", "--vllm-sleep", "--max-logprob-gap", "--importance-correction")
+    flags = ("--vllm-memory", "--max-logprob-gap", "--importance-correction")
     refuse_unused(dict.fromkeys(flags, "" if use_vllm else "without --rollout vllm"))
-    if args.vllm_sleep and (args.vllm_server_url or not torch.cuda.is_available()):
-        fail("--vllm-sleep is for a vLLM in this process, on a GPU")
+    sleeps = torch.cuda.is_available() and not args.vllm_server_url
+    refuse_unused({"--vllm-sleep": "" if sleeps else "but on a GPU, for a vLLM in this process"})
     others = args.vllm_server_url or args.vllm_sleep or getattr(args, "dynamic_sampling", 0)
     if args.async_rollouts and (not use_vllm or others):
         fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url, --vllm-sleep and "

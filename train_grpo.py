@@ -334,7 +334,7 @@ def main(args: Args) -> None:
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
         vllm_gpu_memory_utilization=args.vllm_memory,
-        vllm_enable_sleep_mode=args.vllm_sleep,
+        vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
         vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,

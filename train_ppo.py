@@ -176,7 +176,8 @@ class Args:
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
-PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
+PAPER = {"reward_on": "response", "on_bad_format": "score",  # equation 3; released configs, strict mode off
+         "vllm_sleep": True}  # four 8B models and vLLM: no room for the update's activations in 80 GB otherwise
 INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
 RLHF = {"think": False}
 LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896}  # as in train_grpo.py
@@ -295,7 +296,7 @@ def main(args: Args) -> None:
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
         vllm_gpu_memory_utilization=args.vllm_memory,
-        vllm_enable_sleep_mode=args.vllm_sleep,
+        vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
         vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,
