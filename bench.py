@@ -705,8 +705,8 @@ def scale(folder: Path, size: dict, args: Args) -> dict:
             command += [f"--{flag}", str(value)] if not isinstance(value, bool) else [f"--{flag}" if value else f"--no-{flag}"]
         with open(folder / f"scale-{name}.log", "w") as log:
             threads = {"OMP_NUM_THREADS": "1"} if name == "processes" and not ON_GPU else {}  # two on two cores
-            done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent,
-                                  env=os.environ | threads)  # fmt: skip
+            env = {k: v for k, v in os.environ.items() if name != "processes" or k != "CUDA_VISIBLE_DEVICES"} | threads
+            done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent, env=env)
         if done.returncode:
             sys.exit(f"scale {name}:\n" + (folder / f"scale-{name}.log").read_text()[-3000:])
         rows = [json.loads(line) for line in (folder / f"scale-{name}" / "metrics.jsonl").read_text().splitlines()]

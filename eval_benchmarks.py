@@ -32,7 +32,6 @@ import tyro
 
 import benchmarks
 import evaluation
-from endpoint import resolve_url
 
 METRICS = {  # what goes into results/runs.csv, the headline first
     "alpacaeval2": ("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
@@ -234,7 +233,8 @@ def main(args: Args) -> None:
     if not args.model_url:
         evaluation.load_tokenizer(args)
     asked = lambda answer: [r for t in tasks for r in judge_requests(args, t, answer).values()] if args.judge else []
-    own = [args.name, [benchmarks.prompt(args.name, t) for t in tasks], args.judge, resolve_url(args.judge_url), args.protocol,
+    place = evaluation.judge_place(args.judge, args.judge_url)
+    own = [args.name, [benchmarks.prompt(args.name, t) for t in tasks], args.judge, place, args.protocol,
            asked("")]  # with the judge's instructions, and the answers that a benchmark compares with
     fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")

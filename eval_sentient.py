@@ -392,8 +392,9 @@ def main(args: Args) -> None:
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
             numbers["without_headline"], numbers["mean_emotion"] = numbers["mean_emotion"], None
         warn([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in dialogues if "error" in d])
-        own = [setting, name, url, simulator.SYSTEM, simulator.ASK_THINKING, simulator.PLANNER, simulator.SPEAKER,
-               list(simulator.RULES.values()), profiles]  # fmt: skip
+        place = evaluation.judge_place(name, url)
+        own = [setting | {"seed": 0}, name, place, simulator.SYSTEM, simulator.ASK_THINKING, simulator.PLANNER,
+               simulator.SPEAKER, list(simulator.RULES.values()), profiles]  # fmt: skip
         fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
         results[role] = {"name": name, "fingerprint": fingerprint, **numbers}
         common = {"model": args.model, "benchmark": f"sentient{suffix}", "n": numbers["n"], "n_invalid": numbers["n_invalid"],

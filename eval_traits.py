@@ -38,7 +38,7 @@ import runs  # isort: skip
 import numpy as np
 
 import evaluation
-from endpoint import Endpoint, resolve_url
+from endpoint import Endpoint
 
 
 @dataclass
@@ -365,7 +365,8 @@ def load_traits(path: str) -> dict:
 def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
     """What must be equal for two results to be comparable, and a hash of it."""
     sha = lambda value: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-    out = {"judge": args.judge, "judge_url": resolve_url(args.judge_url), "judge_max_tokens": args.judge_max_tokens,
+    place = evaluation.judge_place(args.judge, args.judge_url)
+    out = {"judge": args.judge, "judge_url": place, "judge_max_tokens": args.judge_max_tokens,
            "template": sha(COMPARE), "traits": sha(traits), "prompts": sha([p["messages"] for p in pairs]),
            "baseline": sha([p["baseline"] for p in pairs])}  # fmt: skip
     return {**out, "hash": sha(out)}

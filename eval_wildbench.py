@@ -39,7 +39,6 @@ import numpy as np
 
 import evaluation
 import utils
-from endpoint import resolve_url
 from evaluation import bootstrap, shorten
 
 
@@ -330,10 +329,9 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     out = {k: getattr(args, k) for k in (used if args.mode != "program" else ["mode", "judge"])}
     sha = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
     if args.mode != "program":
-        out["judge_url"] = "" if args.judge.startswith("local:") else resolve_url(args.judge_url)
+        out["judge_url"] = evaluation.judge_place(args.judge, args.judge_url)
     if args.mode == "reward":
         out["reference_texts"] = sha(json.dumps([[t["references"][name] for name in args.references] for t in tasks]))
-        out["order_seed"] = args.seed if args.orders == "random" else None
     out["words"] = WORDS.get((args.mode, args.protocol), 0)
     out["template"] = sha(template)
     out["tasks"] = sha(json.dumps([[t["id"], t["messages"], t.get("checklist")] for t in tasks], sort_keys=True))

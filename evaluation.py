@@ -12,7 +12,7 @@ import numpy as np
 
 import runs
 import utils
-from endpoint import Endpoint, Reply
+from endpoint import Endpoint, Reply, resolve_url
 
 
 def think_format(args) -> str:
@@ -55,7 +55,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
 
     def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
-        check_plain(args, text)
+        if not args.model_url:
+            check_plain(args, text)
         p = utils.split_thinking(text, think_format(args), finished)
         row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
                "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
@@ -68,7 +69,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         sampling = endpoint_sampling(args, temperature)
         requests = [{"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
                     for t in tasks]  # fmt: skip
-        for task, reply in zip(tasks, model.ask(requests, name="generate")):
+        read = lambda text: check_plain(args, text) or text  # at the first such answer, not when all are paid for
+        for task, reply in zip(tasks, model.ask(requests, read, name="generate")):
             if reply.error:
                 runs.fail(f"task {task['id']}: {reply.error}; the same command with --resume goes on")
             if task["id"] not in stored:
@@ -108,6 +110,11 @@ def shorten(text: str, words: int) -> str:
     """The first `words` space-separated words (0: all), with a mark where something was cut."""
     parts = text.split(" ")
     return text if not words or len(parts) <= words else " ".join(parts[:words]) + "... (truncated)"
+
+
+def judge_place(judge: str, url: str) -> str:
+    """Where a judge or simulated user is asked, for a fingerprint; "" for none, one that runs here, or a program."""
+    return "" if not judge or judge.startswith("local:") or ".py:" in judge else resolve_url(url)
 
 
 def ask_judge(args, requests: list[dict], parse: Callable, run: Path) -> list[Reply]:

@@ -296,7 +296,7 @@ SUMS = {  # --rewards of the rows on sums, and what belongs to them
     "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate --on-bad-format score",
     "majority": "majority:1", "certainty": "self_certainty:1",
     "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",
-    "prime": "math:1 prime:0.3 --prime-learning-rate 1e-4",
+    "prime": "math:1 prime:1 --prime-learning-rate 1e-4 --scale-rewards none",  # the last as PRIME
 }  # fmt: skip
 RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 
@@ -387,7 +387,7 @@ PAPER_HOURS = {  # GPU-hours on H100, as the released README reports them for an
 }
 
 
-def cost(name: str, command: list[str], as_released: bool) -> str:
+def cost(name: str, command: list[str]) -> str:
     """Predicted GPU-hours and GiB a GPU (8 x 80 GB, FSDP2, without activations) of a training stage; "" for others."""
     script = next(word for word in command if word.endswith(".py"))
     if script not in PAPER_HOURS or name.startswith("toy-"):
@@ -402,7 +402,7 @@ def cost(name: str, command: list[str], as_released: bool) -> str:
         gib |= {"reference": 4 * n / 8}
     if script == "train_ppo.py":
         gib |= {"critic": 16 * n / 8}
-    hours = PAPER_HOURS[script](135 if as_released else 120)
+    hours = PAPER_HOURS[script](135 if "--as-released" in command else 120)
     parts = ", ".join(f"{part} {size / 2**30:.3g}" for part, size in gib.items())
     return f"about {hours:.0f} H100-hours (paper's README, scaled); GiB a GPU without activations: {parts}"
 
@@ -413,7 +413,7 @@ def show(args: Args, stages: dict) -> None:
         print(f"\n# {path}: {'there' if (HERE / path).exists() else 'missing'}\n{DATA[path]}")
     for folder, (_, command) in stages.items():
         print(f"\n# {folder}: {status(args, folder)}")
-        if line := cost(folder, command, args.as_released):
+        if line := cost(folder, command):
             print(f"# {line}")
             total += float(line.split()[1])
         print(shlex.join(command))
@@ -489,7 +489,7 @@ def rows_markdown(args: Args) -> str:
     out = ["| row | tables | training | H100-hours | status |", "|---|---|---|---|---|"]
     for row in sorted(tables):
         _, command = stages.get(f"{row}-s0", ([], []))
-        hours = cost(row, command, args.as_released).split()[1:2] if command else ["0"]
+        hours = cost(row, command).split()[1:2] if command else ["0"]
         words = [w for w in command if w.endswith(".py") or w.startswith("table")]
         made = f"`{words[0]} --preset {words[1]}`" if words else "none"
         numbers = ", ".join(tables[row]) or "its RL runs start from it"

@@ -761,6 +761,8 @@ def load(args, run: Path | None = None):
         | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in runs.reward_names(args)))
         | {"--process-model": without("process", "process" in runs.reward_names(args))}
     )
+    if args.budget and not any(args.price):
+        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
     rows = runs.read_rows(args.prompts, "messages")

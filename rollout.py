@@ -24,6 +24,7 @@ import torch.distributed.checkpoint as dcp
 import trl.generation.vllm_generation as vllm_generation
 import trl.trainer.grpo_trainer as grpo_trainer
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.nn import functional as F
 from trl import GRPOTrainer
@@ -114,7 +115,7 @@ class RolloutTrainer(GRPOTrainer):
 
     `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
     preference alone. `dense_rewards`: from `dense.load`. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`:
-    how often a group whose rewards differ by less than `zero_spread` is replaced by one of another prompt. `think_format`,
+    how often a group whose rewards differ by no more than `zero_spread` is replaced by one of another prompt. `think_format`,
     `on_bad_format` and `format_margin`: see train_grpo.Args.
     `ahead`: vLLM samples a rollout while the one before it is trained on. `run`: the run folder. `gold`: from
     `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats; the
@@ -353,7 +354,7 @@ class RolloutTrainer(GRPOTrainer):
     def _flat(self, rewards: torch.Tensor) -> torch.Tensor:
         """Of which groups (P,), bool, the rewards (P*G,) are about equal."""
         groups = rewards.view(-1, self.num_generations)
-        return groups.amax(1) - groups.amin(1) < self.zero_spread
+        return groups.amax(1) - groups.amin(1) <= self.zero_spread
 
     def _total(self, rows: list[dict]) -> tuple[list[dict], torch.Tensor]:
         """This process's rows with `reward`, and the rewards (P*G,) of all processes. A completion in bad format gets a floor;
@@ -587,6 +588,9 @@ def merged_params(self):
     """In place of VLLMGeneration._iter_named_params: (name, weight) with LoRA merged into a copy of each weight, which FSDP2
     gathers. TRL merges into the weights themselves and subtracts it again, and in bfloat16 others are left: 42 % of them after
     120 steps."""
+    for module in self.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward without a backward leaves the last layers gathered, which TRL cannot read
     if not is_peft_model(self.model) or self._dist.is_zero3 or (self._dist.is_fsdp and self._dist.fsdp_version == 1):
         return (yield from _trl_params(self))
     whole = lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x

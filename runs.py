@@ -1,6 +1,7 @@
 """One folder a run: arguments, input rows, logs, checkpoints. Nothing in a run's folder is ever overwritten unasked."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -193,9 +194,9 @@ def check_vllm(args, use_vllm: bool) -> None:
     refuse_unused(dict.fromkeys(flags, "" if use_vllm else "without --rollout vllm"))
     sleeps = torch.cuda.is_available() and not args.vllm_server_url
     refuse_unused({"--vllm-sleep": "" if sleeps else "but on a GPU, for a vLLM in this process"})
-    others = args.vllm_server_url or args.vllm_sleep or getattr(args, "dynamic_sampling", 0)
+    others = args.vllm_server_url or args.vllm_sleep and sleeps or getattr(args, "dynamic_sampling", 0)
     if args.async_rollouts and (not use_vllm or others):
-        fail("--async-rollouts needs --rollout vllm in this process, without --vllm-server-url, --vllm-sleep and "
+        fail("--async-rollouts needs --rollout vllm in this process, --no-vllm-sleep, and neither --vllm-server-url nor "
              "--dynamic-sampling")  # fmt: skip
     if args.async_rollouts and args.importance_correction == "none":
         fail("--async-rollouts trains on what an older policy sampled; correct for it: --importance-correction token_truncate")
@@ -347,9 +348,13 @@ def others_gib(args) -> dict[str, float]:
 
 
 def memory_line(parts: dict[str, float], at_once: bool = True) -> str:
-    """For the screen; exits with 2 when the parts, which are there `at_once` or one after the other, do not fit on a GPU."""
+    """For the screen; exits with 2 when the parts, which are there `at_once` or one after the other, do not fit on a GPU and
+    the launch config puts none of them elsewhere."""
     place, needed = "GPU" if torch.cuda.is_available() else "process", (sum if at_once else max)(parts.values())
-    if place == "GPU" and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
+    offload = [os.environ.get(name, "false").lower() for name in (
+        "FSDP_OFFLOAD_PARAMS", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE")]
+    away = not {"true", "cpu", "nvme"}.isdisjoint(offload)
+    if place == "GPU" and not away and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
         fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ("
              + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
              + "): use more GPUs, --lora-r or a smaller --vllm-memory")  # fmt: skip
@@ -398,7 +403,7 @@ def start_run(args, script: str, model: str) -> Path:
         fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes")}
+    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes", "budget", "price")}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
     preset = getattr(args, "preset", "")  # an evaluation has none
@@ -504,7 +509,11 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if pickled and not any(Path(path).glob("*.safetensors")):
         fail(f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. Convert it if you trust it")
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        with contextlib.suppress(OSError):  # a model may have several ends
+            ends = GenerationConfig.from_pretrained(path).eos_token_id
+            tokenizer.own_ends = [ends] if isinstance(ends, int) else ends or []
+        return tokenizer
     except (OSError, ValueError, KeyError) as e:
         fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
 
@@ -597,7 +606,7 @@ def save_model(trainer, folder: Path, think_format: str | None) -> None:
             PeftModel.from_pretrained(start, adapter).merge_and_unload().save_pretrained(part)
         tokenizer.save_pretrained(part)
         if think_format:  # a policy
-            GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(part)
+            GenerationConfig(eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id).save_pretrained(part)
             (part / "think_format.json").write_text(json.dumps({"think_format": think_format}))
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
@@ -684,7 +693,7 @@ def shard_reference(trainer_module) -> None:
     )
 
 
-def explain(error: Exception, trainer, run: Path, batches) -> None:
+def explain(error: BaseException, trainer, run: Path, batches) -> None:
     """The last line of a run that failed: after which step, how full the disk is, where --resume continues. The `batches` of a
     step that is not finite are kept in not_finite-rank<k>.safetensors, as <micro-batch>.<name>."""
     if isinstance(error, FloatingPointError):
@@ -726,7 +735,7 @@ def train(trainer, run: Path, resume: bool) -> None:
     try:
         with faults.stoppable(), faults.watched():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # the second from a judge whose budget is spent
         explain(e, trainer, run, batches)
         raise
     if faults.RUN.stopped:

@@ -427,8 +427,8 @@ def main(args: Args) -> None:
                     f"format {utils.THINK_FORMATS[think_format]!r}; the reward model reads {args.reward_on}")  # fmt: skip
         runs.check_rewards(args, think_format)
         parts = {"sampling: vLLM": runs.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
-        parts["scoring: reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
-        parts |= {f"scoring: {name}": gib for name, gib in runs.others_gib(args).items()}
+        others = runs.others_gib(args).values()
+        parts["scoring"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
         parts["training: policy"] = runs.trained_gib(args.model, args.lora_r)
         state.print(runs.memory_line(parts, at_once=False))
     held_out = runs.load_held_out(args, tokenizer, kept)

@@ -142,7 +142,7 @@ class Args:
     dynamic_sampling: int = 0
     """How often a group whose rewards are about equal is replaced by a group of another prompt (DAPO)."""
     zero_spread: float = 0.05
-    """Rewards of a group that differ by less are about equal; `reward/flat_groups` logs the share of such groups."""
+    """Rewards of a group that differ by no more are about equal; `reward/flat_groups` logs the share of such groups."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k, for rewards of 0 and 1; use --scale-rewards none."""
     entropy_coef: float = 0.0

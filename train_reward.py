@@ -39,7 +39,7 @@ class Args:
     max_length: int = 4096
     """Tokens; longer pairs are dropped, counted and listed."""
     held_out: float = 0.05
-    """Share of the pairs kept for evaluation, at least 2 pairs."""
+    """Share of the prompts whose pairs are kept for evaluation, at least 2 prompts."""
     # optimisation
     epochs: float = 1
     """Passes over the pairs."""

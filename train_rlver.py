@@ -281,6 +281,8 @@ def main(args: Args) -> None:
     runs.refuse_unused(dict.fromkeys(("--lam", "--value-clip", "--critic-learning-rate"),
                                      "" if args.algorithm == "ppo" else "without --algorithm ppo")
                        | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""})  # fmt: skip
+    if args.budget and not any(args.price):
+        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if args.ask_thinking and not args.think:
         runs.fail("--ask-thinking asks for what --no-think calls malformed; leave one out")
     if not args.simulator:

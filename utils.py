@@ -154,7 +154,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     end = next((i for i in after if i in control), None)  # what the template writes after the assistant's words
     if end is None:
         raise ValueError("the chat template ends the assistant's turn by no special token; pass --chat-template FILE")
-    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id} - {None})
+    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *getattr(tokenizer, "own_ends", ())} - {None})
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     if tokenizer.pad_token_id in (None, end):  # a spare token, else the last special one, else the last: padding is masked
         spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]

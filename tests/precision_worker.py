@@ -20,5 +20,5 @@ if state.is_main_process:
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy
     gradient = next(model.parameters()).grad
     print(json.dumps({"forward": str(policy.param_dtype), "log_probs": str(out.log_probs.dtype),
-                      "gradient": str(gradient.dtype), "sharded": type(gradient).__name__}), flush=True)  # fmt: skip
+                      "sums": str(policy.reduce_dtype), "sharded": type(gradient).__name__}), flush=True)  # fmt: skip
 runs.leave()

@@ -97,7 +97,7 @@ def test_sft_writes_a_servable_folder(sft):
     tokenizer = AutoTokenizer.from_pretrained(sft / "model")
     AutoModelForCausalLM.from_pretrained(sft / "model")
     assert tokenizer.chat_template and tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token != tokenizer.eos_token
-    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == tokenizer.eos_token_id
+    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == [tokenizer.eos_token_id]
     assert json.loads((sft / "model" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
@@ -481,7 +481,7 @@ def test_fsdp2_computes_in_bfloat16_and_sums_in_float32():
     """As the launch config has it, log-probabilities and sums of gradients would be of 8 bits."""
     out = fsdp("tests/precision_worker.py", precision="bf16").stdout
     assert json.loads(out[out.index("{") :].splitlines()[0]) == {
-        "forward": "torch.bfloat16", "log_probs": "torch.float32", "gradient": "torch.float32", "sharded": "DTensor"}  # fmt: skip
+        "forward": "torch.bfloat16", "log_probs": "torch.float32", "sums": "torch.float32", "sharded": "DTensor"}  # fmt: skip
 
 
 def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
