@@ -1,4 +1,5 @@
-"""What a forward and a backward give under the launch config, as JSON: started by tests/test_scripts.py."""
+"""What a forward, a backward and a reading of the weights give under the launch config, as JSON: started by
+tests/test_scripts.py."""
 
 import json
 
@@ -6,19 +7,31 @@ import runs  # isort: skip
 import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
+from trl.generation.vllm_generation import DistributedBackend, VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
+
+import rollout
 
 state, accelerator = runs.processes(), Accelerator(cpu=True)
 model = AutoModelForCausalLM.from_pretrained("data/toy/base", dtype="float32")
+whole = {name: weight.clone() for name, weight in model.named_parameters()}
 runs.skip_prompt_logits()
 add_fused_lm_head(model, outputs=("log_probs", "entropy"))
 model, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
 ids = torch.randint(5, 200, (2, 20), generator=torch.Generator().manual_seed(state.process_index))
-out = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True)
+forward = lambda: model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(), fused_lm_head=True)
+out = forward()
 (-out.log_probs.mean()).backward()
+sharded = type(next(model.parameters()).grad).__name__
+with torch.no_grad():
+    forward()  # as the check of vLLM's logprobs: the last layers stay gathered
+gathered = sum(not hasattr(weight, "full_tensor") for weight in model.parameters())
+sync = object.__new__(VLLMGeneration)  # vLLM's side is not needed to read the weights
+sync.model, sync.accelerator, sync._dist = model, accelerator, DistributedBackend(accelerator)
+read = dict(rollout.merged_params(sync))
+equal = all(torch.equal(read[name], weight) for name, weight in whole.items())
 if state.is_main_process:
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy
-    gradient = next(model.parameters()).grad
-    print(json.dumps({"forward": str(policy.param_dtype), "log_probs": str(out.log_probs.dtype),
-                      "sums": str(policy.reduce_dtype), "sharded": type(gradient).__name__}), flush=True)  # fmt: skip
+    print(json.dumps({"forward": str(policy.param_dtype), "log_probs": str(out.log_probs.dtype), "sums": str(policy.reduce_dtype),
+                      "gradient": sharded, "gathered": gathered > 0, "read": equal}), flush=True)  # fmt: skip
 runs.leave()

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from accelerate import PartialState
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 import faults
 import runs
@@ -242,6 +242,31 @@ def test_overwrite_starts_anew(here):
     (run / "metrics.jsonl").write_text("old\n")
     assert runs.start_run(Args(overwrite=True), "grpo", "org/base") == run
     assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
+
+
+@dataclasses.dataclass
+class Paid(Args):
+    budget: float = 0.0
+
+
+def test_a_resume_may_raise_the_budget(here):
+    """Else a run that had spent it could not go on."""
+    run = runs.start_run(Paid(budget=1.0), "grpo", "org/base")
+    assert runs.start_run(Paid(budget=2.0, resume=True), "grpo", "org/base") == run
+
+
+def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
+    """Of its generation_config.json, beside the end of turn of the template; and what is saved ends at the same."""
+    import shutil
+
+    import utils
+
+    shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
+    GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
+    tokenizer = runs.load_tokenizer(str(tmp_path / "m"))
+    own = tokenizer.eos_token_id
+    utils.prepare_tokenizer(tokenizer, "think")
+    assert tokenizer.stop_ids == sorted({3, 5, own, tokenizer.eos_token_id}) and own != tokenizer.eos_token_id
 
 
 def test_resume_continues_with_equal_arguments_only(here, exits):

@@ -478,10 +478,12 @@ def test_fsdp2_is_ddp(toy_data, tmp_path):
 
 
 def test_fsdp2_computes_in_bfloat16_and_sums_in_float32():
-    """As the launch config has it, log-probabilities and sums of gradients would be of 8 bits."""
+    """As the launch config has it, log-probabilities and sums of gradients would be of 8 bits. And vLLM gets all weights, also
+    after a forward that leaves some of them gathered."""
     out = fsdp("tests/precision_worker.py", precision="bf16").stdout
     assert json.loads(out[out.index("{") :].splitlines()[0]) == {
-        "forward": "torch.bfloat16", "log_probs": "torch.float32", "sums": "torch.float32", "sharded": "DTensor"}  # fmt: skip
+        "forward": "torch.bfloat16", "log_probs": "torch.float32", "sums": "torch.float32", "gradient": "DTensor",
+        "gathered": True, "read": True}  # fmt: skip
 
 
 def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):

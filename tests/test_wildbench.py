@@ -331,3 +331,17 @@ def test_a_local_judge_needs_no_key(tasks, tmp_path):
 def test_bad_input(args, message, tasks):
     done = run(*args, *(["--tasks", tasks] if "--mode" in args else []), ok=False)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
+    """Two seeds of one row have a mean; another reference, another endpoint or another template has not."""
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    task = TASK | {"references": {"gpt-4": "r"}}
+    of = lambda tasks=(task,), template="T", **flags: wb.fingerprint(wb.Args(**{"mode": "reward", "judge": "j", "orders": "random", **flags}), template, tasks)["hash"]
+    assert of(seed=0) == of(seed=1) == of(judge_url="https://api.openai.com/v1/")
+    others = {of(), of([task | {"references": {"gpt-4": "s"}}]), of(template="U"), of(orders="both"), of(judge_url="http://localhost:8000/v1")}
+    assert len(others) == 5
+    program, local = {"mode": "program", "judge": "data/toy_world.py:judge"}, {"judge": "local:x"}
+    before = of(**program), of(**local), of()
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9000/v1")  # of another endpoint's user
+    assert (of(**program), of(**local)) == before[:2] and of() != before[2]
