@@ -55,8 +55,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
 
     def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
-        if not args.model_url:
-            check_plain(args, text)
+        check_plain(args, text)
         p = utils.split_thinking(text, think_format(args), finished)
         row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
                "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
@@ -69,8 +68,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         sampling = endpoint_sampling(args, temperature)
         requests = [{"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
                     for t in tasks]  # fmt: skip
-        read = lambda text: check_plain(args, text) or text  # at the first such answer, not when all are paid for
-        for task, reply in zip(tasks, model.ask(requests, read, name="generate")):
+        check_plain(args, model.ask(requests[:1], name="generate")[0].text)  # before all are paid for
+        for task, reply in zip(tasks, model.ask(requests, name="generate")):
             if reply.error:
                 runs.fail(f"task {task['id']}: {reply.error}; the same command with --resume goes on")
             if task["id"] not in stored:
