@@ -6,6 +6,7 @@ import json
 import runs  # isort: skip
 import torch
 from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.generation.vllm_generation import DistributedBackend, VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
@@ -30,8 +31,17 @@ sync = object.__new__(VLLMGeneration)  # vLLM's side is not needed to read the w
 sync.model, sync.accelerator, sync._dist = model, accelerator, DistributedBackend(accelerator)
 read = dict(rollout.merged_params(sync))
 equal = all(torch.equal(read[name], weight) for name, weight in whole.items())
+torch.manual_seed(0)
+lora = get_peft_model(AutoModelForCausalLM.from_pretrained("data/toy/base", dtype="float32"),
+                      LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))  # fmt: skip
+layers = {name: layer for name, layer in lora.named_modules() if hasattr(layer, "get_delta_weight")}
+merged = {f"{name.removeprefix('base_model.model.')}.weight": (layer.base_layer.weight + layer.get_delta_weight("default")).detach()
+          for name, layer in layers.items()}  # fmt: skip
+sync.model, _ = accelerator.prepare(lora, torch.optim.AdamW(p for p in lora.parameters() if p.requires_grad))
+with_lora = dict(rollout.merged_params(sync))
+adapted = with_lora.keys() == whole.keys() and all(torch.allclose(with_lora[n], w, atol=1e-6) for n, w in merged.items())
 if state.is_main_process:
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy
     print(json.dumps({"forward": str(policy.param_dtype), "log_probs": str(out.log_probs.dtype), "sums": str(policy.reduce_dtype),
-                      "gradient": sharded, "gathered": gathered > 0, "read": equal}), flush=True)  # fmt: skip
+                      "gradient": sharded, "gathered": gathered > 0, "read": equal, "read with LoRA": adapted and len(merged) > 20}), flush=True)  # fmt: skip
 runs.leave()

@@ -56,7 +56,7 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     more = {}
     if algorithm == "ppo":
         cls, config, own = ppo.PPOTrainer, ppo.PPOConfig, {}
-        more = {"critic": ppo.load_critic(train_ppo.Args(model="data/toy/base", gradient_checkpointing=False), tokenizer),
+        more = {"critic": ppo.load_critic("data/toy/base", train_ppo.Args(gradient_checkpointing=False)),
                   "critic_learning_rate": 1e-3, "gamma": 1.0, "lam": 0.95, "value_clip": 0.5}  # fmt: skip
     if algorithm == "dense":
         implicit = dense.ImplicitReward(AutoModelForCausalLM.from_pretrained("data/toy/base"), 0.5, 1e-3)

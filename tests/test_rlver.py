@@ -74,7 +74,7 @@ def users(tmp_path_factory):
 
 def command(users, out, *words) -> list[str]:
     args = ["train_rlver.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--profiles", users,
-            "--prompts-per-step", 4, "--group-size", 4, "--micro-batch-size", 8, "--max-turn-tokens", 16, "--steps", 3,
+            "--prompts-per-step", 4, *(() if "ppo" in words else ("--group-size", 4)), "--micro-batch-size", 8, "--max-turn-tokens", 16, "--steps", 3,
             "--save-steps", 1, "--allow-truncation", "--out", out, *words]  # fmt: skip
     return [sys.executable, *map(str, args)]
 

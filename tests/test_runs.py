@@ -331,7 +331,7 @@ def test_write_summary(tmp_path, capsys):
 # --- memory
 
 
-def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeypatch):
+def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeypatch, exits):
     """Llama-3.1-8B's shape: 8.03 billion parameters; LoRA of rank 64 on all its linear layers 167.8 million."""
     LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
                 num_key_value_heads=8, tie_word_embeddings=False).save_pretrained(tmp_path)  # fmt: skip
@@ -344,7 +344,14 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(PartialState(), "num_processes", 8)
     assert runs.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
+    card = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     assert runs.memory_line({"policy": 14.957, "vLLM": 24}) == "GiB a GPU, without activations: policy 15, vLLM 24"
+    parts = {"policy": 60.0, "vLLM": 24.0}
+    assert "84 GiB are needed of a GPU's 80" in exits(runs.memory_line, parts)
+    assert runs.memory_line(parts, at_once=False)  # one after the other
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert runs.memory_line(parts)
 
 
 def test_the_rows_of_a_step_come_longest_first_in_an_order_of_the_epoch():

@@ -131,7 +131,7 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     tokenizer = runs.load_tokenizer(str(BASE))
     for load in (lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
                  lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
-                 lambda: ppo.load_critic(train_ppo.Args(model=str(pickled)), tokenizer),
+                 lambda: ppo.load_critic(str(pickled), train_ppo.Args()),
                  lambda: list(utils.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
         with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):  # the library's, or ours with one line
             load()
@@ -155,7 +155,7 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     tokenizer = runs.load_tokenizer(str(BASE))
     for load in (lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
                  lambda: utils.RewardModel.check(str(folder)),
-                 lambda: ppo.load_critic(train_ppo.Args(model=str(folder)), tokenizer),
+                 lambda: ppo.load_critic(str(folder), train_ppo.Args()),
                  lambda: list(utils.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
         with pytest.raises(ValueError, match="custom code"):
             load()

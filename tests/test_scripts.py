@@ -97,7 +97,8 @@ def test_sft_writes_a_servable_folder(sft):
     tokenizer = AutoTokenizer.from_pretrained(sft / "model")
     AutoModelForCausalLM.from_pretrained(sft / "model")
     assert tokenizer.chat_template and tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token != tokenizer.eos_token
-    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == [tokenizer.eos_token_id]
+    own = AutoTokenizer.from_pretrained("data/toy/base").eos_token_id  # what the base model had for an end
+    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == [own, tokenizer.eos_token_id]
     assert json.loads((sft / "model" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
@@ -483,7 +484,7 @@ def test_fsdp2_computes_in_bfloat16_and_sums_in_float32():
     out = fsdp("tests/precision_worker.py", precision="bf16").stdout
     assert json.loads(out[out.index("{") :].splitlines()[0]) == {
         "forward": "torch.bfloat16", "log_probs": "torch.float32", "sums": "torch.float32", "gradient": "DTensor",
-        "gathered": True, "read": True}  # fmt: skip
+        "gathered": True, "read": True, "read with LoRA": True}  # fmt: skip
 
 
 def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
@@ -495,10 +496,6 @@ def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
         steps.append(jsonl(tmp_path / name / "round-1" / "metrics.jsonl")[0])
     assert [s["loss"] for s in steps] == pytest.approx([math.log(2)] * 2, abs=1e-5)
     assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-5)
-    fsdp(*GRPO, "--rollout", "vllm", "--lora-r", 4, "--learning-rate", 1e-2, "--prompts", toy_data / "rl_prompts.jsonl",
-         "--out", tmp_path / "grpo")  # fmt: skip
-    gaps = [r["sampling/logprob_gap"] for r in numbers(tmp_path / "grpo")]  # vLLM has the adapter merged, gathered from shards
-    assert len(gaps) > 1 and max(gaps) < 1e-4 and numbers(tmp_path / "grpo")[-1]["kl"] > 1e-6
 
 
 def test_one_process_sees_one_gpu():
