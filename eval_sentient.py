@@ -273,7 +273,7 @@ def context(args: Args) -> int:
 def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: Callable, path: Path) -> list[dict]:
     """The dialogues of all profiles with one simulator, a turn of all at a time. Every step is a line of `path`, and the next
     start goes on after the last whole one."""
-    setting = args.setting()
+    setting, think_format = args.setting(), evaluation.think_format(args)
     dialogues = [simulator.start(profile, setting) for profile in profiles]
     by_id = {d["id"]: d for d in dialogues}
     for step in runs.read_kept(path):
@@ -305,7 +305,7 @@ def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: 
                     dialogue |= {"ended": "too_long", "error": "no room for a reply in the model's context"}
                 else:
                     evaluation.check_plain(args, out[0])
-                    simulator.say(dialogue, setting, out[0], evaluation.think_format(args), out[1])
+                    simulator.say(dialogue, setting, out[0], think_format, out[1])
                     dialogue["history"][-1]["n_tokens"] = out[2]
             keep()
         simulator.reply(dialogues, setting, user)

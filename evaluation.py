@@ -32,8 +32,8 @@ def load_tokenizer(args):
 
 def check_plain(args, text: str) -> None:
     """Exits with 2 where an answer of the model holds thinking and nothing says so: it would be judged as a part of it."""
-    unsaid = args.think_format == "auto" and (args.model_url or not (Path(args.model) / "think_format.json").exists())
-    if unsaid and "</think>" in text:
+    said = lambda: args.think_format != "auto" or not args.model_url and (Path(args.model) / "think_format.json").exists()
+    if "</think>" in text and not said():
         runs.fail(f"an answer of {args.model} holds </think>, but nothing says that this model thinks, so its thinking would "
                   "be judged; pass --think-format think, or plain if the whole text is meant")  # fmt: skip
 
@@ -49,14 +49,14 @@ def endpoint_sampling(args, temperature: float) -> dict:
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Generation rows of all tasks {id, messages[, sample]} at one temperature, thinking stripped; each is kept in
     generations.jsonl as it is done. `sample` is a number from 0 that tells several tasks of one prompt apart."""
-    path, tokenizer = run / "generations.jsonl", None if args.model_url else load_tokenizer(args)
+    path, tokenizer, how = run / "generations.jsonl", None if args.model_url else load_tokenizer(args), think_format(args)
     stored = {r["id"]: r for r in runs.read_kept(path) if r["temperature"] == temperature}
-    stop = "</response>" if think_format(args).startswith("zero") else ""
+    stop = "</response>" if how.startswith("zero") else ""
     count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
 
     def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
         check_plain(args, text)
-        p = utils.split_thinking(text, think_format(args), finished)
+        p = utils.split_thinking(text, how, finished)
         row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
                "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
                "n_thinking_tokens": count(p.thinking)}  # fmt: skip

@@ -5,6 +5,7 @@ own with its own optimizer, and both are in every checkpoint. Hooks in TRL: test
 """
 
 import contextlib
+import os
 
 import runs  # isort: skip
 import torch
@@ -150,6 +151,12 @@ class PPOTrainer(rollout.RolloutTrainer):
             for name, x in zip(names, sums[1:] / sums[0]):
                 self._metrics["train"][name].append(x.item())
         return policy_loss
+
+
+def check_launch() -> None:
+    """Exits with 2 under a launch config that cannot train a policy and a critic."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")
 
 
 def critic_start(args, tokenizer) -> str:

@@ -761,8 +761,6 @@ def load(args, run: Path | None = None):
         | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in runs.reward_names(args)))
         | {"--process-model": without("process", "process" in runs.reward_names(args))}
     )
-    if args.budget and not any(args.price):
-        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
     rows = runs.read_rows(args.prompts, "messages")
@@ -793,8 +791,8 @@ def load(args, run: Path | None = None):
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
                 continue
-            verdicts = zip(*(parts[n] for n in FIELDS if n in parts)) if FIELDS.keys() & parts.keys() else [()] * len(rows)
-            correct = [next((v for v in values if v is not None), None) for values in verdicts]
+            verdicts = [parts[n] for n in FIELDS if n in parts]
+            correct = [next((values[i] for values in verdicts if values[i] is not None), None) for i in range(len(rows))]
             options, function = context | {"group_size": group_size, "correct": correct}, globals()[name]
             parts[name] = function(rows, **{o: options[o] for o in inspect.signature(function).parameters if o in options})
         totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)

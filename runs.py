@@ -98,6 +98,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
             fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
     if getattr(args, "stall_minutes", 1) <= 0:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
+    if getattr(args, "budget", 0) and not any(args.price):
+        fail("--budget needs --price: US dollars for a million tokens read and written")
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     if first and getattr(args, "lora_r", 0) and args.learning_rate == args_class().learning_rate:
         print(f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much")
@@ -354,11 +356,11 @@ def memory_line(parts: dict[str, float], at_once: bool = True) -> str:
     offload = [os.environ.get(name, "false").lower() for name in (
         "FSDP_OFFLOAD_PARAMS", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE")]
     away = not {"true", "cpu", "nvme"}.isdisjoint(offload)
+    listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
     if place == "GPU" and not away and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
-        fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ("
-             + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
-             + "): use more GPUs, --lora-r or a smaller --vllm-memory")  # fmt: skip
-    return f"GiB a {place}, without activations: " + ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
+        fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ({listed}): use more GPUs, --lora-r or a "
+             "smaller --vllm-memory")  # fmt: skip
+    return f"GiB a {place}, without activations: {listed}"
 
 
 # --- 4. the run's folder

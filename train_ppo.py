@@ -20,7 +20,6 @@ paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. W
 a checkpoint also holds critic/, the critic and its optimizer.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -219,8 +218,7 @@ def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
     state = runs.processes()
     world = state.num_processes
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")
+    ppo.check_launch()
     accumulation, rest = divmod(args.prompts_per_step, args.micro_batch_size * world * args.updates_per_rollout)
     if rest:
         runs.fail(f"--prompts-per-step {args.prompts_per_step} cannot be split into --micro-batch-size "

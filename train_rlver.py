@@ -19,7 +19,6 @@ Trainers: rollout.py's and ppo.py's. Writes results/<run>/ as train_grpo.py does
 has `dialogue`, `emotion` and `ended`.
 """
 
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -276,13 +275,11 @@ def main(args: Args) -> None:
                   f"{args.micro_batch_size} x {world} processes")  # fmt: skip
     if args.algorithm == "grpo" and group < 2:
         runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
-    if args.algorithm == "ppo" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")
+    if args.algorithm == "ppo":
+        ppo.check_launch()
     runs.refuse_unused(dict.fromkeys(("--lam", "--value-clip", "--critic-learning-rate"),
                                      "" if args.algorithm == "ppo" else "without --algorithm ppo")
                        | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""})  # fmt: skip
-    if args.budget and not any(args.price):
-        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if args.ask_thinking and not args.think:
         runs.fail("--ask-thinking asks for what --no-think calls malformed; leave one out")
     if not args.simulator:
