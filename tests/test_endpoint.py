@@ -88,9 +88,9 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(content, tuple):
             self.send(*content)
         elif not isinstance(content, Fault):
-            self.send(200, whole)
-            with server.lock:
+            with server.lock:  # noted before it is sent, or the client may be done first
                 server.answered.append((text, content))
+            self.send(200, whole)
         elif content == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
