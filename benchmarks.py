@@ -656,7 +656,8 @@ def score_alpacaeval2(rows: list[dict], data: Path, source: str) -> dict:
     y = np.array([r.get("preference", np.nan) for r in results]) - 1
     valid, chars, wins = ~np.isnan(y), np.array(chars, dtype=float), (y > 0.5).astype(int)
     if not valid.any():
-        return {"win_rate": None, "lc_win_rate": None, "lc_win_rate_paper": None, **count(results, baseline)}
+        nothing = dict.fromkeys(("win_rate", "lc_win_rate", "win_rate_paper", "lc_win_rate_paper"))
+        return nothing | count(results, baseline)
     hard = gamed.drop_duplicates("index").set_index("index")["instruction_difficulty"]
     hard = hard.loc[[r["task"] for r in results]].to_numpy()
     x = np.c_[np.tanh(chars / (chars.std(ddof=1) or 1)), hard, np.ones(len(y))]

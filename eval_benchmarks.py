@@ -212,7 +212,7 @@ def wildbench_g(args: Args) -> None:
     words += ["--judge-max-tokens", str(args.judge_max_tokens)] if args.judge_max_tokens else []
     for name in shared:
         value = getattr(args, name)
-        if value != getattr(Args("wildbench-g"), name):
+        if value is not False and value != "":  # all of them, as the other script has other defaults
             values = value if isinstance(value, tuple) else () if value is True else (value,)
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *words])

@@ -26,17 +26,15 @@ import hashlib
 import json
 import math
 import sys
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import runs  # isort: skip
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 import evaluation
+import generation
 import simulator
 import utils
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
@@ -209,8 +207,7 @@ def warn(lines: list[str]) -> None:
 
 
 def load_model(args: Args, run: Path) -> Callable:
-    """generate(conversations, seeds) -> (text, finished, tokens) of each, or None where it does not fit the model's context;
-    the model stays loaded from turn to turn, else it is as utils.generate."""
+    """generate(conversations, seeds) -> (text, finished, tokens) of each, None where it does not fit the model's context."""
     if args.model_url:
         model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
         sampling = evaluation.endpoint_sampling(args, args.temperature)
@@ -223,42 +220,15 @@ def load_model(args: Args, run: Path) -> Callable:
 
         return by_endpoint
     tokenizer, limit = evaluation.load_tokenizer(args), context(args) - args.max_tokens
-    ends, stop = tokenizer.stop_ids, "</response>" if evaluation.think_format(args).startswith("zero") else ""
-    text = lambda ids: tokenizer.decode(ids[:-1] if ids[-1] in ends else ids)
-    ended = lambda ids: bool(ids) and (ids[-1] in ends or bool(stop) and stop in tokenizer.decode(ids))
-    if runs.use_vllm(args.rollout):
-        from vllm import LLM, SamplingParams
-
-        engine = LLM(model=args.model, gpu_memory_utilization=0.85, generation_config="vllm", dtype=utils.DTYPE,
-                     enforce_eager=utils.DEVICE == "cpu")  # fmt: skip
-
-        def complete(prompts, seeds):
-            params = [SamplingParams(
-                temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens, seed=seed, ignore_eos=True,
-                stop_token_ids=ends, stop=[stop] if stop else None, include_stop_str_in_output=True)
-                for seed in seeds]  # fmt: skip
-            outs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-            return [list(out.outputs[0].token_ids) for out in outs]
-    else:
-        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=utils.DTYPE, **utils.SAFE)
-        policy = policy.to(utils.DEVICE).eval()
-        sampling = dict(do_sample=True, temperature=args.temperature, top_p=args.top_p, top_k=0)
-        sampling = (sampling if args.temperature else {"do_sample": False}) | {"max_new_tokens": args.max_tokens}
-        policy.generation_config = GenerationConfig(**sampling, eos_token_id=ends, pad_token_id=ends[0])
-
-        def complete(prompts, seeds):
-            torch.manual_seed(seeds[0])
-            batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(utils.DEVICE)
-            width = batch["input_ids"].size(1)
-            at_stop = lambda ids, *_, **__: ids.new_tensor([ended(row) for row in ids[:, width:][:, -16:].tolist()]).bool()
-            outs = policy.generate(**batch, stopping_criteria=[at_stop] if stop else None)[:, width:].tolist()
-            return [ids[: bisect_left(range(len(ids)), True, key=lambda n, ids=ids: ended(ids[:n]))] for ids in outs]
+    stop = "</response>" if evaluation.think_format(args).startswith("zero") else ""
+    sampler = generation.Sampler(args.model, tokenizer, args.temperature, args.max_tokens, args.top_p, stop,
+                                 runs.use_vllm(args.rollout))  # fmt: skip
 
     def generate(conversations, seeds):
         prompts = [utils.encode_prompt(tokenizer, messages) for messages in conversations]
         fit = [i for i, ids in enumerate(prompts) if len(ids) <= limit]
-        outs = complete([prompts[i] for i in fit], [seeds[i] for i in fit]) if fit else []
-        done = {i: (text(ids), ended(ids), len(ids)) for i, ids in zip(fit, outs)}
+        outs = sampler.complete([prompts[i] for i in fit], [seeds[i] for i in fit], len(fit)) if fit else ()
+        done = {fit[n]: (text, finished, len(ids)) for n, text, finished, ids in outs}
         return [done.get(i) for i in range(len(prompts))]
 
     return generate

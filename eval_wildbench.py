@@ -443,6 +443,8 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded or asked
     tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
+    if len({task["id"] for task in tasks}) < len(tasks):
+        runs.fail(f"{args.tasks}: two tasks have the same id, by which answers and verdicts are kept")
     template = Path(args.template).read_text() if args.template else TEMPLATES.get(args.mode, "")
     fields = {"history", "user_query", "checklist"}
     fields |= {"candidate_A", "candidate_B"} if args.mode == "reward" else {"model_output"}
@@ -481,6 +483,7 @@ def main(args: Args) -> None:
             reward_model = utils.RewardModel(args.reward_model, args.reward_on, evaluation.think_format(args))
             for r, s in zip(good, reward_model.score([r["messages"] for r in good], [r["text"] for r in good])):
                 r["reward"] = s
+            del reward_model  # the next vLLM needs its memory
         if args.mode == "program":
             run_program(args, rows)
             numbers, verdicts = runs.or_fail(score_program, rows, args.seed), rows

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+import generation
 import runs
 import utils
 from endpoint import Endpoint, Reply, resolve_url
@@ -78,7 +79,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         prompts = [utils.encode_prompt(tokenizer, t["messages"]) for t in tasks]
         done = {i for i, t in enumerate(tasks) if t["id"] in stored}
         if len(done) < len(tasks):
-            for i, text, finished, ids in utils.generate(
+            for i, text, finished, ids in generation.generate(
                 args.model, prompts, tokenizer, temperature, args.max_tokens, args.top_p, runs.use_vllm(args.rollout),
                 args.seed, args.batch_size, stop, done=done,
             ):  # fmt: skip
@@ -148,7 +149,7 @@ def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rol
     for attempt in range(attempts):
         todo = [i for i, reply in enumerate(replies) if reply.error]
         if missing := [i for i in todo if (keys[i], attempt) not in stored]:
-            texts = utils.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
+            texts = generation.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
                                    requests[0]["max_tokens"], 1.0, runs.use_vllm(rollout), attempt)  # fmt: skip
             for n, text, _, _ in texts:
                 stored[keys[missing[n]], attempt] = text
@@ -157,7 +158,7 @@ def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rol
             text = stored[keys[i], attempt]
             try:
                 replies[i] = Reply(parse(text), text, "", (0, 0), {})
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 replies[i] = Reply(None, text, str(e), (0, 0), {})
     return replies
 

@@ -411,8 +411,9 @@ def show(args: Args, stages: dict) -> None:
     total = 0.0
     for path in data_of(stages):
         print(f"\n# {path}: {'there' if (HERE / path).exists() else 'missing'}\n{DATA[path]}")
+    root = args.results / ("toy" if args.table in ("toy", "rewards") else "")
     for folder, (_, command) in stages.items():
-        print(f"\n# {folder}: {status(args, folder)}")
+        print(f"\n# {folder}: {status(root, folder)}")
         if line := cost(folder, command):
             print(f"# {line}")
             total += float(line.split()[1])
@@ -420,9 +421,11 @@ def show(args: Args, stages: dict) -> None:
     print(f"\n# {len(stages)} stages; training about {total:.0f} H100-hours; sampling for DPO and evaluation are not counted")
 
 
-def status(args: Args, folder: str) -> str:
-    path = args.results / ("toy" if folder.startswith("toy-") else "") / folder
-    return "done" if (path / "summary.json").exists() else "interrupted" if path.exists() else "not yet run"
+def status(root: Path, folder: str) -> str:
+    """Of a run; of a row that trains nothing that of its evaluations."""
+    paths = [root / folder] if (root / folder).exists() else list(root.glob(f"{folder}--*"))
+    done = all((path / "summary.json").exists() for path in paths)
+    return "not yet run" if not paths else "done" if done else "interrupted"
 
 
 # --- 4. tables
@@ -440,6 +443,7 @@ def measured(folder: Path) -> pd.DataFrame:
 def ours(part: pd.DataFrame, times: float) -> dict:
     """Mean over seeds; 95 % interval of one seed's tasks, or over seeds by Student's t. Exits with 2 for seeds that were not
     judged alike."""
+    part = part.dropna(subset="value")  # a seed without a headline: too many of its rows were invalid
     if part.empty:
         return {"ours": None, "low": None, "high": None, "seeds": 0}
     if part["fingerprint"].nunique() > 1:
@@ -457,8 +461,9 @@ def paper_table(table: str, index: pd.DataFrame) -> pd.DataFrame:
         benchmark, metric, times, _ = BENCHMARKS[r.benchmark]
         part = index[(index.row == r.row) & (index.evaluation == benchmark) & (index.metric == metric)]
         numbers = ours(part, times)
-        state = "measured" if len(part) else "not yet run" if r.row else "model of others"
-        difference = numbers["ours"] - float(r.value) if len(part) else None
+        nothing = "no headline" if len(part) else "not yet run" if r.row else "model of others"
+        state = "measured" if numbers["seeds"] else nothing
+        difference = numbers["ours"] - float(r.value) if numbers["seeds"] else None
         row = r.row or f"{r.model_name or r.backbone} ({r.training})"
         lines.append({"table": table, "row": row, "section": r.section, "benchmark": r.benchmark, **numbers,
                       "paper": float(r.value), "difference": difference, "status": state})  # fmt: skip
@@ -493,7 +498,7 @@ def rows_markdown(args: Args) -> str:
         words = [w for w in command if w.endswith(".py") or w.startswith("table")]
         made = f"`{words[0]} --preset {words[1]}`" if words else "none"
         numbers = ", ".join(tables[row]) or "its RL runs start from it"
-        out.append(f"| {row} | {numbers} | {made} | {hours[0]} | {status(args, f'{row}-s0')} |")
+        out.append(f"| {row} | {numbers} | {made} | {hours[0]} | {status(args.results, f'{row}-s0')} |")
     return "\n".join(out)
 
 
@@ -505,8 +510,9 @@ def toy_table(index: pd.DataFrame, table: str = "toy") -> pd.DataFrame:
             part = index[(index.row == row) & (index.metric == metric) & (index.temperature == temperature)]
             part = part[part.benchmark.isin(benchmark[0].split())] if benchmark and benchmark[0] else part
             part = part.drop_duplicates("seed")  # format_ok stands there for each of two users
-            state = "toy" if len(part) else "not yet run"
-            lines.append({"table": table, "row": row, "benchmark": column, **ours(part, 1), "status": state})
+            numbers = ours(part, 1)
+            state = "toy" if numbers["seeds"] else "not yet run"
+            lines.append({"table": table, "row": row, "benchmark": column, **numbers, "status": state})
     return pd.DataFrame(lines)
 
 
@@ -609,8 +615,9 @@ def main(args: Args) -> None:
         return
     if args.list:
         for table in [*sorted(set(paper_rows().table), key=int), "toy", "rewards"]:
+            root = args.results / ("toy" if table in ("toy", "rewards") else "")
             for row in rows_of(table):
-                print(f"table {table:4} {row:45}", *(f"s{s}: {status(args, f'{row}-s{s}')}" for s in args.seeds))
+                print(f"table {table:4} {row:45}", *(f"s{s}: {status(root, f'{row}-s{s}')}" for s in args.seeds))
         return
     if bool(args.gold) != bool(args.gold_prompts):
         runs.fail("--gold and --gold-prompts belong together: what measures, and the prompts that it measures on")
@@ -619,6 +626,8 @@ def main(args: Args) -> None:
     rows = rows_of(args.table)
     if args.row and args.row not in rows:
         runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(rows)}")
+    if args.sweep and not args.row:
+        runs.fail("--sweep is over the seeds of one row; name it by --row")
     if args.sweep:
         return sweep(args)
     stages = plan(args, {args.row: rows[args.row]} if args.row else rows)

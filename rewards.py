@@ -756,11 +756,14 @@ def load(args, run: Path | None = None):
     judged = [name for name in names if "judge" in inspect.signature(globals()[name]).parameters]
     without = lambda name, there: "" if there else f"without --rewards {name}"
     runs.refuse_unused(
-        dict.fromkeys(("--judge", "--judge-url", "--budget", "--price"), "" if judged else "without a reward that asks one")
+        dict.fromkeys(("--judge", "--judge-url"), "" if judged else "without a reward that asks one")
+        | dict.fromkeys(("--budget", "--price"), "" if judged or args.gold.startswith("judge:") else "without a judge")
         | {"--overlong-buffer": without("overlong", "overlong" in names)}
         | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in runs.reward_names(args)))
         | {"--process-model": without("process", "process" in runs.reward_names(args))}
     )
+    if k and not 1 <= k <= group_size:
+        runs.fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")
     if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
     rows = runs.read_rows(args.prompts, "messages")

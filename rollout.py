@@ -13,7 +13,7 @@ import random
 import socket
 from bisect import bisect_left
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
@@ -189,7 +189,8 @@ class RolloutTrainer(GRPOTrainer):
     @torch.no_grad()
     def _check_sampler(self, prompt_ids: list[list[int]], completion_ids: list[list[int]], logprobs: list[list[float]]):
         """Stops the run when the sampler's logprobs of the first four completions are not the trainer's."""
-        rows = [(p, c, s) for p, c, s in zip(prompt_ids, completion_ids, logprobs) if c][:4]
+        rows = [(p, c, s) for p, c, s in zip(prompt_ids, completion_ids, logprobs) if c]
+        rows = (rows * 4)[:4]  # as many forwards in every process, as sharded weights are gathered in each
         n_prompt, n_completion = max(len(p) for p, _, _ in rows), max(len(c) for _, c, _ in rows)
         pad = self.processing_class.pad_token_id
         ids = [[pad] * (n_prompt - len(p)) + p + c + [pad] * (n_completion - len(c)) for p, c, _ in rows]
@@ -320,8 +321,9 @@ class RolloutTrainer(GRPOTrainer):
         faults.beat()
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
         statistics = self._entropies(messages, completion_ids) if self.entropies else [{}] * len(texts)
+        step = self.state.global_step + self.args.logging_steps  # the line of metrics.jsonl
         return [
-            {"step": self.state.global_step + 1, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
+            {"step": step, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
              "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
              "rewards": {"preference": preferences.get(i), "gold": None if g is None or math.isnan(g) else g},
              "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking), **own}
@@ -386,7 +388,8 @@ class RolloutTrainer(GRPOTrainer):
         inputs, logprobs = list(inputs), [None] * len(inputs)
         ids, rows, todo = list(logprobs), list(logprobs), list(range(len(inputs)))
         for attempt in range(self.attempts + 1):
-            asked = todo or [0]  # every process samples as often as the others
+            most = max(1, *gather_object([len(todo)]))  # every process samples and scores as many as the others
+            asked = list(islice(cycle(todo or [0]), most))
             prompts = self._tokenize_prompts([inputs[i]["prompt"] for i in asked])[0]
             new_ids, new_logprobs = self._generate_single_turn(prompts, None, {}, 1)
             new_rows = self._score([inputs[i] for i in asked], new_ids)

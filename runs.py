@@ -216,10 +216,12 @@ def load_function(spec: str):
     return getattr(module, name, None) or fail(f"{path} has no function {name!r}")
 
 
-def load_gold(spec: str, device: str, run: Path):
-    """A measure the policy is not trained on: `folder of a reward model`, `file.py:function` (messages, response) -> float, or
-    `judge:MODEL` (`judge:MODEL@URL`), the mark of a judge, 0.1 to 1. Returns a function of lists (messages, responses) -> list
-    of floats, NaN where a judge failed, or None for an empty spec. An empty response gets no judge's mark but 0."""
+def load_gold(args, device: str, run: Path):
+    """`args.gold`, a measure the policy is not trained on: `folder of a reward model`, `file.py:function` (messages, response)
+    -> float, or `judge:MODEL` (`judge:MODEL@URL`), the mark of a judge, 0.1 to 1. Returns a function of lists (messages,
+    responses) -> list of floats, NaN where a judge failed; None for an empty spec. An empty response gets no judge's mark but
+    0."""
+    spec = args.gold
     if not spec:
         return None
     if spec.startswith("judge:"):
@@ -227,7 +229,9 @@ def load_gold(spec: str, device: str, run: Path):
         from endpoint import Endpoint
 
         name, _, url = spec.removeprefix("judge:").partition("@")
-        judge = Endpoint(name, run / f"gold-{PartialState().process_index}.jsonl", url)
+        state = PartialState()
+        judge = Endpoint(name, run / f"gold-{state.process_index}.jsonl", url, budget=args.budget / state.num_processes,
+                         price=args.price)  # fmt: skip
 
         def gold(prompts: list[list[dict]], responses: list[str]) -> list[float]:
             marks = rewards.judge_mark([{"messages": m, "response": y} for m, y in zip(prompts, responses)], judge)
@@ -405,7 +409,8 @@ def start_run(args, script: str, model: str) -> Path:
         fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    same = {k: v for k, v in config.items() if k not in ("out", "resume", "overwrite", "stall_minutes", "budget", "price")}
+    free = ("out", "resume", "overwrite", "stall_minutes", "keep_checkpoints", "budget", "price", "concurrency")
+    same = {k: v for k, v in config.items() if k not in free}  # what may differ after a resume
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
     preset = getattr(args, "preset", "")  # an evaluation has none
@@ -440,10 +445,9 @@ def start_run(args, script: str, model: str) -> Path:
     return run
 
 
-def cut_log(path: Path, checkpoint: Path | None) -> None:
-    """On resume: drops the rows of a jsonl log that were written after the checkpoint, so that no step stands twice."""
+def cut_log(path: Path, last: int) -> None:
+    """On resume: drops the rows of a jsonl log that were written after the step `last`, so that none stands twice."""
     if PartialState().is_main_process and path.exists():
-        last = int(checkpoint.name.split("-")[1]) if checkpoint else -1
         lines = path.read_text().split("\n")[:-1]  # without a half-written last one
         faults.write(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= last))
     PartialState().wait_for_everyone()
@@ -576,12 +580,11 @@ def check_rewards(args, think_format: str) -> None:
         or_fail(utils.RewardModel.check, args.gold)
 
 
-def check_context(path: str, prompt_tokens: int, completion_tokens: int) -> None:
-    """Exits with 2 when prompt and completion together can be longer than the model's context."""
+def check_context(path: str, tokens: int, flags: str) -> None:
+    """Exits with 2 when prompt and completion together, as long as the flags allow, do not fit the model's context."""
     context = getattr(load_config(path).get_text_config(), "max_position_embeddings", 10**9)
-    if prompt_tokens + completion_tokens > context:
-        fail(f"--max-prompt-tokens {prompt_tokens} and --max-completion-tokens {completion_tokens} are more than the "
-             f"{context} tokens of {path}'s context")  # fmt: skip
+    if tokens > context:
+        fail(f"{flags}: {tokens} tokens are more than the {context} of {path}'s context")
 
 
 def check_think_format(model: str, think_format: str) -> None:
@@ -726,7 +729,7 @@ def train(trainer, run: Path, resume: bool) -> None:
     if resume:
         PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
     for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl"):
-        cut_log(run / log, checkpoint)
+        cut_log(run / log, int(checkpoint.name.split("-")[1]) if checkpoint else -1)
     trainer.remove_callback(PrinterCallback)
     trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
     batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs
@@ -797,12 +800,14 @@ class RunLogger(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "train_runtime" in logs:  # the Trainer's closing line is no step
             return
-        bad = [k for k in ("loss", "grad_norm", "value/loss", "value/grad_norm") if not math.isfinite(logs.get(k, 0.0))]
+        finite = lambda value: value is not None and math.isfinite(value)  # TRL makes None of a mean that is NaN
+        bad = [k for k in ("loss", "grad_norm", "value/loss", "value/grad_norm") if not finite(logs.get(k, 0.0))]
         if bad:  # the same on every rank, and before a checkpoint is written
             raise FloatingPointError(f"{bad[0]} is {logs[bad[0]]}; the batch is in {self.run}/not_finite-rank*.safetensors")
         if not state.is_world_process_zero:
             return
-        seconds, shown = time.monotonic() - self.began, [f"{k} {logs[v]:.4g}" for k, v in self.columns.items() if v in logs]
+        seconds = time.monotonic() - self.began
+        shown = [f"{k} {logs[v]:.4g}" for k, v in self.columns.items() if finite(logs.get(v))]
         if "num_tokens" in logs:
             if self.offset is None:  # after a resume SFTTrainer counts tokens from zero again
                 self.offset = self.tokens if logs["num_tokens"] < self.tokens else 0

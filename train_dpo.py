@@ -24,7 +24,6 @@ metrics.jsonl (a line a step), checkpoints and model/.
 """
 
 import contextlib
-import gc
 import json
 import math
 import os
@@ -45,6 +44,7 @@ from trl import DPOConfig, DPOTrainer
 from trl.trainer import dpo_trainer
 
 import faults
+import generation
 import utils
 
 
@@ -99,6 +99,10 @@ class Args:
     """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl, best_by_gold/)."""
+    budget: float = 0.0
+    """US dollars that a judge of --gold may cost in a round; 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars for a million tokens read and written by it."""
     min_valid: int = 2
     """A prompt with fewer completions in good format gives no pair (released code: 4)."""
     # optimisation
@@ -274,10 +278,8 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
         ids = [utils.encode_prompt(tokenizer, by_key[key]) for key in keys]
         seed = (args.seed * 1000 + number) * 1000 + PartialState().process_index
         stop, use_vllm = "</response>" if args.zero else "", runs.use_vllm(args.rollout)
-        gc.collect()
-        torch.cuda.empty_cache()  # of the round before: vLLM is another process
         with own_gpu() if use_vllm else contextlib.nullcontext():
-            for i, text, finished, out in utils.generate(
+            for i, text, finished, out in generation.generate(
                 model, ids, tokenizer, args.temperature, args.max_completion_tokens, 1.0, use_vllm, seed,
                 args.rollout_batch_size, stop, args.vllm_memory, {i for i, key in enumerate(keys) if key in done},
             ):  # fmt: skip
@@ -291,7 +293,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template,
             args.reward_max_length, args.reward_tokens_per_batch, device,
         )  # fmt: skip
-        gold = runs.load_gold(args.gold, device, folder)
+        gold = runs.load_gold(args, device, folder)
         for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
             if done >= set(chunk):
                 continue
@@ -399,6 +401,9 @@ def main(args: Args) -> None:
     offline = args.completions or args.pairs
     if offline and (args.rounds > 1 or (args.completions and args.pairs)):
         runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1 and give one of the two")
+    runs.refuse_unused(
+        dict.fromkeys(("--budget", "--price"), "" if args.gold.startswith("judge:") else "without --gold judge:MODEL")
+    )
     if not offline and args.samples_per_prompt < max(2, args.min_valid):
         runs.fail(f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid")
 
@@ -415,7 +420,8 @@ def main(args: Args) -> None:
     elif args.completions:
         stored = runs.read_rows(args.completions, "messages", "status", "ids")
     else:
-        runs.check_context(args.model, args.max_prompt_tokens, args.max_completion_tokens)
+        runs.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
+                           "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
         kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
         if len({row["id"] for row in kept}) < len(kept):
@@ -431,7 +437,9 @@ def main(args: Args) -> None:
         parts["scoring"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
         parts["training: policy"] = runs.trained_gib(args.model, args.lora_r)
         state.print(runs.memory_line(parts, at_once=False))
-    held_out = runs.load_held_out(args, tokenizer, kept)
+    others = stored or (runs.read_rows(args.pairs, "messages") if args.pairs and args.gold_prompts else [])
+    trained = kept or [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in others]
+    held_out = runs.load_held_out(args, tokenizer, trained)
     if held_out and offline:
         runs.check_rewards(args, think_format)
     if args.dry_run:
@@ -459,7 +467,7 @@ def main(args: Args) -> None:
                 rows = sample_and_score(args, model, prompts, number, folder, tokenizer, think_format)
             best_and_worst, skipped = build_pairs(rows, args.min_valid)
             total = summarise(rows, best_and_worst, skipped)
-            runs.cut_log(run / "completions.jsonl", run / f"round-{number - 1}")
+            runs.cut_log(run / "completions.jsonl", number - 1)
             if state.is_main_process and not stored:
                 role = {id(p[side]): side for p in best_and_worst for side in ("chosen", "rejected")}
                 runs.append_jsonl(run / "completions.jsonl", [{**r, "pair": role.get(id(r))} for r in rows])
@@ -470,7 +478,7 @@ def main(args: Args) -> None:
                       "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
         if held_out:
-            runs.cut_log(run / "held_out.jsonl", run / f"round-{number - 1}")
+            runs.cut_log(run / "held_out.jsonl", number - 1)
             (folder / "held-out").mkdir(exist_ok=True)
             rows = sample_and_score(replace(args, samples_per_prompt=1), str(save_to), held_out, number, folder / "held-out",
                                     tokenizer, think_format)  # fmt: skip

@@ -74,8 +74,8 @@ class Args:
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
     """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
-    normalise: Literal["none", "group", "batch"] = "none"
-    """Every part with a weight is standardised first: within its group, or within the step."""
+    normalise: Literal["none", "batch"] = "none"
+    """batch: every part with a weight is standardised first, within the step."""
     overlong_buffer: int = 0
     """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
     judge: str = ""
@@ -83,9 +83,9 @@ class Args:
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
     budget: float = 0.0
-    """US dollars that the judge may cost in this run; 0: no limit."""
+    """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge."""
+    """US dollars for a million tokens read and written by the judge, be it of --rewards or of --gold."""
     process_model: str = ""
     """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
     prime_beta: float = 0.05
@@ -228,7 +228,8 @@ def main(args: Args) -> None:
     tokenizer = runs.load_tokenizer(args.model)
     runs.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    runs.check_context(args.model, args.max_prompt_tokens, args.max_completion_tokens)
+    runs.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
+                       "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
     kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
@@ -265,7 +266,7 @@ def main(args: Args) -> None:
         utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device,
     ) if runs.has_preference(args) else None  # fmt: skip
-    gold = runs.load_gold(args.gold, device, run)
+    gold = runs.load_gold(args, device, run)
     torch.manual_seed(args.seed)
     policy, _ = runs.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"

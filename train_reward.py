@@ -29,7 +29,7 @@ import utils
 class Args:
     # model and data
     model: str = "meta-llama/Llama-3.1-8B-Instruct"
-    """Hub name or folder to start from; its head is replaced by one fresh output."""
+    """Hub name or folder to start from; a head of one output is kept, any other replaced by a fresh one."""
     pairs: str = "data/skywork.jsonl"
     """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}; see data/README.md."""
     reward_on: Literal["response", "think+response"] = "response"

@@ -25,6 +25,7 @@ from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
@@ -164,7 +165,7 @@ class Conversations:
     def _generate_and_score_completions(self, inputs):
         self._inputs = inputs
         output = super()._generate_and_score_completions(inputs)
-        metrics, rows = self._metrics["train"], self._rows
+        metrics, rows = self._metrics["train"], gather_object(self._rows)
         metrics["dialogue/turns"].append(sum(row["turns"] for row in rows) / len(rows))
         metrics["dialogue/success"].append(sum((row["emotion"] or 0) >= 100 for row in rows) / len(rows))
         return output
@@ -219,12 +220,12 @@ class Conversations:
 
     def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
         count = lambda text: len(self.processing_class(text, add_special_tokens=False)["input_ids"])
-        rows = []
+        rows, step = [], self.state.global_step + self.args.logging_steps  # the line of metrics.jsonl
         for x, talk, ids in zip(inputs, self._talks, completion_ids):
             own = [m for m in talk["history"] if m["role"] == "assistant"]
             emotion = simulator.final_emotion(talk)
             rows.append({
-                "step": self.state.global_step + 1, "id": x["id"], "messages": x["prompt"],
+                "step": step, "id": x["id"], "messages": x["prompt"],
                 "text": self.processing_class.decode(ids), "thinking": "\n\n".join(m["thinking"] for m in own),
                 "response": own[-1]["content"], "status": next((m["status"] for m in own if m["status"] != "ok"), "ok"),
                 "cut_off": own[-1]["status"] == "truncated", "rewards": {"gold": None, "preference": None},
@@ -295,7 +296,7 @@ def main(args: Args) -> None:
     prompts = [{"id": i, "prompt": simulator.chat_messages(simulator.start(p, setting), args.ask_thinking)}
                for i, p in profiles.items()]  # fmt: skip
     longest = max(len(utils.encode_prompt(tokenizer, p["prompt"])) for p in prompts)
-    runs.check_context(args.model, 0, args.max_tokens)
+    runs.check_context(args.model, args.max_tokens, "--max-tokens")
     if longest + args.max_turn_tokens > args.max_tokens:
         runs.fail(f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply")
     if len(prompts) < args.prompts_per_step:

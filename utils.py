@@ -1,17 +1,13 @@
-"""What must be the same everywhere: think format, chat rendering, reward model, generation. (Run folders: runs.py.)"""
+"""What must be the same everywhere: think format, chat rendering, reward model. (Run folders: runs.py.)"""
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import faults
 
 SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
 DEVICE, DTYPE = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")  # of one that is not trained
@@ -247,53 +243,3 @@ class RewardModel:
             mask = torch.tensor([[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device)
             scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
         return [scores[i] for i in range(len(ids))]
-
-
-# --- 4. generation (evaluation and offline sampling; RL rollouts are TRL's, see rollout.py)
-
-
-def generate(model: str, prompts: list[list[int]], tokenizer: Tokenizer, temperature: float, max_tokens: int,
-             top_p: float = 1.0, use_vllm: bool = False, seed: int = 0, batch_size: int = 64, stop: str = "",
-             vllm_memory: float = 0.85, done: Set[int] = frozenset()) -> Iterator[tuple[int, str, bool, list]]:  # fmt: skip
-    """One completion for each of the prompts (token ids), as they are done: (index, text, finished, token ids).
-
-    No sampling parameter is taken from the model's folder; temperature 0 is greedy. Completions end at the tokenizer's end of
-    turn or at `stop`; without it at `max_tokens`, and `finished` is False. Leaving out those in `done` changes no other.
-    """
-    ends = getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])  # a judge's tokenizer is as its folder has it
-    seeds, bar = seed * 1_000_003, tqdm(total=len(prompts), desc="generate", unit="completion")
-    text = lambda row: tokenizer.decode(row[:-1] if row[-1] in ends else row)
-    ended = lambda row: bool(row) and (row[-1] in ends or bool(stop) and stop in tokenizer.decode(row))
-    if use_vllm:
-        from vllm import LLM, SamplingParams
-        engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=DTYPE, enforce_eager=DEVICE == "cpu",
-                     max_model_len=max(map(len, prompts)) + max_tokens, gpu_memory_utilization=vllm_memory).llm_engine
-        for i in sorted(set(range(len(prompts))) - done):  # a seed each: equal prompts must not get equal completions
-            params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seeds + i,
-                                    ignore_eos=True, stop_token_ids=ends, stop=stop or None, include_stop_str_in_output=True)
-            engine.add_request(str(i), {"prompt_token_ids": prompts[i]}, params)
-        while engine.has_unfinished_requests():
-            faults.beat()
-            for out in (o for o in engine.step() if o.finished):
-                bar.update()
-                ids = list(out.outputs[0].token_ids)
-                yield int(out.request_id), text(ids), out.outputs[0].finish_reason == "stop", ids
-    else:
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPE, **SAFE).to(DEVICE).eval()
-        policy.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())
-        sampling = dict(do_sample=True, temperature=temperature, top_p=top_p, top_k=0) if temperature else {"do_sample": False}
-        sampling |= {"max_new_tokens": max_tokens, "eos_token_id": ends, "pad_token_id": ends[0]}
-        policy.generation_config = GenerationConfig(**sampling)
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        for rows in (b for b in batches if not done >= set(b)):
-            torch.manual_seed(seeds + rows[0])
-            batch = tokenizer.pad({"input_ids": [prompts[r] for r in rows]}, padding_side="left", return_tensors="pt")
-            w = batch["input_ids"].size(1)
-            at_stop = lambda ids, *_, w=w, **__: ids.new_tensor([ended(r) for r in ids[:, w:][:, -16:].tolist()]).bool()
-            outs = policy.generate(**batch.to(DEVICE), stopping_criteria=[at_stop] if stop else None)[:, w:]
-            for r, row in zip(rows, outs.tolist()):
-                bar.update()
-                ids = row[: bisect_left(range(len(row)), True, key=lambda n, row=row: ended(row[:n]))]  # no padding
-                yield r, text(ids), ended(ids), ids
-    bar.close()

@@ -231,6 +231,27 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
     assert "were not judged alike" in capsys.readouterr().err
 
 
+def test_seeds_without_a_headline_are_no_seeds(tmp_path):
+    """Too many verdicts of theirs were invalid, so that their value is empty."""
+    common = {"metric": "wb_reward", "benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7, "low": 30, "high": 50}
+    values = {"llama3.1-8b-rlmt-s0": 40.0, "llama3.1-8b-rlmt-s1": None, "llama3.1-8b-rlhf-s0": None}
+    write_index(tmp_path, [{"run": f"{run}--wildbench", "fingerprint": "f", "value": value, **common} for run, value in values.items()])
+    reproduce.render(reproduce.Args(results=tmp_path))
+    table = pd.read_csv(tmp_path / "tables" / "table1.csv").query("benchmark == 'WB'").set_index("row")
+    one, none = table.loc["llama3.1-8b-rlmt"], table.loc["llama3.1-8b-rlhf"]
+    assert (one.ours, one.low, one.high, one.seeds, one.status) == (40, 30, 50, 1, "measured")
+    assert pd.isna(none.ours) and none.seeds == 0 and none.status == "no headline" and pd.isna(none.difference)
+
+
+def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
+    for name, done in (("a-s0", True), ("a-s0--wildbench", False), ("b-s0--wildbench", True), ("c-s0--wildbench", True), ("c-s0--popqa", False)):
+        (tmp_path / name).mkdir()
+        if done:
+            (tmp_path / name / "summary.json").write_text("{}")
+    status = {name: reproduce.status(tmp_path, f"{name}-s0") for name in "abcd"}
+    assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run"}
+
+
 def test_released_values_are_asked_for_where_there_are_any(tmp_path):
     args = reproduce.Args(results=tmp_path, as_released=True)
     stages = reproduce.plan(args, {"llama3.1-8b-rlmt": [], "qwen2.5-7b-rlmt-ppo": []})

@@ -16,6 +16,7 @@ from test_endpoint import ChatServer
 import rewards
 import runs
 import sandbox
+import train_grpo
 from data import make_rubrics
 from endpoint import Endpoint
 
@@ -843,7 +844,7 @@ def test_a_judge_as_gold(monkeypatch, tmp_path):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = ChatServer(lambda text, n: "none" if "tuna" in text else json.dumps({"reason": "", "mark": 3 + ("cod" in text) * 5}))
     try:
-        gold = runs.load_gold(f"judge:m@{server.url}", "cpu", tmp_path)
+        gold = runs.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
         messages = [[{"role": "user", "content": "Q"}]] * 4
         marks = gold(messages, ["cod", "tuna", " ", "ham"])
         assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2:] == [0.0, 0.3] and (tmp_path / "gold-0.jsonl").exists()

@@ -428,13 +428,13 @@ def test_a_missing_reward_has_no_advantage_beside_a_floor():
 
 
 def test_gates_and_norms_of_ppo_compare_within_the_step(folders, tmp_path):
-    """One completion a prompt: a gate's floor is below all others of the step, and a group is the step."""
+    """One completion a prompt: a gate's floor is below all others of the step."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"id": 0, "messages": [{"role": "user", "content": "Q"}]}) + "\n")
     scores, statuses = [-12.0, -15.0, -9.0, -10.0], ["ok", "no_close", "ok", "ok"]
     args = train_ppo.Args(prompts=str(path), rewards=("preference:1", "format:gate"), format_margin=2.0)
     assert totals(scores, statuses, 1, rewards.load(args), "score")[0] == [-12.0, -14.0, -9.0, -10.0]
-    args = train_ppo.Args(prompts=str(path), rewards=("preference:1",), normalise="group")
+    args = train_ppo.Args(prompts=str(path), rewards=("preference:1",), normalise="batch")
     normal = totals(scores, ["ok"] * 4, 1, rewards.load(args), "score")[0]
     assert normal == pytest.approx([(s + 11.5) / statistics.stdev(scores) for s in scores], abs=1e-6)
 
@@ -534,6 +534,24 @@ def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, t
     assert set(asked[0]) & dull and not set(asked[20]) & dull
     kept = [a for a, b in zip(asked[0], asked[20]) if a == b]
     assert kept == [i for i in asked[0] if i not in dull]  # groups with a signal stay as they were
+
+
+def test_forwards_and_steps_are_those_of_every_process(folders, tokenizer, tmp_path):
+    """Sharded weights are gathered in every forward: of the check of vLLM's logprobs there are four, however few rows there
+    are. A step of completions.jsonl is one of metrics.jsonl, also with several updates a rollout."""
+    trainer = make_trainer(folders, tokenizer, tmp_path, steps=4, steps_per_generation=4, logging_steps=2)
+    prompts, forwards = [utils.encode_prompt(tokenizer, row["prompt"]) for row in list(trainer.train_dataset)[:5]], []
+    for n in (1, 2, 5):
+        forwards.clear()
+        hook = trainer.model.register_forward_pre_hook(lambda *_: forwards.append(1))
+        trainer.max_logprob_gap = math.inf
+        trainer._check_sampler(prompts[:n], [[5, 6, 7]] * n, [[0.0] * 3] * n)
+        hook.remove()
+        assert len(forwards) == 4
+    trainer.train()
+    metrics = [h for h in trainer.state.log_history if "loss" in h]
+    logged = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [h["step"] for h in metrics] == [2, 4] == sorted({row["step"] for row in logged})
 
 
 def test_the_order_of_an_epoch_follows_from_its_number(folders, tokenizer, tmp_path):

@@ -300,6 +300,14 @@ def test_last_checkpoint_is_a_complete_one(tmp_path):
     assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])  # None: what TRL makes of a mean that is NaN
+def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
+    logger, state = runs.RunLogger(tmp_path, {"loss": "loss"}, "think"), SimpleNamespace(is_world_process_zero=True)
+    for key in ("loss", "grad_norm", "value/loss"):
+        with pytest.raises(FloatingPointError, match=f"{key} is"):
+            logger.on_log(None, state, None, logs={"loss": 0.1, key: value})
+
+
 LOG = [{"step": s, "rewards": {"preference": 0.5}, "text": "a\u2028b\n"} for s in (1, 1, 2, 2, 3, 10)]
 
 
@@ -307,19 +315,19 @@ LOG = [{"step": s, "rewards": {"preference": 0.5}, "text": "a\u2028b\n"} for s i
 def test_cut_log(tmp_path, torn):
     """Whatever stood at the end when the run was killed, also what looks like the end of a row."""
     path = tmp_path / "completions.jsonl"
-    for checkpoint, kept in (("checkpoint-2", LOG[:4]), ("checkpoint-9", LOG[:5]), ("checkpoint-10", LOG), (None, [])):
+    for last, kept in ((2, LOG[:4]), (9, LOG[:5]), (10, LOG), (-1, [])):
         path.unlink(missing_ok=True)
         runs.append_jsonl(path, LOG[:3])
         runs.append_jsonl(path, LOG[3:])
         with open(path, "a") as f:
             f.write(torn.rstrip("\n"))
-        runs.cut_log(path, tmp_path / checkpoint if checkpoint else None)
+        runs.cut_log(path, last)
         runs.append_jsonl(path, [{"step": 11}])
         assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [*kept, {"step": 11}]
 
 
 def test_cut_log_without_a_log(tmp_path):
-    runs.cut_log(tmp_path / "metrics.jsonl", None)
+    runs.cut_log(tmp_path / "metrics.jsonl", -1)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

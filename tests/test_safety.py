@@ -20,6 +20,7 @@ from test_scripts import shared, toy_data  # noqa: F401
 from test_wildbench import run
 from transformers import AutoModelForCausalLM, Trainer
 
+import generation
 import ppo
 import runs
 import train_ppo
@@ -132,7 +133,7 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     for load in (lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
                  lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
                  lambda: ppo.load_critic(str(pickled), train_ppo.Args()),
-                 lambda: list(utils.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
+                 lambda: list(generation.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
         with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):  # the library's, or ours with one line
             load()
 
@@ -156,7 +157,7 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     for load in (lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
                  lambda: utils.RewardModel.check(str(folder)),
                  lambda: ppo.load_critic(str(folder), train_ppo.Args()),
-                 lambda: list(utils.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
+                 lambda: list(generation.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
         with pytest.raises(ValueError, match="custom code"):
             load()
 

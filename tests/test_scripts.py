@@ -272,6 +272,7 @@ def test_vllm_stops_at_the_end_of_turn_that_was_trained(sft, toy_data, tmp_path)
         ([*GRPO, "--gold", "nowhere.py:f"], "not file.py:function"),
         ([*GRPO, "--gold", "nowhere"], "nowhere is no model folder"),
         ([*GRPO, "--vllm-server-url", "http://localhost:1"], "needs --rollout vllm"),
+        ([*GRPO, "--pass-at-k", 16], "--pass-at-k 16 must be from 1 to --group-size"),
         ([*GRPO, "--async-rollouts"], "--async-rollouts needs --rollout vllm"),
         ([*GRPO, "--async-rollouts", "--rollout", "vllm"], "correct for it: --importance-correction"),
         ([*GRPO, "--stall-minutes", "0"], "use more than 0"),

@@ -3,6 +3,7 @@ HTTP judge and with a local one."""
 
 import csv
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -307,6 +308,23 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, tmp_path):
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
     done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
+
+
+def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
+    """json gives up on it with a RecursionError; the replies are those of an earlier start."""
+    judge, request = str(ROOT / "data/toy/reward_model"), {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9}
+    key = hashlib.sha256(json.dumps([judge, request], sort_keys=True).encode()).hexdigest()
+    stored = [{"key": key, "attempt": n, "text": "[" * 3000} for n in range(4)]
+    (tmp_path / "judge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stored))
+    reply = evaluation.ask_local(judge, [request], lambda text: wb.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf")[0]
+    assert reply.value is None and "recursion" in reply.error
+
+
+def test_two_tasks_of_one_id_are_refused(tasks, tmp_path):
+    lines = tasks.read_text().splitlines()
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[3]]) + "\n")
+    done = run(*MODEL, "--tasks", tmp_path / "twice.jsonl", "--judge", "data/toy_world.py:judge", "--dry-run", ok=False)
+    assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
 def test_a_local_judge_needs_no_key(tasks, tmp_path):
