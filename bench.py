@@ -63,6 +63,7 @@ from transformers import (
     TrainerCallback,
 )
 
+import training
 import utils
 
 CASES = ("grpo", "reward", "sft", "dpo", "ppo", "judge", "scale", "plan")
@@ -430,7 +431,7 @@ def drive(conn, args: Args, clock: Clock | None = None) -> None:
         trainer.add_callback(Turns(trainer, conn, args.seed, clock or Clock()))
         trainer.train()
 
-    runs.train = train
+    training.train = train
 
 
 def rl_arguments(folder: Path, size: dict, args: Args) -> dict:
@@ -479,7 +480,7 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
             report_to=[], disable_tqdm=True, seed=args.seed, vllm_importance_sampling_correction=side == "peer",
             generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id]},
         ),
-        train_dataset=Dataset.from_list(runs.load_prompts(flags.prompts, tokenizer, 64)[0]),
+        train_dataset=Dataset.from_list(training.load_prompts(flags.prompts, tokenizer, 64)[0]),
         processing_class=tokenizer,
     )  # fmt: skip
     trainer.add_callback(Turns(trainer, conn, args.seed, Clock()))
@@ -560,7 +561,7 @@ def sft_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     if side == "ours":  # one optimizer step an epoch on either side
         flags = dataclasses.replace(flags, packing=True, micro_batch_size=1)
     else:
-        runs.skip_prompt_logits = lambda: None
+        training.skip_prompt_logits = lambda: None
     train_sft_warmstart.main(flags)
 
 
@@ -615,7 +616,7 @@ def ppo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
 
     if side == "peer":
         rollout.split_rollout = lambda batch, n, **_: rollout._trl_split(batch, n)
-        runs.skip_prompt_logits = lambda: None
+        training.skip_prompt_logits = lambda: None
         rollout.trimmed = lambda mask, size: (
             torch.arange(len(mask)), [(rows, 0, mask.size(1)) for rows in torch.arange(len(mask)).split(size or len(mask))]
         )  # fmt: skip
@@ -766,7 +767,7 @@ def measured_gib(config, rows: int, width: int, prompt: int, checkpointing: bool
     """What `update_gib` predicts, measured in the second of two micro-batches, on random weights."""
     from trl.trainer.utils import add_fused_lm_head
 
-    runs.skip_prompt_logits()
+    training.skip_prompt_logits()
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(DEVICE).train()
     if checkpointing:
@@ -804,8 +805,8 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
                 "predicted_gib": predicted, "measured_gib": measured, "ratio": predicted / measured}  # fmt: skip
         return out
     config = runs.load_config(p.model)
-    weights, adapter = runs.n_parameters(p.model, AutoModelForCausalLM, p.lora_r)
-    reward = runs.n_parameters(p.reward_model or p.model, AutoModelForSequenceClassification)[0]
+    weights, adapter = training.n_parameters(p.model, AutoModelForCausalLM, p.lora_r)
+    reward = training.n_parameters(p.reward_model or p.model, AutoModelForSequenceClassification)[0]
     resident = {
         "policy": (2 * weights + 16 * adapter if p.lora_r else 16 * weights) / p.gpus / 2**30,
         "reference": 0.0 if p.lora_r else 4 * weights / p.gpus / 2**30,

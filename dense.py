@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import faults
 import rewards
+import training
 import utils
 
 
@@ -71,7 +72,7 @@ class ProcessReward:
             self.function = runs.load_function(source)
             return
         self.tokenizer = runs.load_tokenizer(source)
-        self.model = runs.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0].to(device).eval()
+        self.model = training.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0].to(device).eval()
         self.model.config.use_cache = False
 
     @staticmethod
@@ -184,7 +185,7 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
             runs.fail("--rewards process needs --process-model: a token classifier, or file.py:function")
         ProcessReward.check(args.process_model)
     if "prime" in names:
-        if not rewards.FIELDS.keys() & runs.reward_names(args):
+        if not rewards.FIELDS.keys() & rewards.reward_names(args):
             runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
         if not getattr(args, "beta", getattr(args, "kl_coef", 0)) or getattr(args, "kl", "") == "none":
             runs.fail("--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one")
@@ -193,7 +194,7 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
             sources.append((name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch)))
             continue
         dtype = utils.DTYPE if args.lora_r else "float32"
-        model, _ = runs.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
-        model = runs.beside_policy(model, args, task_type="CAUSAL_LM")
+        model, _ = training.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
+        model = training.beside_policy(model, args, task_type="CAUSAL_LM")
         sources.append((name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate)))
     return sources

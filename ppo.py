@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
 import rollout
+import training
 import utils
 
 
@@ -131,7 +132,7 @@ class PPOTrainer(rollout.RolloutTrainer):
         tokens = inputs["num_items_in_batch"] / self.accelerator.num_processes  # of the rollout, a process's share
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation  # of it, in this optimizer step
         last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if last or runs.shards() > 1 else self.accelerator.no_sync(self.critic):
+        with contextlib.nullcontext() if last or training.shards() > 1 else self.accelerator.no_sync(self.critic):
             loss, clipped = value_loss(self.values(inputs), inputs["values"], inputs["returns"], self.value_clip)
             self.accelerator.backward((loss * mask).sum() / (tokens * share))
         if last:
@@ -172,11 +173,11 @@ def load_critic(start: str, args):
     dtype = utils.DTYPE if args.lora_r else "float32"
     config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
-    critic, new = runs.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)
+    critic, new = training.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)
     for name, parameter in critic.named_parameters():
         if name in new:
             torch.nn.init.zeros_(parameter)
-    critic = runs.beside_policy(critic, args, exclude_modules=["score"], modules_to_save=["score"], task_type="TOKEN_CLS")
+    critic = training.beside_policy(critic, args, exclude_modules=["score"], modules_to_save=["score"], task_type="TOKEN_CLS")
     for parameter in critic.parameters():
         if parameter.requires_grad:  # the head too: an update of 1e-5 is lost in bfloat16
             parameter.data = parameter.data.float()

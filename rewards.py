@@ -700,6 +700,11 @@ def _standardised(values: Values) -> Values:
     return [None if v is None else (v - mean) / std if std > 1e-8 else 0.0 for v in values]
 
 
+def reward_names(args) -> set[str]:
+    """The names in `args.rewards`, without weights and rules; the preference alone where a script has no choice."""
+    return {word.partition(":")[0] for word in getattr(args, "rewards", ["preference"])}
+
+
 def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows: list[dict], group_size: int,
             normalise: str = "none", margin: float = 1.0) -> tuple[Values, dict[str, Values]]:  # fmt: skip
     """One total a row, and what each part contributes to it: a row's contributions add up to its total.
@@ -759,8 +764,8 @@ def load(args, run: Path | None = None):
         dict.fromkeys(("--judge", "--judge-url"), "" if judged else "without a reward that asks one")
         | dict.fromkeys(("--budget", "--price"), "" if judged or args.gold.startswith("judge:") else "without a judge")
         | {"--overlong-buffer": without("overlong", "overlong" in names)}
-        | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in runs.reward_names(args)))
-        | {"--process-model": without("process", "process" in runs.reward_names(args))}
+        | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in reward_names(args)))
+        | {"--process-model": without("process", "process" in reward_names(args))}
     )
     if k and not 1 <= k <= group_size:
         runs.fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")

@@ -32,6 +32,7 @@ from trl import GRPOTrainer
 import dense
 import faults
 import runs
+import training
 import utils
 from rewards import collapsed
 
@@ -118,8 +119,8 @@ class RolloutTrainer(GRPOTrainer):
     how often a group whose rewards differ by no more than `zero_spread` is replaced by one of another prompt. `think_format`,
     `on_bad_format` and `format_margin`: see train_grpo.Args.
     `ahead`: vLLM samples a rollout while the one before it is trained on. `run`: the run folder. `gold`: from
-    `runs.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats; the
-    mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
+    `training.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats;
+    the mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
     """
 
     def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
@@ -148,7 +149,7 @@ class RolloutTrainer(GRPOTrainer):
                                   gather=self.accelerator.gather)  # fmt: skip
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
-        runs.skip_prompt_logits()
+        training.skip_prompt_logits()
         self._rows, self._steps_cut_off = [], 0  # of this rollout; of the first steps, how many were mostly cut off (-1: over)
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self.zero_spread = compose, entropies, attempts, zero_spread
@@ -556,9 +557,9 @@ class RolloutTrainer(GRPOTrainer):
         rows = gather_object(self._score(mine, completion_ids))[: len(self.held_out)]
         if self.reward_model:
             self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
-        better = [self.accelerator.is_main_process and runs.log_held_out(self.run, self.state.global_step, rows)]
+        better = [self.accelerator.is_main_process and training.log_held_out(self.run, self.state.global_step, rows)]
         if broadcast_object_list(better)[0]:
-            runs.save_model(self, self.run / "best_by_gold", self.think_format)
+            training.save_model(self, self.run / "best_by_gold", self.think_format)
 
     # --- forwards: rows of about equal length, no column that is padding in all of them
 
@@ -581,7 +582,7 @@ def total(**_):
     raise AssertionError("TRL called the reward function although _calculate_rewards is overridden")
 
 
-runs.shard_reference(grpo_trainer)
+training.shard_reference(grpo_trainer)
 _trl_split = grpo_trainer.split_tensor_dict
 _LLM = getattr(vllm_generation, "LLM", None)  # None: vLLM is not installed
 _trl_params = vllm_generation.VLLMGeneration._iter_named_params

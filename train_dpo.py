@@ -45,6 +45,7 @@ from trl.trainer import dpo_trainer
 
 import faults
 import generation
+import training
 import utils
 
 
@@ -293,7 +294,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template,
             args.reward_max_length, args.reward_tokens_per_batch, device,
         )  # fmt: skip
-        gold = runs.load_gold(args, device, folder)
+        gold = training.load_gold(args, device, folder)
         for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
             if done >= set(chunk):
                 continue
@@ -321,7 +322,7 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
 # --- training
 
 
-runs.shard_reference(dpo_trainer)
+training.shard_reference(dpo_trainer)
 
 
 class TokenDPOTrainer(DPOTrainer):
@@ -334,7 +335,7 @@ class TokenDPOTrainer(DPOTrainer):
 def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to: Path, tokenizer, think_format: str) -> int:
     """DPO on token ids {prompt_ids, chosen_ids, rejected_ids} from `model`, the reference, to `save_to`; returns the steps."""
     on_disk = folder / "pairs"
-    runs.skip_prompt_logits()
+    training.skip_prompt_logits()
     length = lambda p: len(p["prompt_ids"]) + max(len(p["chosen_ids"]), len(p["rejected_ids"]))
     pairs = sorted(pairs, key=length)  # the reference reads them in this order
     if PartialState().is_main_process and not (on_disk / "state.json").exists():
@@ -342,20 +343,20 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
     PartialState().wait_for_everyone()
     torch.manual_seed(args.seed)
     dtype = utils.DTYPE if args.lora_r else "float32"
-    policy, _ = runs.load_weights(AutoModelForCausalLM, model, dtype=dtype)
+    policy, _ = training.load_weights(AutoModelForCausalLM, model, dtype=dtype)
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
     columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",
                "rejected logp": "logps/rejected"}  # fmt: skip
     trainer = TokenDPOTrainer(
         model=policy,
         args=DPOConfig(
-            **runs.common_config(args, folder),
+            **training.common_config(args, folder),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.micro_batch_size,
             gradient_accumulation_steps=args.batch_size // (args.micro_batch_size * PartialState().num_processes),
             beta=args.beta,
             # once, before training, kept beside the pairs; LoRA's reference is the policy, which FSDP shards only later
-            precompute_ref_log_probs=not (args.lora_r and runs.shards() > 1),
+            precompute_ref_log_probs=not (args.lora_r and training.shards() > 1),
             max_length=None,
             learning_rate=args.learning_rate,
             lr_scheduler_type="cosine",
@@ -368,11 +369,11 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         train_dataset=Dataset.load_from_disk(on_disk),  # one that all processes share
         processing_class=tokenizer,
         peft_config=lora if args.lora_r else None,
-        callbacks=[runs.RunLogger(folder, columns, think_format)],
+        callbacks=[training.RunLogger(folder, columns, think_format)],
     )
-    trainer._get_train_sampler = lambda dataset: runs.SortedSteps(list(map(length, pairs)), args.batch_size, args.seed)
-    runs.train(trainer, folder, args.resume)
-    runs.save_model(trainer, save_to, think_format)
+    trainer._get_train_sampler = lambda dataset: training.SortedSteps(list(map(length, pairs)), args.batch_size, args.seed)
+    training.train(trainer, folder, args.resume)
+    training.save_model(trainer, save_to, think_format)
     return trainer.state.global_step
 
 
@@ -394,7 +395,7 @@ def summarise(rows: list[dict], pairs: list[dict], skipped: Counter) -> dict:
 
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = runs.processes()
+    state = training.processes()
     if args.batch_size % (args.micro_batch_size * state.num_processes):
         runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
                   f"{state.num_processes} processes")  # fmt: skip
@@ -409,7 +410,7 @@ def main(args: Args) -> None:
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
-    runs.check_think_format(args.model, think_format)
+    training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     kept, dropped, stored = [], [], []
     if args.pairs:
@@ -420,9 +421,9 @@ def main(args: Args) -> None:
     elif args.completions:
         stored = runs.read_rows(args.completions, "messages", "status", "ids")
     else:
-        runs.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
+        training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
                            "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
-        kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+        kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
         if len({row["id"] for row in kept}) < len(kept):
             runs.fail(f"{args.prompts}: two rows have the same id; completions are grouped by it")
@@ -431,17 +432,17 @@ def main(args: Args) -> None:
         sampler = "vLLM" if runs.use_vllm(args.rollout) else "transformers"
         state.print(f"{args.rounds} rounds of {per_round} prompts x {args.samples_per_prompt} completions by {sampler}; "
                     f"format {utils.THINK_FORMATS[think_format]!r}; the reward model reads {args.reward_on}")  # fmt: skip
-        runs.check_rewards(args, think_format)
-        parts = {"sampling: vLLM": runs.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
-        others = runs.others_gib(args).values()
-        parts["scoring"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
-        parts["training: policy"] = runs.trained_gib(args.model, args.lora_r)
-        state.print(runs.memory_line(parts, at_once=False))
+        training.check_rewards(args, think_format)
+        parts = {"sampling: vLLM": training.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
+        others = training.others_gib(args).values()
+        parts["scoring"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
+        parts["training: policy"] = training.trained_gib(args.model, args.lora_r)
+        state.print(training.memory_line(parts, at_once=False))
     others = stored or (runs.read_rows(args.pairs, "messages") if args.pairs and args.gold_prompts else [])
     trained = kept or [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in others]
-    held_out = runs.load_held_out(args, tokenizer, trained)
+    held_out = training.load_held_out(args, tokenizer, trained)
     if held_out and offline:
-        runs.check_rewards(args, think_format)
+        training.check_rewards(args, think_format)
     if args.dry_run:
         return
     run = runs.start_run(args, "dpo", args.model)
@@ -467,7 +468,7 @@ def main(args: Args) -> None:
                 rows = sample_and_score(args, model, prompts, number, folder, tokenizer, think_format)
             best_and_worst, skipped = build_pairs(rows, args.min_valid)
             total = summarise(rows, best_and_worst, skipped)
-            runs.cut_log(run / "completions.jsonl", number - 1)
+            training.cut_log(run / "completions.jsonl", number - 1)
             if state.is_main_process and not stored:
                 role = {id(p[side]): side for p in best_and_worst for side in ("chosen", "rejected")}
                 runs.append_jsonl(run / "completions.jsonl", [{**r, "pair": role.get(id(r))} for r in rows])
@@ -478,20 +479,20 @@ def main(args: Args) -> None:
                       "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
         if held_out:
-            runs.cut_log(run / "held_out.jsonl", number - 1)
+            training.cut_log(run / "held_out.jsonl", number - 1)
             (folder / "held-out").mkdir(exist_ok=True)
             rows = sample_and_score(replace(args, samples_per_prompt=1), str(save_to), held_out, number, folder / "held-out",
                                     tokenizer, think_format)  # fmt: skip
-            if state.is_main_process and runs.log_held_out(run, number, rows):
+            if state.is_main_process and training.log_held_out(run, number, rows):
                 shutil.copytree(save_to, run / "best_by_gold", dirs_exist_ok=True)
         if state.is_main_process:
-            total["loss"] = runs.mean_loss(folder)
+            total["loss"] = training.mean_loss(folder)
         runs.write_summary(folder, total)
         totals.append(total)
         model = str(save_to)
     if state.is_main_process:
         faults.write(run / "metrics.jsonl", "".join(json.dumps({"step": i, **t}) + "\n" for i, t in enumerate(totals, 1)))
-    runs.finish(run, {"rounds": totals, "prompts": len(kept), "dropped": len(dropped)})
+    training.finish(run, {"rounds": totals, "prompts": len(kept), "dropped": len(dropped)})
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from trl import GRPOConfig
 import dense
 import rewards
 import rollout
+import training
 import utils
 
 
@@ -255,7 +256,7 @@ for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm")
 
 def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = runs.processes()
+    state = training.processes()
     world = state.num_processes
     if args.group_size < 2:
         runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
@@ -267,34 +268,34 @@ def main(args: Args) -> None:
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
-    runs.check_think_format(args.model, think_format)
+    training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    runs.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
+    training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
                        "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
-    kept, dropped = runs.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
-    held_out = runs.load_held_out(args, tokenizer, kept)
+    held_out = training.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
-    runs.check_vllm(args, use_vllm)
+    training.check_vllm(args, use_vllm)
     state.print(f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = "
                 f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
                 f"updates; {args.steps} steps\n"
                 f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
                 f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
-    runs.check_rewards(args, think_format)
+    training.check_rewards(args, think_format)
     rewards.load(args)
     dense.load(args)
-    parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
+    parts = {"policy": training.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
-    if runs.has_preference(args):
-        parts["reward model"] = runs.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+        parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
+    if training.has_preference(args):
+        parts["reward model"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm and not args.vllm_server_url:
-        parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
-    parts |= runs.others_gib(args)
-    state.print(runs.memory_line(parts))
+        parts["vLLM"] = training.vllm_gib(args.model, args.vllm_memory)
+    parts |= training.others_gib(args)
+    state.print(training.memory_line(parts))
     if args.dry_run:
         return
     run = runs.start_run(args, "grpo", args.model)
@@ -305,10 +306,10 @@ def main(args: Args) -> None:
     reward_model = runs.or_fail(
         utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
         args.reward_tokens_per_batch, device,
-    ) if runs.has_preference(args) else None  # fmt: skip
-    gold = runs.load_gold(args, device, run)
+    ) if training.has_preference(args) else None  # fmt: skip
+    gold = training.load_gold(args, device, run)
     torch.manual_seed(args.seed)
-    policy, _ = runs.load_weights(
+    policy, _ = training.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
@@ -317,7 +318,7 @@ def main(args: Args) -> None:
     # --- 3. rollouts, rewards, updates
     updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
     config = GRPOConfig(
-        **runs.common_config(args, run, updates),
+        **training.common_config(args, run, updates),
         max_steps=args.steps * updates,
         num_generations=args.group_size,
         per_device_train_batch_size=args.micro_batch_size,
@@ -361,7 +362,7 @@ def main(args: Args) -> None:
         train_dataset=Dataset.from_list(kept),
         processing_class=tokenizer,
         peft_config=lora if args.lora_r else None,
-        callbacks=[runs.RunLogger(run, columns, think_format)],
+        callbacks=[training.RunLogger(run, columns, think_format)],
         reward_model=reward_model,
         think_format=think_format,
         on_bad_format=args.on_bad_format,
@@ -371,18 +372,18 @@ def main(args: Args) -> None:
         held_out=held_out,
         compose=rewards.load(args, run),
         dense_rewards=dense.load(args, device, build=True),
-        entropies=bool({"self_certainty", "negative_entropy"} & runs.reward_names(args)),
+        entropies=bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args)),
         attempts=args.dynamic_sampling,
         zero_spread=args.zero_spread,
         ahead=args.async_rollouts,
         allow_truncation=args.allow_truncation,
         max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),
     )
-    runs.train(trainer, run, args.resume)
+    training.train(trainer, run, args.resume)
 
     # --- 4. save
-    runs.save_model(trainer, run / "model", think_format)
-    runs.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
+    training.save_model(trainer, run / "model", think_format)
+    training.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
                       "dropped": len(dropped)})  # fmt: skip
 
 

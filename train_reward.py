@@ -22,6 +22,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
+import training
 import utils
 
 
@@ -114,7 +115,7 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
 
 
 def main(args: Args) -> None:
-    state = runs.processes()
+    state = training.processes()
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:
@@ -145,7 +146,7 @@ def main(args: Args) -> None:
 
     # --- 2. model
     torch.manual_seed(args.seed)
-    model, _ = runs.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
+    model, _ = training.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
                                  dtype=torch.float32)  # fmt: skip
     model.config.reward_on = args.reward_on  # for who scores with it
 
@@ -153,7 +154,7 @@ def main(args: Args) -> None:
     trainer = RewardTrainer(
         model=model,
         args=RewardConfig(
-            **runs.common_config(args, run),
+            **training.common_config(args, run),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.micro_batch_size,
             per_device_eval_batch_size=args.micro_batch_size,
@@ -166,21 +167,21 @@ def main(args: Args) -> None:
         ),
         train_dataset=Dataset.from_list(train),
         processing_class=tokenizer,
-        callbacks=[runs.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)],
+        callbacks=[training.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)],
     )
     lengths = [max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in train]
-    trainer._get_train_sampler = lambda dataset: runs.SortedSteps(lengths, args.batch_size, args.seed)
-    runs.train(trainer, run, args.resume)
+    trainer._get_train_sampler = lambda dataset: training.SortedSteps(lengths, args.batch_size, args.seed)
+    training.train(trainer, run, args.resume)
 
     # --- 4. save, and score the held-out pairs from the saved folder as any other script will
-    runs.save_model(trainer, run / "model", None)
+    training.save_model(trainer, run / "model", None)
     summary = {"n_pairs": len(train), "dropped": len(dropped)}
     if state.is_main_process:
         scorer = utils.RewardModel(str(run / "model"), device=str(state.device))
         scores = scorer.score_ids([p[side] for p in held for side in ("chosen_ids", "rejected_ids")])
         margins = [c - r for c, r in zip(scores[::2], scores[1::2])]
         summary["held_out"] = calibration(margins)
-    runs.finish(run, summary)
+    training.finish(run, summary)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from trl import GRPOConfig
 import ppo
 import rollout
 import simulator
+import training
 import utils
 from endpoint import Endpoint
 
@@ -268,7 +269,7 @@ def check_turns(tokenizer, prompt: list[dict]) -> None:
 
 
 def main(args: Args) -> None:
-    think_format, state = "think" if args.think else "plain", runs.processes()
+    think_format, state = "think" if args.think else "plain", training.processes()
     group, world, on_gpu = args.group_size if args.algorithm == "grpo" else 1, state.num_processes, torch.cuda.is_available()
     accumulation, rest = divmod(args.prompts_per_step * group, args.micro_batch_size * world)
     if rest:
@@ -288,7 +289,7 @@ def main(args: Args) -> None:
 
     # --- 1. users
     tokenizer = runs.load_tokenizer(args.model)
-    runs.check_think_format(args.model, think_format)
+    training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     setting = {**simulator.RLVER, "start": args.start, "max_change": args.max_change or None, "low": args.low,
                "turns": args.turns, "kind": args.user, "seed": args.seed}  # fmt: skip
@@ -296,7 +297,7 @@ def main(args: Args) -> None:
     prompts = [{"id": i, "prompt": simulator.chat_messages(simulator.start(p, setting), args.ask_thinking)}
                for i, p in profiles.items()]  # fmt: skip
     longest = max(len(utils.encode_prompt(tokenizer, p["prompt"])) for p in prompts)
-    runs.check_context(args.model, args.max_tokens, "--max-tokens")
+    training.check_context(args.model, args.max_tokens, "--max-tokens")
     if longest + args.max_turn_tokens > args.max_tokens:
         runs.fail(f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply")
     if len(prompts) < args.prompts_per_step:
@@ -307,14 +308,14 @@ def main(args: Args) -> None:
     state.print(f"{len(prompts)} users; {args.prompts_per_step} x {group} conversations a step, {args.steps} steps of "
                 f"{args.algorithm}; {args.user} users, at most {args.turns} turns; rollouts by "
                 f"{'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}")  # fmt: skip
-    parts = {"policy": runs.trained_gib(args.model, args.lora_r)}
+    parts = {"policy": training.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:
-        parts["reference"] = runs.frozen_gib(args.model, AutoModelForCausalLM, 4, runs.shards())
+        parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
     if args.algorithm == "ppo":
         parts["critic"] = parts["policy"]
     if use_vllm:
-        parts["vLLM"] = runs.vllm_gib(args.model, args.vllm_memory)
-    state.print(runs.memory_line(parts))
+        parts["vLLM"] = training.vllm_gib(args.model, args.vllm_memory)
+    state.print(training.memory_line(parts))
     if args.dry_run:
         return
     run = runs.start_run(args, "rlver", args.model)
@@ -323,7 +324,7 @@ def main(args: Args) -> None:
 
     # --- 2. models
     torch.manual_seed(args.seed)
-    policy, _ = runs.load_weights(
+    policy, _ = training.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
@@ -336,7 +337,7 @@ def main(args: Args) -> None:
 
     # --- 3. conversations, emotions, updates
     config = config_class(
-        **runs.common_config(args, run),
+        **training.common_config(args, run),
         **own,
         max_steps=args.steps,
         per_device_train_batch_size=args.micro_batch_size,
@@ -370,7 +371,7 @@ def main(args: Args) -> None:
         train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer,
         peft_config=lora if args.lora_r else None,
-        callbacks=[runs.RunLogger(run, columns, think_format)],
+        callbacks=[training.RunLogger(run, columns, think_format)],
         reward_model=None,
         think_format=think_format,
         on_bad_format="score",
@@ -385,11 +386,11 @@ def main(args: Args) -> None:
         turn_weight=args.turn_weight,
         **critic,
     )
-    runs.train(trainer, run, args.resume)
+    training.train(trainer, run, args.resume)
 
     # --- 4. save
-    runs.save_model(trainer, run / "model", think_format)
-    runs.finish(run, {"steps": trainer.state.global_step, "users": len(prompts)})
+    training.save_model(trainer, run / "model", think_format)
+    training.finish(run, {"steps": trainer.state.global_step, "users": len(prompts)})
 
 
 if __name__ == "__main__":

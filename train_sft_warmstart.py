@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
+import training
 import utils
 
 
@@ -132,7 +133,7 @@ def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) 
 
 def main(args: Args) -> None:
     think_format = "think" if args.think else "plain"
-    state = runs.processes()
+    state = training.processes()
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:
@@ -169,7 +170,7 @@ def main(args: Args) -> None:
     quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                       bnb_4bit_compute_dtype=torch.bfloat16) if args.load_in_4bit else None  # fmt: skip
     torch.manual_seed(args.seed)
-    model, _ = runs.load_weights(
+    model, _ = training.load_weights(
         AutoModelForCausalLM,
         args.model,
         dtype=utils.DTYPE if args.lora_r else "float32",  # full training keeps float32 master weights
@@ -181,11 +182,12 @@ def main(args: Args) -> None:
     lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
     # --- 3. train
-    runs.skip_prompt_logits()
+    training.skip_prompt_logits()
+    columns = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
-            **runs.common_config(args, run),
+            **training.common_config(args, run),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.micro_batch_size,
             gradient_accumulation_steps=accumulation,
@@ -202,16 +204,16 @@ def main(args: Args) -> None:
         train_dataset=Dataset.from_list(kept),
         processing_class=tokenizer,
         peft_config=lora if args.lora_r else None,
-        callbacks=[runs.RunLogger(run, {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}, think_format)],
+        callbacks=[training.RunLogger(run, columns, think_format)],
     )
-    runs.train(trainer, run, args.resume)
+    training.train(trainer, run, args.resume)
 
     # --- 4. save
-    runs.save_model(trainer, run / "model", think_format)
+    training.save_model(trainer, run / "model", think_format)
     summary = {"steps": trainer.state.global_step, "n_rows": len(kept), "dropped": reasons, "tokens": tokens}
     if state.is_main_process:
-        summary["loss"] = runs.mean_loss(run)
-    runs.finish(run, summary)
+        summary["loss"] = training.mean_loss(run)
+    training.finish(run, summary)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ tests/test_scripts.py."""
 
 import json
 
-import runs  # isort: skip
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
@@ -12,11 +11,12 @@ from trl.generation.vllm_generation import DistributedBackend, VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 import rollout
+import training
 
-state, accelerator = runs.processes(), Accelerator(cpu=True)
+state, accelerator = training.processes(), Accelerator(cpu=True)
 model = AutoModelForCausalLM.from_pretrained("data/toy/base", dtype="float32")
 whole = {name: weight.clone() for name, weight in model.named_parameters()}
-runs.skip_prompt_logits()
+training.skip_prompt_logits()
 add_fused_lm_head(model, outputs=("log_probs", "entropy"))
 model, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
 ids = torch.randint(5, 200, (2, 20), generator=torch.Generator().manual_seed(state.process_index))
@@ -44,4 +44,4 @@ if state.is_main_process:
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy
     print(json.dumps({"forward": str(policy.param_dtype), "log_probs": str(out.log_probs.dtype), "sums": str(policy.reduce_dtype),
                       "gradient": sharded, "gathered": gathered > 0, "read": equal, "read with LoRA": adapted and len(merged) > 20}), flush=True)  # fmt: skip
-runs.leave()
+training.leave()

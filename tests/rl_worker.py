@@ -16,6 +16,7 @@ import dense
 import ppo
 import rollout
 import train_ppo
+import training
 import utils
 
 
@@ -71,7 +72,7 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
             lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
             logging_steps=1, report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False, dataloader_pin_memory=False,
         ),
-        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[runs.RunLogger(out, {"reward": "reward"}, "plain")],
+        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[training.RunLogger(out, {"reward": "reward"}, "plain")],
         reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"), think_format="plain",
         on_bad_format="score", format_margin=1.0, run=out, allow_truncation=True, **more,
     )  # fmt: skip
@@ -84,7 +85,7 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     trainer.model.generate = keyed
     trainer.generation_config.do_sample = trainer.generation_kwargs["do_sample"] = False
     trainer.train()
-    runs.finish(out, {})
+    training.finish(out, {})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 import endpoint
 import faults
 import runs
+import training
 import utils
 
 ROWS = []
@@ -204,7 +205,7 @@ def test_damaged_and_foreign_checkpoints(unbroken, of_run, tmp_path, capsys):
     shutil.copytree(unbroken, out)
     of_run(out)
     old, new = faults.numbered(out)
-    assert runs.last_checkpoint(out) == new == out / "checkpoint-4"
+    assert training.last_checkpoint(out) == new == out / "checkpoint-4"
 
     def rewrite(path: Path, change) -> None:
         path.write_bytes(change(path.read_bytes()))
@@ -220,17 +221,17 @@ def test_damaged_and_foreign_checkpoints(unbroken, of_run, tmp_path, capsys):
         with fault(name, f"newest checkpoint: {file} {'changed' if change else 'deleted'}; what --resume then takes", "named and passed over; the one before is taken"):
             kept = (new / file).read_bytes()
             rewrite(new / file, change) if change else (new / file).unlink()
-            assert runs.last_checkpoint(out) == old
+            assert training.last_checkpoint(out) == old
             assert f"{new} " in (said := capsys.readouterr().err) and message in said
             (new / file).write_bytes(kept)
     (out / "checkpoint-best").mkdir()
     (out / "checkpoint-99").mkdir()
-    assert runs.last_checkpoint(out) == new
+    assert training.last_checkpoint(out) == new
     with fault("every checkpoint damaged", "weights cut in half in both", "exit code 2, both named; training does not start anew unasked"):
         for checkpoint in (old, new):
             rewrite(checkpoint / "model.safetensors", half)
         with pytest.raises(SystemExit) as e:
-            runs.last_checkpoint(out)
+            training.last_checkpoint(out)
         said = capsys.readouterr().err
         assert e.value.code == 2 and "no checkpoint to resume from: checkpoint-4 has" in said and "checkpoint-3 has" in said
 
@@ -312,7 +313,7 @@ def test_weights_that_are_no_weights(tmp_path, capsys):
         save_file(tensors, path, {"format": "pt"}) if tensors else os.truncate(path, path.stat().st_size // 2)
         with fault(case, "--model is such a folder", "exit code 2 before training; folder and weight are named"):
             with pytest.raises(SystemExit) as e:
-                runs.load_weights(AutoModelForCausalLM, str(folder))
+                training.load_weights(AutoModelForCausalLM, str(folder))
             assert e.value.code == 2 and f"{folder}: {message}" in capsys.readouterr().err
     folder = tmp_path / "reward"
     shutil.copytree(ROOT / "data/toy/reward_model", folder)

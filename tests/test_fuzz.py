@@ -31,6 +31,7 @@ import simulator
 import train_dpo
 import train_rlver
 import train_sft_warmstart
+import training
 import utils
 from data import make_traces
 from endpoint import Endpoint, Reply, read_body, read_usage
@@ -393,7 +394,7 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         assert len(kept) + len(dropped) == 1
     pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(runs.load_prompts, str(path), tokenizer, 1)
+    prompts = fails(training.load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
@@ -411,7 +412,7 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     whole = rows[: data.count(b"\n")]
     assert train_dpo.read_parts(folder, "sampled") == {r["key"]: r for r in whole}
     assert runs.read_kept(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
-    runs.cut_log(path, 3)
+    training.cut_log(path, 3)
     assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [r for r in whole if r["step"] <= 3]
 
 

@@ -1,4 +1,4 @@
-"""generation.py by transformers against an argmax of our own; vLLM's side is in test_scripts.py and test_dpo.py."""
+"""generation.py: transformers against an argmax of our own, vLLM against transformers."""
 
 import json
 
@@ -97,6 +97,18 @@ def test_generate_stops_at_a_string(policy, prompts_and_policy):
     assert {ended for _, ended, _ in expected} == {True, False}
     for batch_size in (1, 64):
         assert generate(policy, prompts, tokenizer, 0.0, 12, batch_size=batch_size, stop=stop) == expected
+
+
+def test_vllm_and_transformers_say_the_same(policy, prompts_and_policy):
+    """Greedy, ended by the tokenizer or by a string, and asked twice of one engine, the second time without what is done."""
+    prompts, tokenizer, model = prompts_and_policy
+    stop = tokenizer.decode(greedy(model, prompts[0], tokenizer.eos_token_id, 12)[0][2:4])
+    expected = sorted(generation.generate(policy, prompts, tokenizer, 0.0, 12, stop=stop))
+    assert {finished for _, _, finished, _ in expected} == {True, False}
+    longest = max(map(len, prompts)) + 12
+    sampler = generation.Sampler(policy, tokenizer, 0.0, 12, 1.0, stop, use_vllm=True, max_length=longest)
+    assert sorted(sampler.complete(prompts, list(range(7)))) == expected
+    assert sorted(sampler.complete(prompts, list(range(7)), done={0, 3})) == [row for row in expected if row[0] not in (0, 3)]
 
 
 def test_policy_folder_asks_for_other_sampling(policy):

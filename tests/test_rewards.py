@@ -17,6 +17,7 @@ import rewards
 import runs
 import sandbox
 import train_grpo
+import training
 from data import make_rubrics
 from endpoint import Endpoint
 
@@ -844,7 +845,7 @@ def test_a_judge_as_gold(monkeypatch, tmp_path):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = ChatServer(lambda text, n: "none" if "tuna" in text else json.dumps({"reason": "", "mark": 3 + ("cod" in text) * 5}))
     try:
-        gold = runs.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
+        gold = training.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
         messages = [[{"role": "user", "content": "Q"}]] * 4
         marks = gold(messages, ["cod", "tuna", " ", "ham"])
         assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2:] == [0.0, 0.3] and (tmp_path / "gold-0.jsonl").exists()
@@ -859,7 +860,7 @@ def test_held_out_gold_without_every_mark(tmp_path, capsys):
     """Means over what is there; the best step is kept, and the proxy that rises while gold falls is named."""
     row = lambda gold, proxy: {"status": "ok", "n_tokens": 5, "n_thinking_tokens": 2, "rewards": {"gold": gold, "preference": proxy}}
     steps = [([0.5, 0.6, None, 0.7], 1.0), ([0.9, 0.9, 0.8, 0.9], 1.5), ([0.3, 0.2, 0.3, 0.2], 2.0), ([None] * 4, 2.5), ([0.91] * 4, 1.4)]
-    better = [runs.log_held_out(tmp_path, i, [row(g, proxy) for g in golds]) for i, (golds, proxy) in enumerate(steps, 1)]
+    better = [training.log_held_out(tmp_path, i, [row(g, proxy) for g in golds]) for i, (golds, proxy) in enumerate(steps, 1)]
     assert better == [True, True, False, False, True]
     lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
     assert [line["n_gold"] for line in lines] == [3, 4, 4, 0, 4] and lines[3]["gold"] is None

@@ -24,9 +24,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 import rewards
 import rollout
-import runs
 import train_grpo
 import train_ppo
+import training
 import utils
 from data import toy_world
 
@@ -568,7 +568,7 @@ def test_the_order_of_an_epoch_follows_from_its_number(folders, tokenizer, tmp_p
 def test_a_collapsed_reward_ends_the_run(folders, tokenizer, tmp_path):
     """Ten steps in a row, of which a log that was there before, as after a resume, counts four."""
     trainer = make_trainer(folders, tokenizer, tmp_path, steps=12)
-    trainer.add_callback(runs.RunLogger(tmp_path, {}, "think"))
+    trainer.add_callback(training.RunLogger(tmp_path, {}, "think"))
     lines = [{"step": n, "collapse/agreement": 0.5 if n == 1 else 1.0} for n in range(1, 6)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

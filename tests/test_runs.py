@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 import faults
 import runs
+import training
 
 # --- arguments
 
@@ -168,11 +169,11 @@ def test_load_function(tmp_path, exits, monkeypatch):
 
 
 def test_check_think_format(tmp_path, exits):
-    runs.check_think_format(str(tmp_path), "think")  # not a checkpoint of ours
-    runs.check_think_format("org/base", "think")
+    training.check_think_format(str(tmp_path), "think")  # not a checkpoint of ours
+    training.check_think_format("org/base", "think")
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
-    runs.check_think_format(str(tmp_path), "plain")
-    assert "was trained to the format 'plain', not 'think'" in exits(runs.check_think_format, str(tmp_path), "think")
+    training.check_think_format(str(tmp_path), "plain")
+    assert "was trained to the format 'plain', not 'think'" in exits(training.check_think_format, str(tmp_path), "think")
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
@@ -288,21 +289,21 @@ def test_resume_continues_with_equal_arguments_only(here, exits):
 
 
 def test_last_checkpoint_is_a_complete_one(tmp_path):
-    assert runs.last_checkpoint(tmp_path) is None and runs.last_checkpoint(tmp_path / "nowhere") is None
-    logger = runs.RunLogger(tmp_path, {}, "think")
+    assert training.last_checkpoint(tmp_path) is None and training.last_checkpoint(tmp_path / "nowhere") is None
+    logger = training.RunLogger(tmp_path, {}, "think")
     for step in (9, 10, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    assert runs.last_checkpoint(tmp_path) is None
+    assert training.last_checkpoint(tmp_path) is None
     for step in (10, 9):
         state = SimpleNamespace(global_step=step, is_world_process_zero=True)
         logger.on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
-    assert runs.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"  # not 9 as text sorts, not 100 that was cut short
+    assert training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"  # not 9 as text sorts, not 100 that was cut short
     assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])  # None: what TRL makes of a mean that is NaN
 def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
-    logger, state = runs.RunLogger(tmp_path, {"loss": "loss"}, "think"), SimpleNamespace(is_world_process_zero=True)
+    logger, state = training.RunLogger(tmp_path, {"loss": "loss"}, "think"), SimpleNamespace(is_world_process_zero=True)
     for key in ("loss", "grad_norm", "value/loss"):
         with pytest.raises(FloatingPointError, match=f"{key} is"):
             logger.on_log(None, state, None, logs={"loss": 0.1, key: value})
@@ -321,13 +322,13 @@ def test_cut_log(tmp_path, torn):
         runs.append_jsonl(path, LOG[3:])
         with open(path, "a") as f:
             f.write(torn.rstrip("\n"))
-        runs.cut_log(path, last)
+        training.cut_log(path, last)
         runs.append_jsonl(path, [{"step": 11}])
         assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [*kept, {"step": 11}]
 
 
 def test_cut_log_without_a_log(tmp_path):
-    runs.cut_log(tmp_path / "metrics.jsonl", -1)
+    training.cut_log(tmp_path / "metrics.jsonl", -1)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -343,28 +344,28 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
     """Llama-3.1-8B's shape: 8.03 billion parameters; LoRA of rank 64 on all its linear layers 167.8 million."""
     LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
                 num_key_value_heads=8, tie_word_embeddings=False).save_pretrained(tmp_path)  # fmt: skip
-    weights, adapter = runs.n_parameters(str(tmp_path), AutoModelForCausalLM, 64)
+    weights, adapter = training.n_parameters(str(tmp_path), AutoModelForCausalLM, 64)
     assert weights == 8_030_261_248 and adapter == 167_772_160
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what the machine of the real runs would say
-    assert runs.trained_gib(str(tmp_path), 0) == pytest.approx(119.66, abs=0.01)
-    assert runs.trained_gib(str(tmp_path), 64) == pytest.approx(14.96 + 2.5, abs=0.01)
-    assert runs.frozen_gib(str(tmp_path), AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
+    assert training.trained_gib(str(tmp_path), 0) == pytest.approx(119.66, abs=0.01)
+    assert training.trained_gib(str(tmp_path), 64) == pytest.approx(14.96 + 2.5, abs=0.01)
+    assert training.frozen_gib(str(tmp_path), AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(PartialState(), "num_processes", 8)
-    assert runs.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
+    assert training.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
     card = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    assert runs.memory_line({"policy": 14.957, "vLLM": 24}) == "GiB a GPU, without activations: policy 15, vLLM 24"
+    assert training.memory_line({"policy": 14.957, "vLLM": 24}) == "GiB a GPU, without activations: policy 15, vLLM 24"
     parts = {"policy": 60.0, "vLLM": 24.0}
-    assert "84 GiB are needed of a GPU's 80" in exits(runs.memory_line, parts)
-    assert runs.memory_line(parts, at_once=False)  # one after the other
+    assert "84 GiB are needed of a GPU's 80" in exits(training.memory_line, parts)
+    assert training.memory_line(parts, at_once=False)  # one after the other
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert runs.memory_line(parts)
+    assert training.memory_line(parts)
 
 
 def test_the_rows_of_a_step_come_longest_first_in_an_order_of_the_epoch():
     lengths = [5, 1, 9, 3, 7, 2, 8]
-    sampler = runs.SortedSteps(lengths, 3, seed=1)
+    sampler = training.SortedSteps(lengths, 3, seed=1)
     first = list(sampler)
     assert first == list(sampler) and sorted(first) == list(range(7)) and len(sampler) == 7
     for step in (first[:3], first[3:6]):

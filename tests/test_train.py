@@ -5,12 +5,12 @@ import math
 import pytest
 from transformers import AutoTokenizer
 
-import runs
 import train_dpo
 import train_grpo
 import train_ppo
 import train_reward
 import train_sft_warmstart
+import training
 import utils
 
 
@@ -91,7 +91,7 @@ def test_long_prompts_are_listed_not_cut(tokenizer, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "s", "messages": [{"role": "user", "content": "ham"}]}\n'
                     '{"id": "l", "messages": [{"role": "user", "content": "' + "ham " * 300 + '"}]}\n')  # fmt: skip
-    kept, dropped = runs.load_prompts(str(path), tokenizer, 100)
+    kept, dropped = training.load_prompts(str(path), tokenizer, 100)
     assert [k["id"] for k in kept] == ["s"] and [(d["id"], d["reason"]) for d in dropped] == [("l", "too_long")]
     assert dropped[0]["tokens"] > 300
 
