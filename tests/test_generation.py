@@ -99,14 +99,16 @@ def test_generate_stops_at_a_string(policy, prompts_and_policy):
         assert generate(policy, prompts, tokenizer, 0.0, 12, batch_size=batch_size, stop=stop) == expected
 
 
-def test_vllm_and_transformers_say_the_same(policy, prompts_and_policy):
-    """Greedy, ended by the tokenizer or by a string, and asked twice of one engine, the second time without what is done."""
-    prompts, tokenizer, model = prompts_and_policy
-    stop = tokenizer.decode(greedy(model, prompts[0], tokenizer.eos_token_id, 12)[0][2:4])
-    expected = sorted(generation.generate(policy, prompts, tokenizer, 0.0, 12, stop=stop))
-    assert {finished for _, _, finished, _ in expected} == {True, False}
-    longest = max(map(len, prompts)) + 12
-    sampler = generation.Sampler(policy, tokenizer, 0.0, 12, 1.0, stop, use_vllm=True, max_length=longest)
+def test_vllm_and_transformers_say_the_same():
+    """Greedy, ended by the tokenizer or by a string, and asked twice of one engine, the second time without what is done. The
+    toy base model, as vLLM's CPU build has no attention for heads as small as the tiny model's."""
+    tokenizer, folder = AutoTokenizer.from_pretrained("data/toy/base"), "data/toy/base"
+    utils.prepare_tokenizer(tokenizer, "plain")
+    prompts = [utils.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
+    stop = tokenizer.decode(next(generation.generate(folder, prompts[:1], tokenizer, 0.0, 16))[3][3:6])
+    expected = sorted(generation.generate(folder, prompts, tokenizer, 0.0, 16, stop=stop))
+    assert {finished for _, _, finished, _ in expected} == {True, False}, expected
+    sampler = generation.Sampler(folder, tokenizer, 0.0, 16, 1.0, stop, use_vllm=True, max_length=max(map(len, prompts)) + 16)
     assert sorted(sampler.complete(prompts, list(range(7)))) == expected
     assert sorted(sampler.complete(prompts, list(range(7)), done={0, 3})) == [row for row in expected if row[0] not in (0, 3)]
 
