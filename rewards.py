@@ -60,16 +60,23 @@ def _verified(rows: list[dict], shares: Values, value: float, no_eos: float | No
 
 
 def final_answer(text: str) -> str | None:
-    r"""What is in the last \boxed{}, else the last number without its commas, else None."""
+    r"""What is in the last \boxed{}, else the last number without its commas, else None. A number in a LaTeX formula stands
+    for what follows the formula's last =."""
     if (boxed := benchmarks.last_boxed(text)) is not None:
         return boxed.strip().removesuffix(".")
-    numbers = re.findall(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+|%)?", text)
-    return re.sub("[$,]", "", numbers[-1]) if numbers else None
+    text = text.replace("\u2212", "-").replace("\u2013", "-")  # typographic minus, en dash
+    number = r"(?:(?<![\w)])-)?\$?(?<![\d^])(?<!\^\{)(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\^\{?-?\d+\}?)?(?:/\d+|%)?"
+    if not (numbers := list(re.finditer(number, text))):
+        return None
+    formulas = re.finditer(r"\$([^$\n]*[\\^][^$\n]*)\$|\\\((.*?)\\\)", text)
+    inside = [f[1] or f[2] for f in formulas if f.start() <= numbers[-1].start() and numbers[-1].end() <= f.end()]
+    return inside[0].rpartition("=")[2].strip() if inside else re.sub("[$,]", "", numbers[-1][0])
 
 
 def _compare(seconds: float) -> None:
     """A process of its own: math-verify's verdict, 0 or 1, on every pair (truth, answer) of stdin. The kernel ends it when
     a pair takes more than `seconds` of CPU time: Python's handlers do not run inside of 9**9**9."""
+    import contextlib
     import json
     import logging
     import resource
@@ -83,7 +90,12 @@ def _compare(seconds: float) -> None:
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         sides = [math_verify.parse(f"\\boxed{{{side}}}", parsing_timeout=None) for side in json.loads(line)]
-        print(int(math_verify.verify(*sides, timeout_seconds=None)), flush=True)
+        equal = math_verify.verify(*sides, timeout_seconds=None)
+        with contextlib.suppress(TypeError, AttributeError, IndexError):  # no numbers
+            a, b = (complex(side[0].doit()) for side in sides)
+            if 0 < max(abs(a), abs(b)) < 1e-3:  # math-verify rounds to six places
+                equal &= abs(a - b) <= 0.01 * max(abs(a), abs(b))
+        print(int(equal), flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -102,15 +114,37 @@ def _answer(process: subprocess.Popen, pair: list[str]) -> str:
     return process.stdout.readline().strip()
 
 
+_UNSOLVED = ("\\sum", "\\prod", "\\int", "\\lim", "\\gcd", "\\det", "\\ne", "\u2260")  # in no answer, but in the truth's words
+_NUMBER = re.compile(
+    r"(?=.*\d)(?:\\text\{[^{}]*\}|\\(?:[dt]?frac|sqrt|cdot|times|pi|left|right|[%$,!; ])|[\d\s.,+*/^(){}%$-])*"
+)
+_UNIT = re.compile(r"\\text\{ (?!(?:or|and|not)\b)[A-Za-z./ ]*\}(?:\^\{?\d\}?)?\s*")
+_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
 def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     """Whether the MATH spelling (benchmarks.normalise_math) is the same or math-verify finds the two equal. A comparison
-    that takes too long is not equal: as "no value" it would be a way out of a wrong answer's penalty."""
+    that takes too long is not equal: as "no value" it would be a way out of a wrong answer's penalty. Nor is what would fit
+    several truths: the question once more, words that are not the truth, a chain a = b unless every number in it is right."""
+    if not answer or any(word in answer and word not in truth for word in _UNSOLVED):
+        return False
+    scale = lambda m: f" \\cdot 10^{{{_POWERS[m[1]]}}}"
+    truth, answer = (re.sub(rf"\\text\{{\s*({'|'.join(_POWERS)})\s*\}}", scale, side) for side in (truth, answer))
+    words = [re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip() for side in (truth, answer)]
+    if all(re.fullmatch("[A-Za-z]{2,}", word) for word in words):  # no products of letters
+        return words[0].casefold() == words[1].casefold()
+    *firsts, last = re.split("(?<![<>])=", answer)
+    if "=" not in truth and (numbers := [side for side in firsts if _NUMBER.fullmatch(side)]):
+        return all(_equal(truth, side.strip(), seconds) for side in [*numbers, last])
     try:
-        if not answer or benchmarks.normalise_math(truth) == benchmarks.normalise_math(answer):
-            return bool(answer)
+        with_unit = "\\text{ " in answer  # MATH spelling drops it, and all that follows
+        if not with_unit or _UNIT.fullmatch(answer, answer.index("\\text{ ")):
+            if benchmarks.normalise_math(truth) == benchmarks.normalise_math(answer):
+                return True
     except ValueError:  # more than one unit
-        if truth == answer:
-            return True
+        pass
+    if truth == answer:
+        return True
     verdict = _answer(_comparer(seconds), [truth, answer])
     faults.beat()
     if not verdict:  # ended by its limit: the next pair gets a new one

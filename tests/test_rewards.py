@@ -148,6 +148,15 @@ EQUAL = pairs(r"""
     25 | $25$
     6 | 2\cdot 3
     6 | 12/2
+    5 | 2 + 3 = 5
+    600\% | 600\% = 6
+    30 | \theta = 30
+    2,3 | x=2, x=3
+    5000000 | 5\text{ million}
+    5\text{ million} | 5000000
+    0.0001 | 1.0\times 10^{-4}
+    1.6\times 10^{-19} | 1.60\times10^{-19}
+    \text{Even} | even
 """)
 DIFFERENT = pairs(r"""
     \frac{1}{3} | 0.333
@@ -197,6 +206,24 @@ DIFFERENT = pairs(r"""
     12:30 | 12:45
     \pm 2 | 2
     3 | 3 or 4
+    5 | 5\text{ } = 600\%
+    6 | 5\text{ } = 600\%
+    600 | 5\text{ } = 600\%
+    6 | 5\text{ cm} = 6
+    5 | 5 \text{ or } 6
+    5 | 5 \text{ is wrong; } 6
+    5 | \neq 5
+    5 | 6 = 5
+    5 | 5\text{ million}
+    5050 | \sum_{k=1}^{100} k
+    945 | \prod_{k=0}^{4}(2k+1)
+    21 | \gcd(1071,462)
+    \frac{1}{3} | \int_0^1 x^2 dx
+    2 | \lim_{x\to 0}\frac{\sin 2x}{x}
+    -1 | \det\begin{pmatrix}1&2\\3&5\end{pmatrix}
+    10^{-20} | 10^{-21}
+    1.6\times 10^{-19} | 6.6\times10^{-34}
+    no | on
 """)
 # Known limits of math-verify and of MATH spelling: equal by hand, and 0 here; different by hand, and 1 here.
 NOT_SEEN_EQUAL = pairs(r"""
@@ -244,7 +271,9 @@ def test_known_limits_of_equality():
     ("first \\boxed{1}, no: \\boxed{2}", "2"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("\\boxed{}", ""), ("\\boxed{3", "3"),
     ("It costs $1,234.50.", "1234.50"), ("16-3 = 13", "13"), ("it is -5", "-5"), ("(-5)", "-5"), ("a debt of -$5", "-5"),
     ("3/4 of it", "3/4"), ("about 20%", "20%"), (".5", ".5"), ("A: 70,000\n", "70000"), ("12, 13", "13"), ("", None),
-    ("none", None), ("\\boxed{7.}", "7"), ("the 2 of us, 5 in all.", "5")])  # fmt: skip
+    ("none", None), ("\\boxed{7.}", "7"), ("the answer is \u22123.", "-3"),
+    ("The probability is $\\frac{1}{2}$.", "\\frac{1}{2}"), ("So $x = 2\\sqrt{3}$.", "2\\sqrt{3}"), ("it is 10^2", "10^2"),
+    ("for all x^12", None), ("with \\(y = x^{2}\\) we get 4", "4"), ("paid $5 and then $6", "6"), ("3\u20135", "5"), ("the 2 of us, 5 in all.", "5")])  # fmt: skip
 def test_final_answer(text, answer):
     assert rewards.final_answer(text) == answer
 
