@@ -158,7 +158,8 @@ class Endpoint:
             fail("a budget needs a price: US dollars per million tokens in and out")
 
     def estimate(self, requests: list[dict]) -> dict:
-        """What `ask` would do, unreadable replies and repeats aside; None without an upper limit (no max_tokens)."""
+        """What `ask` would do, unreadable replies and repeats aside; None without an upper limit (no max_tokens), or a
+        price."""
         if self.store.exists():
             with self._open_store():
                 pass
@@ -166,9 +167,10 @@ class Endpoint:
         todo = [r for key, r in unique.items() if key not in self.bodies]
         tokens_in, tokens_out = zip(*map(token_limits, todo)) if todo else ((), ())
         limited = None not in tokens_out
+        priced = limited and any(self.price)
         return {"calls": len(todo), "answered": len(unique) - len(todo), "input_tokens": sum(tokens_in),
                 "output_tokens_at_most": sum(tokens_out) if limited else None,
-                "dollars_at_most": sum(map(self._worst_cost, todo)) if limited else None}  # fmt: skip
+                "dollars_at_most": sum(map(self._worst_cost, todo)) if priced else None}  # fmt: skip
 
     def ask(self, requests: list[dict], parse: Callable[[str], Any] = str, parse_retries: int = 3,
             name: str = "judge") -> list[Reply]:  # fmt: skip
@@ -284,7 +286,8 @@ class Endpoint:
                     return
                 done[key] = reply
                 invalid += bool(reply.error)
-                bar.set_postfix_str(f"calls {self.calls}, ${self.cost:.2f}, invalid {invalid}, repeats {self.repeats} "
+                cost = f"${self.cost:.2f}" if any(self.price) else "no price given"
+                bar.set_postfix_str(f"calls {self.calls}, {cost}, invalid {invalid}, repeats {self.repeats} "
                                     f"{self.last_error}", refresh=False)  # fmt: skip
                 bar.update()
 

@@ -30,6 +30,7 @@ import hashlib
 import json
 import random
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -408,21 +409,25 @@ def rescore(args: Args) -> None:
 
 def compare(folders: tuple[str, ...]) -> None:
     """Prints the headlines of several runs; exits with 2 when their fingerprints differ."""
-    prints, lines = {}, []
+    prints, lines, sampled = {}, [], {}
     for folder in folders:
         path = Path(folder) / "summary.json"
         if not path.exists():
             runs.fail(f"{path} does not exist; --compare takes folders of finished evaluations")
-        summary = json.loads(path.read_text())
-        prints[folder] = summary["fingerprint"]
+        summary, args = json.loads(path.read_text()), json.loads(path.with_name("config.json").read_text())["args"]
+        if "fingerprint" not in summary:
+            runs.fail(f"{folder} is no evaluation's folder; --compare takes those of eval_wildbench.py")
+        prints[folder], sampled[folder] = summary["fingerprint"], f"top-p {args['top_p']}  max-tokens {args['max_tokens']}"
         for temperature, numbers in summary["temperatures"].items():
-            lines.append(f"{folder}  T={temperature}  {headline(numbers)}")
+            lines.append(f"{folder}  T={temperature}  {sampled[folder]}  {headline(numbers)}")
     first = next(iter(prints.values()))
     for folder, own in prints.items():
         if differ := [k for k in own.keys() | first.keys() if own.get(k) != first.get(k) and k != "hash"]:
             runs.fail(f"{folder} was not judged as {folders[0]} was, the numbers cannot be compared. Different: "
                       f"{', '.join(sorted(differ))}")  # fmt: skip
     print(*lines, sep="\n")
+    if len(set(sampled.values())) > 1:
+        print("WARNING: they were not sampled alike", file=sys.stderr)
 
 
 def headline_key(numbers: dict) -> str:

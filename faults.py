@@ -123,7 +123,7 @@ def beat() -> None:
     if RUN.folder and time.monotonic() - RUN.beat > 1:
         RUN.beat = time.monotonic()
         with contextlib.suppress(OSError):
-            os.utime(RUN.folder / "lock")
+            (RUN.folder / "lock").touch()  # also when somebody has deleted it
 
 
 @contextlib.contextmanager
@@ -166,12 +166,16 @@ def watched():
 
 
 def _watch(file, ended: threading.Event) -> None:
-    touched = lambda: (RUN.folder / "lock").stat().st_mtime_ns  # compared with itself only, so no clock matters
+    def touched(before: int = 0) -> int:  # compared with itself only, so no clock matters
+        with contextlib.suppress(OSError):
+            return (RUN.folder / "lock").stat().st_mtime_ns
+        return before
+
     first = seen = touched()
     since, armed = time.monotonic(), None
     while True:
-        if touched() != seen:
-            seen, since = touched(), time.monotonic()
+        if (now := touched(seen)) != seen:
+            seen, since = now, time.monotonic()
         limit = 60 * RUN.minutes * (10 if seen == first or RUN.patient else 1)  # seconds
         if armed != (since, limit):
             # this thread needs the GIL, which what hangs may hold; the one behind dump_traceback_later does not

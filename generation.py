@@ -1,10 +1,13 @@
 """Completions of a saved model by vLLM or transformers: evaluations, local judges, DPO. (RL rollouts: rollout.py.)"""
 
+import contextlib
 import gc
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Set
 
 import torch
+from accelerate import PartialState
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -13,6 +16,22 @@ import faults
 from utils import DEVICE, DTYPE, SAFE
 
 Completion = tuple[int, str, bool, list[int]]  # the prompt's index, text without its end, whether it has one, token ids
+
+
+@contextlib.contextmanager
+def own_gpu():
+    """vLLM's engine is a process of its own, on this process's GPU, and no part of the launched group."""
+    before = dict(os.environ)
+    for name in [n for n in os.environ if n.startswith(("TORCHELASTIC", "MASTER_")) or n.endswith(("RANK", "WORLD_SIZE"))]:
+        del os.environ[name]
+    if torch.cuda.is_available():
+        visible = before.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[PartialState().local_process_index]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 class Sampler:
@@ -34,9 +53,10 @@ class Sampler:
             torch.cuda.empty_cache()  # what this process holds on to is missing in vLLM's, which is another
             self.sampling = dict(temperature=temperature, top_p=top_p, max_tokens=max_tokens, ignore_eos=True,
                                  stop_token_ids=self.ends, stop=stop or None, include_stop_str_in_output=True)  # fmt: skip
-            self.engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=DTYPE,
-                              enforce_eager=DEVICE == "cpu", max_model_len=max_length,
-                              gpu_memory_utilization=vllm_memory).llm_engine  # fmt: skip
+            with own_gpu():
+                self.engine = LLM(model, load_format="safetensors", generation_config="vllm", dtype=DTYPE,
+                                  enforce_eager=DEVICE == "cpu", max_model_len=max_length,
+                                  gpu_memory_utilization=vllm_memory).llm_engine  # fmt: skip
         else:
             self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPE, **SAFE).to(DEVICE).eval()
             self.policy.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForTokenClassification
 from trl import GRPOConfig
 
+import faults
 import rollout
 import training
 import utils
@@ -86,6 +87,7 @@ class PPOTrainer(rollout.RolloutTrainer):
         order, chunks = rollout.trimmed(mask, self.args.per_device_train_batch_size)
         out = []
         for rows, start, end in chunks:
+            faults.beat()
             logits = self.critic(input_ids=ids[rows, start:end], attention_mask=mask[rows, start:end], use_cache=False).logits
             cut = ids.size(1) - end
             out.append(torch.nn.functional.pad(logits[:, cut - n - 1 : -1, 0].float(), (0, cut)))

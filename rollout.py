@@ -3,6 +3,7 @@ silence, forwards without padding waste, and a log of every completion. Tested a
 names each hook and fails readably when TRL moves it)."""
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -12,6 +13,7 @@ import os
 import random
 import socket
 from bisect import bisect_left
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
@@ -150,7 +152,8 @@ class RolloutTrainer(GRPOTrainer):
         grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
         training.skip_prompt_logits()
-        self._rows, self._steps_cut_off = [], 0  # of this rollout; of the first steps, how many were mostly cut off (-1: over)
+        self._rows = []  # of this rollout
+        self._steps_cut_off = self._steps_malformed = 0  # of the first steps, how many were (-1: over)
         self.allow_truncation, self.held_out = allow_truncation, held_out
         self.compose, self.entropies, self.attempts, self.zero_spread = compose, entropies, attempts, zero_spread
         self._sampled, self._indicators = None, {}  # _resample's rollout with its rewards; `collapse` of the last one
@@ -180,7 +183,8 @@ class RolloutTrainer(GRPOTrainer):
         if self._ready:  # by _take, from weights that were the trainer's
             return self._ready
         self._first = self.vllm_generation.llm.request_counter.counter if self._colocated else 0
-        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        with contextlib.nullcontext() if self._colocated or not self.use_vllm else faults.patient():  # a server gives no beat
+            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.use_vllm:  # it stops at </response> by itself, see train_grpo.py
             self._check_sampler(prompt_ids, completion_ids, logprobs)
         elif self.think_format.startswith("zero"):
@@ -433,12 +437,19 @@ class RolloutTrainer(GRPOTrainer):
         good = [r for r in rows if r["status"] == "ok"]
         metrics["think/format_ok"].append(len(good) / len(rows))
         metrics["think/truncated"].append(mean([r["cut_off"] for r in rows]))
-        cut_off = metrics["think/truncated"][-1] > 0.5
-        self._steps_cut_off = self._steps_cut_off + 1 if cut_off and self._steps_cut_off >= 0 else -1
+        so_far = lambda n, this_one: n + 1 if this_one and n >= 0 else -1
+        self._steps_cut_off = so_far(self._steps_cut_off, metrics["think/truncated"][-1] > 0.5)
+        self._steps_malformed = so_far(self._steps_malformed, not good)
         if self._steps_cut_off == 3 and not self.allow_truncation:
             raise RuntimeError(
                 f"more than half of the completions of the first three steps were cut off at {self.max_completion_length} "
                 "tokens; raise --max-completion-tokens, or pass --allow-truncation if that is meant"
+            )
+        if self._steps_malformed == 3 and not self.allow_truncation:
+            status, n = Counter(row["status"] for row in rows).most_common(1)[0]
+            raise RuntimeError(
+                f"no completion of the first three steps had the format {utils.THINK_FORMATS[self.think_format]!r} ({n} "
+                f"of the last {len(rows)}: {status}): is --model warm-started, and in this format? --allow-truncation goes on"
             )
         metrics["think/mean_tokens"].append(mean([r["n_thinking_tokens"] for r in rows]))
         metrics["think/response_tokens"].append(mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]))

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -28,6 +29,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks fo
 
 import jinja2
 import pandas as pd
+import pyarrow
 import torch
 import tyro
 from accelerate import PartialState
@@ -70,21 +72,25 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
         if name not in (released or {}):
             fail(f"--as-released: nothing was released for preset {name!r}; known: {', '.join(released or {}) or 'none'}")
         values = {**values, **released[name]}
-    args = tyro.cli(args_class, default=dataclasses.replace(args_class(), **values))
+    default, first = dataclasses.replace(args_class(), **values), os.environ.get("LOCAL_RANK", "0") == "0"
+    args = tyro.cli(args_class, default=default)
+    if first and values:
+        print(f"--preset {name} sets", ", ".join(f"{field} {value}" for field, value in values.items()))
     for field in ("steps", "rounds", "batch_size", "micro_batch_size", "prompts_per_step", "updates_per_rollout",
                   "num_iterations", "rollout_batch_size", "max_prompt_tokens", "max_completion_tokens",
                   "save_steps"):  # fmt: skip
         if getattr(args, field, 1) < 1:
             fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use 1 or more")
     for field, value in vars(args).items():
-        if re.search(r"://[^/]*@|://.*\?", str(value)):
+        url = str(value) if "url" in field or "://" in str(value) else str(value).partition("@")[2]  # judge:MODEL@URL
+        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
             fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
     if getattr(args, "stall_minutes", 1) <= 0:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if first and getattr(args, "lora_r", 0) and args.learning_rate == args_class().learning_rate:
+    lora = getattr(args, "lora_r", 0) and not default.lora_r
+    if first and lora and args.learning_rate == default.learning_rate:
         print(f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much")
     return args
 
@@ -99,6 +105,26 @@ def refuse_unused(reasons: dict[str, str]) -> None:
 TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
 
 
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def _read(path: Path, prompts: bool) -> dict[int, object]:
+    """What stands in a file, by line (jsonl; empty ones left out) or row (parquet), from 1."""
+    if path.suffix == ".parquet":
+        return dict(enumerate(json.loads(pd.read_parquet(path).to_json(orient="records")), 1))
+    rows = {}
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f:
+        for number, line in enumerate(f, 1):
+            try:
+                if line.strip():
+                    rows[number] = json.loads(line)
+                if prompts and rb"\ud" in line.lower():  # half a surrogate pair: no tokenizer takes it
+                    json.dumps(rows[number], ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
+                fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
+    return rows
+
+
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """Rows of a .jsonl, .jsonl.gz or .parquet file, each with `fields`; exits with 2 naming file, line and field.
 
@@ -107,19 +133,11 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     path = Path(path)
     if not path.is_file():
         fail(f"{path}: no such file; data/README.md says how to make it")
-    if path.suffix == ".parquet":
-        rows = json.loads(pd.read_parquet(path).to_json(orient="records"))
-    else:
-        rows = []
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f:
-            for number, line in enumerate(f, 1):
-                try:
-                    rows.append(json.loads(line))
-                    if "messages" in fields and rb"\ud" in line.lower():  # half a surrogate pair: no tokenizer takes it
-                        json.dumps(rows[-1], ensure_ascii=False).encode()
-                except (ValueError, RecursionError) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
-                    fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
-    for number, row in enumerate(rows, 1):
+    try:
+        rows = _read(path, "messages" in fields)
+    except (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeError) as e:  # cut off, not what its name says
+        fail(f"{path}: cannot be read ({e or type(e).__name__})")
+    for number, row in rows.items():
         if not isinstance(row, dict):
             fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
         if "messages" not in row and isinstance(row.get("prompt"), list):
@@ -141,11 +159,16 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
             and all(isinstance(m.get(key), str) for m in messages for key in ("role", "content"))
         ):  # fmt: skip
             fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
+        for role in [m["role"] for m in messages] if "messages" in fields else ():
+            if role not in ROLES:  # a template would put it into the text, or drop the turn
+                fail(f"{path}:{number}: the role {role!r} in 'messages' is none of {', '.join(ROLES)}")
         if "messages" in fields and messages[-1]["role"] != "user":
             fail(f"{path}:{number}: 'messages' must end with the user's turn, not with one of {messages[-1]['role']!r}")
+        if "messages" in fields and not messages[-1]["content"].strip():
+            fail(f"{path}:{number}: the last turn of 'messages' is empty")
     if not rows:
         fail(f"{path}: no rows")
-    return rows
+    return list(rows.values())
 
 
 # --- 2. what an argument names
@@ -221,33 +244,71 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
+FREE = ("out", "resume", "overwrite", "dry_run", "stall_minutes", "keep_checkpoints", "save_steps", "budget", "price",
+        "concurrency", "micro_batch_size", "reward_tokens_per_batch", "vllm_memory", "vllm_sleep", "max_logprob_gap",
+        "allow_truncation")  # fmt: skip  # what a resume may change: nothing is learned otherwise
+
+
+def digests(config: dict) -> dict[str, str]:
+    """{path: SHA-256} of the files that the arguments name, also by file.py:function; of a model folder its weights' sizes,
+    beginnings and ends, as gigabytes take too long."""
+    words = [word for value in config.values() for word in (value if isinstance(value, list) else [value])]
+    found = {}
+    for path in {Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word}:
+        parts = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
+        digest = hashlib.sha256()
+        for part in parts:
+            with open(part, "rb") as f:
+                if path.is_file():
+                    digest = hashlib.file_digest(f, "sha256")
+                    continue
+                size = part.stat().st_size
+                digest.update(f"{part.name} {size} ".encode() + f.read(1 << 20))
+                f.seek(max(0, size - (1 << 20)))
+                digest.update(f.read())
+        if parts:
+            found[str(path)] = digest.hexdigest()
+    return dict(sorted(found.items()))
+
+
 def start_run(args, script: str, model: str) -> Path:
     """Makes the run's folder with config.json, command.txt and env.txt, and returns it; called on every rank.
 
     It is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the configuration}, so the same command
-    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments; one that
-    another process is using exits with 2 in any case.
+    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments (but
+    those of FREE) and files; one that another process is using exits with 2 in any case.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
         fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    free = ("out", "resume", "overwrite", "stall_minutes", "keep_checkpoints", "budget", "price", "concurrency")
-    same = {k: v for k, v in config.items() if k not in free}  # what may differ after a resume
+    same = {k: v for k, v in config.items() if k not in FREE}
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
     preset = getattr(args, "preset", "")  # an evaluation has none
     name = f"{script}__{(preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
-        goes_on = (run / "config.json").exists() and args.resume
+        goes_on, files = (run / "config.json").exists() and args.resume, digests(config)
+        differ = lambda before, now: [f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v]
         if goes_on:
-            before = json.loads((run / "config.json").read_text())["args"]
-            if differ := [f"{k} ({before.get(k)} -> {v})" for k, v in same.items() if before.get(k) != v]:
-                fail(f"--resume: {run} was started with other arguments: {', '.join(differ)}")
+            before = json.loads((run / "config.json").read_text())
+            if other := differ(before["args"], same):
+                fail(f"--resume: {run} was started with other arguments: {', '.join(other)}")
+            if changed := [path for path, digest in before.get("files", {}).items() if files.get(path) != digest]:
+                fail(f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew")
+            if free := differ(before["args"], {k: config[k] for k in FREE[4:] if k in config}):
+                print("goes on with", ", ".join(free))
         elif run.exists() and any(run.iterdir()) and not args.overwrite:
             fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
+        elif args.resume and not args.out and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json"))):
+            found = [(differ(json.loads(path.read_text())["args"], same), path.parent) for path in others]
+            nearest, folder = min(found, key=lambda pair: len(pair[0]))
+            fail(f"--resume: there is no {run}; {folder} was started with other arguments: {', '.join(nearest)}")
+        elif args.overwrite and run.exists() and set(run.iterdir()) - {run / "lock"}:
+            if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
+                fail(f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant")
         run.mkdir(parents=True, exist_ok=True)
         or_fail(faults.lock, run)
         for path in () if goes_on else set(run.iterdir()) - {run / "lock"}:
@@ -257,10 +318,15 @@ def start_run(args, script: str, model: str) -> Path:
                for a in (["rev-parse", "HEAD"], ["diff", "HEAD"])]  # fmt: skip
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
-        faults.write(run / "config.json", json.dumps({"args": config, "processes": state.num_processes}, indent=1))
+        everything = {"args": config, "processes": state.num_processes, "files": files}
+        faults.write(run / "config.json", json.dumps(everything, indent=1))
         with open(run / "command.txt", "a") as f:  # a line a start: a resumed run has several
             f.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        faults.write(run / "env.txt", "\n".join([git[0].strip(), *gpus, *packages, git[1]]))
+        env, path = "\n".join([git[0].strip(), *gpus, *packages, git[1]]), run / "env.txt"
+        earlier = path.read_text() if goes_on and path.exists() else ""
+        if earlier and not earlier.endswith(env):
+            print(f"WARNING: commit, changed files, packages or GPUs are not those of the last start; {path} has both")
+        faults.write(path, earlier if earlier.endswith(env) else f"{earlier}\n\n# resumed\n{env}" if earlier else env)
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # on a machine of its own, without the others' disk
     (run / "lock").touch()

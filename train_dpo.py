@@ -5,7 +5,7 @@ and DPO on these pairs, on the token ids that were sampled. The next round start
 reference. One round from the warm-started model is the paper's DPO; several make it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_dpo.py --model results/sft/model --lora-r 64 --learning-rate 3e-6            # 1 GPU
+    python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt-dpo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # train again, sample nothing
@@ -23,10 +23,8 @@ which ones were paired), metrics.jsonl (a line a round), summary.json, model/, a
 metrics.jsonl (a line a step), checkpoints and model/.
 """
 
-import contextlib
 import json
 import math
-import os
 import random
 import shutil
 from collections import Counter
@@ -52,12 +50,12 @@ import utils
 @dataclass
 class Args:
     # model and data
-    model: str = "results/sft/model"
+    model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     completions: str = ""
-    """completions.jsonl of an earlier run: pairs are made of it, nothing is sampled or scored."""
+    """completions.jsonl of an earlier run of this script: pairs are made of it, nothing is sampled or scored."""
     pairs: str = ""
     """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
     think: bool = True
@@ -254,22 +252,6 @@ def share(folder: Path, name: str, keys: list[str], work) -> dict[str, dict]:
     return read_parts(folder, name)
 
 
-@contextlib.contextmanager
-def own_gpu():
-    """vLLM's engine is a process of its own, on this process's GPU, and no part of the launched group."""
-    before = dict(os.environ)
-    for name in [n for n in os.environ if n.startswith(("TORCHELASTIC", "MASTER_")) or n.endswith(("RANK", "WORLD_SIZE"))]:
-        del os.environ[name]
-    if torch.cuda.is_available():
-        visible = before.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[PartialState().local_process_index]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, folder: Path, tokenizer, think_format: str):
     """Completion rows of a round, on every process: sampled from `model`, scored, with their token ids."""
     device = str(PartialState().device)
@@ -278,13 +260,12 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
     def sample(keys: list[str], done):
         ids = [utils.encode_prompt(tokenizer, by_key[key]) for key in keys]
         seed = (args.seed * 1000 + number) * 1000 + PartialState().process_index
-        stop, use_vllm = "</response>" if args.zero else "", runs.use_vllm(args.rollout)
-        with own_gpu() if use_vllm else contextlib.nullcontext():
-            for i, text, finished, out in generation.generate(
-                model, ids, tokenizer, args.temperature, args.max_completion_tokens, 1.0, use_vllm, seed,
-                args.rollout_batch_size, stop, args.vllm_memory, {i for i, key in enumerate(keys) if key in done},
-            ):  # fmt: skip
-                yield keys[i], {"text": text, "finished": finished, "ids": out}
+        stop = "</response>" if args.zero else ""
+        for i, text, finished, out in generation.generate(
+            model, ids, tokenizer, args.temperature, args.max_completion_tokens, 1.0, runs.use_vllm(args.rollout), seed,
+            args.rollout_batch_size, stop, args.vllm_memory, {i for i, key in enumerate(keys) if key in done},
+        ):  # fmt: skip
+            yield keys[i], {"text": text, "finished": finished, "ids": out}
 
     samples = share(folder, "samples", list(by_key), sample)
     parts = {key: utils.split_thinking(s["text"], think_format, s["finished"]) for key, s in samples.items()}
@@ -405,6 +386,10 @@ def main(args: Args) -> None:
     runs.refuse_unused(
         dict.fromkeys(("--budget", "--price"), "" if args.gold.startswith("judge:") else "without --gold judge:MODEL")
     )
+    if offline and not args.gold_prompts:
+        runs.refuse_unused(dict.fromkeys(
+            ("--prompts", "--prompts-per-round", "--samples-per-prompt", "--rollout", "--temperature", "--reward-model",
+             "--reward-on"), "with --completions or --pairs: nothing is sampled or scored"))  # fmt: skip
     if not offline and args.samples_per_prompt < max(2, args.min_valid):
         runs.fail(f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid")
 
@@ -425,8 +410,6 @@ def main(args: Args) -> None:
                            "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
         kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
-        if len({row["id"] for row in kept}) < len(kept):
-            runs.fail(f"{args.prompts}: two rows have the same id; completions are grouped by it")
         if not kept or per_round > len(kept):
             runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-round {args.prompts_per_round}")
         sampler = "vLLM" if runs.use_vllm(args.rollout) else "transformers"

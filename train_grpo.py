@@ -4,7 +4,7 @@ A step: G completions for each of P prompts, one reward each, and with advantage
 a group the clipped policy loss plus beta times the k3 estimate of KL(policy || reference), averaged over all tokens.
 
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model                 # CPU, minutes
-    python train_grpo.py --model results/sft/model --lora-r 64 --learning-rate 1e-5             # 1 GPU
+    python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5             # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
         --model results/<sft run>/model                                                         # 8 GPUs, a paper row
 
@@ -41,7 +41,7 @@ import utils
 @dataclass
 class Args:
     # model and data
-    model: str = "results/sft/model"
+    model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
@@ -63,7 +63,8 @@ class Args:
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although more than half of the completions of each of the first three steps are cut off."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
+    format."""
     vllm_server_url: str = ""
     """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
     vllm_memory: float = 0.3

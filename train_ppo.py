@@ -6,7 +6,7 @@ whitened over the tokens of the step; then the clipped policy loss with A_t, and
 A_t + V_t. The critic is a model of its own with its own optimizer.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_ppo.py --model results/sft/model --lora-r 64 --learning-rate 1e-5            # 1 GPU
+    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
 
@@ -39,7 +39,7 @@ import utils
 @dataclass
 class Args:
     # model and data
-    model: str = "results/sft/model"
+    model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
@@ -59,7 +59,8 @@ class Args:
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although more than half of the completions of each of the first three steps are cut off."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
+    format."""
     vllm_server_url: str = ""
     """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
     vllm_memory: float = 0.3

@@ -20,7 +20,7 @@ has `dialogue`, `emotion` and `ended`.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Literal
 
 import runs  # first: it turns telemetry off before trl is imported  # isort: skip
@@ -76,7 +76,8 @@ class Args:
     max_tokens: int = 15000
     """A whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although more than half of the conversations of each of the first three steps have a last reply cut off."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
+    format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """As in train_grpo.py."""
@@ -194,8 +195,8 @@ class Conversations:
         heads = [utils.encode_prompt(tokenizer, prompt) for prompt in prompts]
         bodies, masks, logprobs = ([[] for _ in prompts] for _ in range(3))
         live = list(range(len(prompts)))
-        while self.accelerator.reduce(torch.tensor(len(live), device=self.accelerator.device), "sum") > 0:
-            asked = live or [0]  # every process samples as often as the others
+        while most := max(gather_object([len(live)])):  # every process samples as many as the others
+            asked = list(islice(cycle(live or [0]), most))
             new, sampled = self._generate_single_turn([heads[i] + bodies[i] for i in asked], None, {}, 1)
             for n, i in enumerate(live):
                 finished = new[n][-1] in ends

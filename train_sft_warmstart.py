@@ -155,8 +155,9 @@ def main(args: Args) -> None:
         longest = max(d.get("tokens", 0) for d in dropped)
         runs.fail(f"{reasons['too_long']} of {len(rows)} traces are longer than --max-length {args.max_length} and would lose "
                    f"their end; {longest} fits all")  # fmt: skip
-    if not kept:
-        runs.fail(f"{args.traces}: no usable trace")
+    if len(kept) < len(rows) / 2:
+        runs.fail(f"{args.traces}: only {len(kept)} of {len(rows)} traces can be trained on ({reasons}); no tags belong into "
+                  "thinking and response: data/prepare.py traces takes texts apart")  # fmt: skip
     state.print(f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes")
     if args.dry_run:
         ids, n = kept[0]["input_ids"], kept[0]["labels"].count(-100)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import math
+import numbers
 import os
 import shutil
 import subprocess
@@ -106,8 +107,10 @@ def check_think_format(model: str, think_format: str) -> None:
 
 def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
     """Prompt rows {id, prompt} that fit, without control tokens, and the dropped {id, reason, tokens}; prints the counts."""
-    kept, dropped, cleaned = [], [], []
-    for row in runs.read_rows(path, "messages"):
+    kept, dropped, cleaned, rows = [], [], [], runs.read_rows(path, "messages")
+    if len({row["id"] for row in rows}) < len(rows):
+        runs.fail(f"{path}: two rows have the same id, by which completions and rewards find their prompt")
+    for row in rows:
         messages = utils.without_control(tokenizer, row["messages"])
         cleaned += [row["id"]] * (messages != row["messages"])
         tokens = len(runs.or_fail(utils.encode_prompt, tokenizer, row["messages"]))
@@ -187,7 +190,13 @@ def load_gold(args, device: str, run: Path):
     if ".py:" not in spec:
         return utils.RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
     function = runs.load_function(spec)
-    return lambda prompts, responses: [function(m, y) for m, y in zip(prompts, responses)]
+
+    def one(prompt: list[dict], response: str) -> float:
+        faults.beat()
+        value = function(prompt, response)
+        return float(value) if isinstance(value, numbers.Real) else value  # what else it is the trainer says, and ends
+
+    return lambda prompts, responses: [one(m, y) for m, y in zip(prompts, responses)]
 
 
 # --- 3. memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations
@@ -389,6 +398,13 @@ def train(trainer, run: Path, resume: bool) -> None:
         PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
     for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl"):
         cut_log(run / log, int(checkpoint.name.split("-")[1]) if checkpoint else -1)
+    models = [trainer.model, *(model for model, _ in getattr(trainer, "beside", {}).values())]
+    one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (16 if shards() > 1 else 12)
+    most = max(1, faults.RUN.keep) + 1 - len(faults.numbered(run))  # an old one goes when the new one is whole
+    if (free := shutil.disk_usage(run).free) < most * one:
+        gib = [f"{n / 2**30:.3g} GiB" for n in (one, free)]
+        PartialState().print(f"WARNING: {run} will run out of disk: {most} checkpoints of {gib[0]}, {gib[1]} free; "
+                             "--keep-checkpoints 1, or another --out")  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
     batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs

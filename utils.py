@@ -8,6 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+import faults
+
 
 SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
 DEVICE, DTYPE = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")  # of one that is not trained
@@ -241,5 +243,6 @@ class RewardModel:
             self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
             batch = torch.tensor([ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device)
             mask = torch.tensor([[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device)
+            faults.beat()
             scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
         return [scores[i] for i in range(len(ids))]

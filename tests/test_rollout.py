@@ -554,6 +554,16 @@ def test_forwards_and_steps_are_those_of_every_process(folders, tokenizer, tmp_p
     assert [h["step"] for h in metrics] == [2, 4] == sorted({row["step"] for row in logged})
 
 
+def test_a_run_without_one_completion_in_its_format_ends_after_three_steps(folders, tokenizer, tmp_path):
+    """Random weights never think in tags; --allow-truncation goes on."""
+    trainer = make_trainer(folders, tokenizer, tmp_path, steps=4, allow_truncation=False)
+    trainer._steps_cut_off = -1  # these are cut off as well, which has an error of its own
+    with pytest.raises(RuntimeError, match="no completion of the first three steps had the format '<think> z </think> y'"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    make_trainer(folders, tokenizer, tmp_path, steps=4).train()
+
+
 def test_the_order_of_an_epoch_follows_from_its_number(folders, tokenizer, tmp_path):
     """A sampler that starts in the second epoch, as after a resume, gives what one gives that had the first before."""
     whole, resumed = (make_trainer(folders, tokenizer, tmp_path)._get_train_sampler() for _ in "ab")

@@ -124,7 +124,6 @@ BAD = [  # (line, what the error must name)
         [], {}, "What?", 5, [5], ["What?"], [{"role": "user"}], [{"content": "What?"}], [{"role": "user", "content": None}],
         [{"role": "user", "content": ["What?"]}], [{"role": 1, "content": "What?"}], [*GOOD["messages"], {"role": "user"}])),
     ('{"id": "x", "messages": [', "not JSON"),
-    ("", "not JSON"),
     ("id,messages", "not JSON"),
     (b'{"id": "\xff"}', "not JSON"),
     ("[1, 2]", "not a JSON object"),
@@ -243,6 +242,93 @@ def test_overwrite_starts_anew(here):
     (run / "metrics.jsonl").write_text("old\n")
     assert runs.start_run(Args(overwrite=True), "grpo", "org/base") == run
     assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
+
+
+def test_overwrite_empties_nothing_but_a_run(here, exits):
+    run = runs.start_run(Args(out="results/a"), "grpo", "org/base")
+    (here / "results" / "thesis.tex").write_text("precious\n")
+    (here / "notes").mkdir()
+    (here / "notes" / "thesis.tex").write_text("precious\n")
+    for folder in ("results", "notes"):
+        assert "is no run's folder, or other runs are in it" in exits(runs.start_run, Args(out=folder, overwrite=True), "grpo", "m")
+    assert (here / "notes" / "thesis.tex").exists() and (run / "config.json").exists() and (here / "results" / "thesis.tex").exists()
+
+
+@dataclasses.dataclass
+class Named(Args):
+    model: str = ""
+    prompts: str = ""
+    gold: str = ""
+
+
+def test_a_resume_over_other_files_is_refused(here, exits, capsys):
+    """Prompts, a function's file, and a model's weights, of which beginning and end count; a file that came later does not."""
+    (here / "p.jsonl").write_text("1\n")
+    (here / "mine.py").write_text("def f(*a):\n    return 1.0\n")
+    (here / "m").mkdir()
+    (here / "m" / "model.safetensors").write_bytes(bytes(3 << 20))
+    args = Named(out="run", model="m", prompts="p.jsonl", gold="mine.py:f")
+    run = runs.start_run(args, "grpo", "m")
+    assert list(json.loads((run / "config.json").read_text())["files"]) == ["m", "mine.py", "p.jsonl"]
+    again = dataclasses.replace(args, resume=True)
+    assert runs.start_run(again, "grpo", "m") == run
+    for path, at, n in (("p.jsonl", 0, 1), ("mine.py", 20, 1), ("m/model.safetensors", (3 << 20) - 5, 5), ("m/model.safetensors", 9, 1)):
+        before = (here / path).read_bytes()
+        (here / path).write_bytes(before[:at] + b"7" * n + before[at + n :])
+        assert f"{path.partition('/')[0]} is not what it was" in exits(runs.start_run, again, "grpo", "m")
+        (here / path).write_bytes(before)
+    (here / "m" / "model.safetensors").unlink()
+    assert "m is not what it was" in exits(runs.start_run, again, "grpo", "m")
+
+
+def test_a_resume_that_meets_no_run_names_the_nearest(here, exits):
+    first = runs.start_run(Args(), "grpo", "org/base")
+    runs.start_run(Args(steps=11, rate=2e-6), "grpo", "org/base")
+    error = exits(runs.start_run, Args(steps=12, resume=True), "grpo", "org/base")
+    assert f"{first} was started with other arguments: steps (10 -> 12)" in error, error
+
+
+@dataclasses.dataclass
+class Batched(Args):
+    micro_batch_size: int = 8
+    allow_truncation: bool = False
+
+
+def test_a_resume_may_change_what_does_not_change_the_learning(here, capsys):
+    """As after a GPU that was too small, or an abort that advises it."""
+    run = runs.start_run(Batched(), "grpo", "org/base")
+    assert runs.start_run(Batched(micro_batch_size=4, allow_truncation=True, resume=True), "grpo", "org/base") == run
+    assert "goes on with micro_batch_size (8 -> 4), allow_truncation (False -> True)" in capsys.readouterr().out
+
+
+def test_the_environments_of_all_starts_are_kept(here, capsys):
+    run = runs.start_run(Args(), "grpo", "org/base")
+    env = (run / "env.txt").read_text()
+    (run / "env.txt").write_text(env.replace("torch==", "torch==0"))
+    runs.start_run(Args(resume=True), "grpo", "org/base")
+    assert "are not those of the last start" in capsys.readouterr().out
+    assert (run / "env.txt").read_text() == env.replace("torch==", "torch==0") + f"\n\n# resumed\n{env}"
+    runs.start_run(Args(resume=True), "grpo", "org/base")
+    assert (run / "env.txt").read_text().endswith(f"\n\n# resumed\n{env}") and "WARNING" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, content", [("a.jsonl.gz", gzip.compress(b'{"messages": 1}' * 99, mtime=0)[:-20]), ("b.jsonl.gz", b"{}"),
+                                           ("c.parquet", b""), ("d.parquet", b"PAR1 and no more PAR1")])  # fmt: skip
+def test_a_file_that_is_damaged_is_named(tmp_path, exits, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert f"{name}: cannot be read" in exits(runs.read_rows, tmp_path / name, "messages")
+
+
+def test_rows_of_a_conversation(tmp_path, exits):
+    """Empty lines are none; a role that no template knows, or an empty question, is an error with its line."""
+    path, turn = tmp_path / "p.jsonl", lambda role, content: {"role": role, "content": content}
+    write = lambda *messages: path.write_text("\n" + "\n \n".join(json.dumps({"messages": m}) for m in messages) + "\n\n")
+    write([turn("user", "a")], [turn("system", "s"), turn("user", "b")])
+    assert [row["id"] for row in runs.read_rows(path, "messages")] == ["p-1", "p-3"]
+    write([turn("user", "a")], [turn("human", "b")])
+    assert "p.jsonl:4: the role 'human'" in exits(runs.read_rows, path, "messages")
+    write([turn("user", " \n")])
+    assert "p.jsonl:2: the last turn of 'messages' is empty" in exits(runs.read_rows, path, "messages")
 
 
 @dataclasses.dataclass
