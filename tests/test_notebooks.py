@@ -175,6 +175,12 @@ def test_a_notebook_runs_on_full_and_on_bare_folders(name, some_runs, monkeypatc
         assert names["last"]["accuracy"].dropna().tolist() == ([0.8, 0.6] if full else [])
 
 
+@pytest.mark.parametrize("name", ["02", "03", "05"])
+def test_a_notebook_says_when_there_is_no_run(name, tmp_path, monkeypatch, capsys):
+    with pytest.raises(AssertionError, match=f"no (RL )?run (with thinking )?in {tmp_path}"):
+        run_notebook(name, tmp_path, monkeypatch, capsys)
+
+
 # --- the reader: which rows
 
 
