@@ -31,6 +31,7 @@ import pandas as pd
 import tyro
 from scipy import stats
 
+import endpoint
 import runs
 
 HERE = Path(__file__).parent
@@ -62,7 +63,11 @@ class Args:
     results: Path = Path("results")
     """Folder of the run folders and runs.csv; the toy rows are in toy/ of it."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judges; empty: the official one."""
+    """OpenAI-compatible endpoint of the judges; empty: the official one. The key: OPENAI_API_KEY."""
+    budget: float = 0.0
+    """US dollars that the judge may cost in each evaluation; 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars for a million tokens read and written by a judge: the dearest one's."""
     gold: str = ""
     """--gold of the RL commands (the toy rows have their own)."""
     gold_prompts: str = ""
@@ -102,6 +107,7 @@ VARIANTS = {  # sections of table 4
     "prompts: UltraFeedback": "-ultrafeedback", "prompts: Tulu3 random": "-tulu3", "warm-start: GPT-4.1-mini": "-gpt4.1mini",
     "reward model: Skywork-V2": "-skywork-v2", "reward model: ArmoRM": "-armorm",
 }  # fmt: skip
+CANNOT = {"-armorm": "the head of its reward model is code of its own, and none but the libraries' is run"}  # variant: why
 WILDBENCH, SUITE = "eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random", "eval_benchmarks.py"
 BENCHMARKS = {  # the paper's column: (our benchmark, metric, times, command as the paper evaluates)
     "WB": ("wildbench", "wb_reward", 1, f"{WILDBENCH} --judge gpt-4o"),
@@ -184,6 +190,12 @@ NAME = re.compile(
 ACCELERATE = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
 
 
+def variant_of(folder: str) -> str:
+    """Of a row or of one of its stages: what comes last in the row's name, "" for most."""
+    row = NAME.fullmatch(re.sub(r"-s\d+(--.*)?$", "", folder))
+    return row["variant"] or "" if row else ""
+
+
 def plan(args: Args, names: dict[str, list[str]]) -> dict[str, tuple[list[str], list[str]]]:
     """Stages in order, folder: (folders it waits for, command), for the rows, all seeds, and what they start from."""
     stages: dict[str, tuple[list[str], list[str]]] = {}
@@ -224,6 +236,7 @@ def add_row(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
                  "--temperatures" if wildbench else "--temperature", "0.7"]  # fmt: skip
         words += ["--protocol", "paper"] if judged else []
         words += ["--judge-url", args.judge_url] if judged and args.judge_url else []
+        words += ["--budget", str(args.budget), "--price", *map(str, args.price)] if judged and any(args.price) else []
         words += ["--think-format", f"zero_{m['kind'].removeprefix('prompted-')}"] if m["kind"].startswith("prompted") else []
         words += ["--think-format", "think"] if name == "openthinker2-7b-released" else []
         evaluation = f"{folder}--{benchmark}"
@@ -349,7 +362,7 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
 # --- 3. what a row needs and costs, before anything is run
 
 PREPARE = "python data/prepare.py"
-DATA = {  # file: how it is made; the benchmarks of eval_benchmarks.py are downloads, see data/README.md
+DATA = {  # file: how it is made; those of the benchmarks on the hub come by themselves
     "data/wildchat_if.jsonl": f"{PREPARE} wildchat-if --input wildchat-if_train.parquet --out data/wildchat_if.jsonl",
     "data/sft_prompts.jsonl": f"{PREPARE} tulu3-random --n 7500 --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl",
     "data/traces.jsonl": "python data/make_traces.py --prompts data/sft_prompts.jsonl --out data/traces.jsonl "
@@ -361,6 +374,8 @@ DATA = {  # file: how it is made; the benchmarks of eval_benchmarks.py are downl
     "data/tulu3_random.jsonl": f"{PREPARE} tulu3-random --n 7560 --seed 1 --exclude data/sft_prompts.jsonl "
     "--out data/tulu3_random.jsonl",
     "data/wildbench.jsonl": f"{PREPARE} wildbench --out data/wildbench.jsonl",
+    **{f"data/{name}": "# a download: data/README.md, 'Benchmarks', says which files and where from" for name in (
+        "alpacaeval2", "arena_hard_v2", "creative_writing", "mmlu_redux", "zebralogic")},
 }
 
 
@@ -368,8 +383,7 @@ def data_of(stages: dict) -> list[str]:
     """Files that the stages read and that are made by a command of DATA, in the order of DATA."""
     needed = set()
     for name, (_, command) in stages.items():
-        row = NAME.fullmatch(re.sub(r"-s\d+(--.*)?$", "", name))
-        variant = row["variant"] if row else ""
+        variant = variant_of(name)
         if "train_sft_warmstart.py" in command and "toy" not in command:
             needed |= {"data/traces_gpt4.1mini.jsonl" if variant == "-gpt4.1mini" else "data/traces.jsonl",
                        "data/sft_prompts.jsonl", "data/wildchat_if.jsonl"}  # fmt: skip
@@ -407,6 +421,20 @@ def cost(name: str, command: list[str]) -> str:
     return f"about {hours:.0f} H100-hours (paper's README, scaled); GiB a GPU without activations: {parts}"
 
 
+def check(stages: dict, root: Path, judge_url: str) -> None:
+    """Says which stages are figures of others; exits with 2 where data or a key is missing that a stage to be run needs."""
+    todo = {name: stages[name] for name in stages.keys() - runs.finished(stages, root)}
+    if figures := [name for name in stages if (root / name).exists() and status(root, name) == "figures only"]:
+        print(f"made before (figures only, no weights), not run again, {len(figures)} of {len(stages)}: {', '.join(figures)}\n"
+              "--results DIR makes them anew", flush=True)  # fmt: skip
+    if missing := [path for path in data_of(todo) if not (HERE / path).exists()]:
+        runs.fail(f"{', '.join(missing)} must be made first; --dry-run shows how")
+    words = {word for _, command in todo.values() for word in command}
+    urls = [judge_url] * ("paper" in words) + [word.partition("@")[2] for word in words if word.startswith("--gold=judge:")]
+    if endpoint.OPENAI_URL in map(endpoint.resolve_url, urls) and not endpoint.api_key():
+        runs.fail("a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by --judge-url")
+
+
 def show(args: Args, stages: dict) -> None:
     total = 0.0
     for path in data_of(stages):
@@ -422,10 +450,12 @@ def show(args: Args, stages: dict) -> None:
 
 
 def status(root: Path, folder: str) -> str:
-    """Of a run; of a row that trains nothing that of its evaluations."""
+    """Of a run; of a row that trains nothing that of its evaluations. Figures only: it came with git, without a command."""
+    if variant_of(folder) in CANNOT:
+        return "cannot be run"
     paths = [root / folder] if (root / folder).exists() else list(root.glob(f"{folder}--*"))
-    done = all((path / "summary.json").exists() for path in paths)
-    return "not yet run" if not paths else "done" if done else "interrupted"
+    done, here = (all((path / name).exists() for path in paths) for name in ("summary.json", "command.txt"))
+    return "not yet run" if not paths else "interrupted" if not done else "done" if here else "figures only"
 
 
 # --- 4. tables
@@ -445,13 +475,24 @@ def ours(part: pd.DataFrame, times: float) -> dict:
     judged alike."""
     part = part.dropna(subset="value")  # a seed without a headline: too many of its rows were invalid
     if part.empty:
-        return {"ours": None, "low": None, "high": None, "seeds": 0}
+        return {"ours": None, "low": None, "high": None, "seeds": 0, "task": None, "fingerprint": None}
     if part["fingerprint"].nunique() > 1:
         runs.fail(f"{', '.join(part['run'])} were not judged alike (fingerprint in runs.csv), so they have no mean")
     mean, n = part["value"].mean(), len(part)
     half = stats.t.ppf(0.975, n - 1) * part["value"].sem() if n > 1 else 0.0
     low, high = part[["low", "high"]].iloc[0] if n == 1 else (mean - half, mean + half)
-    return {"ours": times * mean, "low": times * low, "high": times * high, "seeds": n}
+    return {"ours": times * mean, "low": times * low, "high": times * high, "seeds": n,
+            "task": part["benchmark"].iloc[0], "fingerprint": part["fingerprint"].iloc[0]}  # fmt: skip
+
+
+def unlike(table: pd.DataFrame) -> list[str]:
+    """A sentence for each column of a table whose rows were not judged alike."""
+    out = []
+    for (column, _), part in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
+        groups = part.groupby("fingerprint", sort=False)["row"].unique().map(", ".join)
+        if len(groups) > 1:
+            out.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {' against '.join(groups)}")
+    return out
 
 
 def paper_table(table: str, index: pd.DataFrame) -> pd.DataFrame:
@@ -461,7 +502,8 @@ def paper_table(table: str, index: pd.DataFrame) -> pd.DataFrame:
         benchmark, metric, times, _ = BENCHMARKS[r.benchmark]
         part = index[(index.row == r.row) & (index.evaluation == benchmark) & (index.metric == metric)]
         numbers = ours(part, times)
-        nothing = "no headline" if len(part) else "not yet run" if r.row else "model of others"
+        nothing = "not yet run" if r.row else "model of others"
+        nothing = "no headline" if len(part) else "cannot be run" if variant_of(r.row) in CANNOT else nothing
         state = "measured" if numbers["seeds"] else nothing
         difference = numbers["ours"] - float(r.value) if numbers["seeds"] else None
         row = r.row or f"{r.model_name or r.backbone} ({r.training})"
@@ -511,7 +553,7 @@ def toy_table(index: pd.DataFrame, table: str = "toy") -> pd.DataFrame:
             part = part[part.benchmark.isin(benchmark[0].split())] if benchmark and benchmark[0] else part
             part = part.drop_duplicates("seed")  # format_ok stands there for each of two users
             numbers = ours(part, 1)
-            state = "toy" if numbers["seeds"] else "not yet run"
+            state = "toy" if numbers["seeds"] else "no headline" if len(part) else "not yet run"
             lines.append({"table": table, "row": row, "benchmark": column, **numbers, "status": state})
     return pd.DataFrame(lines)
 
@@ -528,18 +570,19 @@ def toy_markdown(table: pd.DataFrame) -> str:
 
 
 def render(args: Args) -> dict[str, str]:
-    """Writes every table into results/tables/, as Markdown and csv; returns the Markdown by name."""
+    """Writes every table into results/tables/, as Markdown and csv; returns the Markdown by name. Warns of columns whose rows
+    were not judged alike, and says so below the table."""
     results, folder = args.results, args.results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    index, texts = measured(results), {"rows": rows_markdown(args)}
-    for table in sorted(set(paper_rows().table), key=int):
-        numbers = paper_table(table, index)
-        numbers.to_csv(folder / f"table{table}.csv", index=False)
-        texts[f"table{table}"] = paper_markdown(numbers)
-    for table in ("toy", "rewards"):
-        toy = toy_table(measured(results / "toy"), table)
-        toy.round(4).to_csv(folder / f"{table}.csv", index=False)
-        texts[table] = toy_markdown(toy)
+    index, toy, texts = measured(results), measured(results / "toy"), {"rows": rows_markdown(args)}
+    tables = {f"table{table}": paper_table(table, index) for table in sorted(set(paper_rows().table), key=int)}
+    for name, numbers in (tables | {table: toy_table(toy, table) for table in ("toy", "rewards")}).items():
+        rounded = numbers if name in tables else numbers.round(4)
+        rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
+        texts[name] = paper_markdown(numbers) if name in tables else toy_markdown(numbers)
+        for line in unlike(numbers):
+            print(f"WARNING: {name}, {line}", file=sys.stderr)
+            texts[name] += f"\n\n{line}"
     for name, text in texts.items():
         (folder / f"{name}.md").write_text(text + "\n")
     return texts
@@ -559,6 +602,7 @@ def sweep(args: Args) -> None:
     stages = {name: stage for name, stage in stages.items() if not name.endswith("--gold")}
     if not any("--gold-prompts" in " ".join(stages[n][1]) for n in names) or not args.stop_at:
         runs.fail("--sweep decides by held-out gold: give --stop-at, and --gold and --gold-prompts")
+    check(stages, root, args.judge_url)
     runs.run_plan({n: s for n, s in stages.items() if n not in names}, root, args.lanes)
     for name in names:
         train_until(stages[name][1], root / name, args.stop_at)
@@ -586,6 +630,8 @@ def held_out(run: Path) -> list[dict]:
 def train_until(command: list[str], run: Path, step: int) -> None:
     """Starts a training command, or goes on with it, and stops it once the held-out prompts of `step` are measured."""
     if any(r["step"] >= step for r in held_out(run)):
+        if not any(run.glob("checkpoint-*")) and not (run / "model").exists():
+            runs.fail(f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or delete it")
         return
     log = run.parent / "logs" / f"{run.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -626,21 +672,28 @@ def main(args: Args) -> None:
     rows = rows_of(args.table)
     if args.row and args.row not in rows:
         runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(rows)}")
+    if reason := CANNOT.get(variant_of(args.row)):
+        runs.fail(f"--row {args.row} cannot be run: {reason}")
+    if args.budget and not any(args.price):
+        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if args.sweep and not args.row:
         runs.fail("--sweep is over the seeds of one row; name it by --row")
     if args.sweep:
         return sweep(args)
+    for row in [row for row in rows if variant_of(row) in CANNOT]:
+        print(f"{row} cannot be run and is left out: {CANNOT[variant_of(row)]}")
+        del rows[row]
     stages = plan(args, {args.row: rows[args.row]} if args.row else rows)
     if not args.run:
         return show(args, stages)
-    if missing := [path for path in data_of(stages) if not (HERE / path).exists()]:
-        runs.fail(f"{', '.join(missing)} must be made first; --dry-run shows how")
     toy = args.table in ("toy", "rewards")
+    root = args.results / ("toy" if toy else "")
+    check(stages, root, args.judge_url)
     if toy:
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
         for script in ("toy_world.py", "toy_sums.py", "toy_code.py", "toy_users.py", "toy_judge.py"):
             subprocess.run([sys.executable, f"data/{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
-    runs.run_plan(stages, args.results / ("toy" if toy else ""), args.lanes)
+    runs.run_plan(stages, root, args.lanes)
     render(args)
 
 

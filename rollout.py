@@ -547,8 +547,9 @@ class RolloutTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _measure_held_out(self):
-        """One completion for each held-out prompt, as in training, into held_out.jsonl; the best model by gold is kept in
-        best_by_gold/. Leaves the state of the random generators as it was, so that nothing else of the run depends on it."""
+        """One completion for each held-out prompt, as in training, into held_out_completions.jsonl, the means into
+        held_out.jsonl; the best model by gold is kept in best_by_gold/. Leaves the state of the random generators as it was,
+        so that nothing else of the run depends on it."""
         rank, world, chunk = self.accelerator.process_index, self.accelerator.num_processes, self.args.generation_batch_size
         n = math.ceil(len(self.held_out) / world)  # for each process; the last of them asks some again, which are not counted
         mine = [self.held_out[(rank * n + i) % len(self.held_out)] for i in range(n)]

@@ -355,15 +355,37 @@ def executable(command: list[str]) -> list[str]:
     return [sys.executable if command[0] == "python" else str(bin_folder / command[0]), *command[1:]]
 
 
+def finished(plan: dict[str, tuple[list[str], list[str]]], root: Path) -> set[str]:
+    """What is done of a plan: a folder with a summary.json; of a command that cannot resume (it makes data), a folder.
+
+    Exits with 2 where that would not fit what has to be run: its weights are needed and not here, as of a run in git, or it
+    was made from a run that has to be made anew. Nothing is deleted unasked.
+    """
+    resumes = {name for name, (_, command) in plan.items() if "--resume" in command}
+    done = {name for name in plan if (root / name / ("summary.json" if name in resumes else "")).exists()}
+    again, bare, more = plan.keys() - done, set(), True
+    while more:
+        needed = ((a, Path(word)) for name in again for a in plan[name][0] for word in plan[name][1])
+        bare |= {a for a, path in needed if a in done and path.is_relative_to(root / a)
+                 and not (path.is_file() or any(path.glob("*.safetensors")))}  # fmt: skip
+        stale = {name for name, (after, _) in plan.items() if again & resumes & set(after) and (root / name).exists()}
+        more = (bare | stale) - again
+        again |= more
+    if bare | stale:
+        parts = {"figures without the weights that are needed now": bare, "made from a run to be made anew": stale - bare}
+        fail(f"in {root} are " + "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
+             + ". Delete these folders, or let another one (--results, --out) hold all that is made anew")  # fmt: skip
+    return done
+
+
 def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: int = 1) -> None:
     """Runs commands, {folder in `root`: (folders it waits for, command)}, `lanes` at a time, and says how far each is.
 
-    A folder with a summary.json is done; of a command that cannot resume, a folder. Of the commands that can start the first
-    does. A failure ends all with exit code 1; logs are in root/logs/.
+    What is `finished` is left out. Of the commands that can start the first does. A failure ends all with exit code 1; logs
+    are in root/logs/.
     """
     (root / "logs").mkdir(parents=True, exist_ok=True)
-    resumes = lambda name: "--resume" in plan[name][1]
-    done = {name for name in plan if (root / name / ("summary.json" if resumes(name) else "")).exists()}
+    done = finished(plan, root)
     running: dict[str, tuple[subprocess.Popen, float]] = {}
     start = last = time.monotonic()
     while len(done) < len(plan):

@@ -4,6 +4,7 @@
     rows = trace_reader.read("results/rlmt"); best, worst = trace_reader.best_and_worst(rows)     # as in notebooks/03
 
 Every function takes a run folder or the table that `read` made of it: a row a completion, NaN where the file has no number.
+Of a run with --gold-prompts `same_prompt` reads held_out_completions.jsonl, as these prompts are asked at every checkpoint.
 `gold` of an evaluation is the judge's mark (`score` in verdicts.jsonl); the choices of a pairwise judge are no number and are
 not shown. What cannot be read raises ValueError with file, line and field.
 """
@@ -18,6 +19,7 @@ import pandas as pd
 
 # --- 1. rows
 
+HELD_OUT = "held_out_completions.jsonl"
 NUMBERS = ["step", "temperature", "sample", "reward", "gold", "advantage", "n_tokens", "n_thinking_tokens"]
 TEXTS = ["text", "thinking", "response", "status"]
 NUMBER = int | float | None
@@ -38,11 +40,11 @@ def read_lines(path: Path) -> tuple[list[dict], list[str]]:
     return rows, []
 
 
-def read(run: str | Path | pd.DataFrame) -> pd.DataFrame:
-    """Table of a run folder: the columns of KINDS; `attrs["notes"]`: what was left out."""
+def read(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.DataFrame:
+    """Table of a run folder: the columns of KINDS; `attrs["notes"]`: what was left out. `file`: of a training run."""
     if isinstance(run, pd.DataFrame):
         return run
-    path, verdicts = Path(run, "completions.jsonl"), Path(run, "verdicts.jsonl")
+    path, verdicts = Path(run, file), Path(run, "verdicts.jsonl")
     kinds = KINDS | {"step": int}
     if not path.is_file():
         path, kinds = Path(run, "generations.jsonl"), KINDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
@@ -75,9 +77,17 @@ def read(run: str | Path | pd.DataFrame) -> pd.DataFrame:
 # --- 2. which ones to read
 
 
+def has_held_out(run) -> bool:
+    path = Path() if isinstance(run, pd.DataFrame) else Path(run, HELD_OUT)
+    return path.is_file() and path.stat().st_size > 0  # a run that was resumed from its beginning has an empty one
+
+
 def same_prompt(run, prompt_id: str | int | None = None) -> pd.DataFrame:
-    """Completions of one prompt, by step; without `prompt_id` of the prompt that was visited at most steps."""
-    rows = read(run)
+    """Completions of one prompt, by step; without `prompt_id` of the prompt that was visited at most steps: a held-out one if
+    `run` is a folder with their completions."""
+    rows = read(run, HELD_OUT if has_held_out(run) else "completions.jsonl")
+    if has_held_out(run) and prompt_id not in (None, *rows["id"]):  # of those that were trained on
+        rows = read(run)
     if prompt_id is None:
         prompt_id = rows.groupby("id", sort=False)["step"].nunique().idxmax()
     if not (rows["id"] == prompt_id).any():
@@ -192,8 +202,9 @@ def columns(left: str, right: str) -> str:
 
 def history(rows: pd.DataFrame) -> str:
     """One prompt, and its completions a step at a time."""
+    by = "reward" if rows["reward"].notna().any() else "gold"  # held-out ones have no reward
     return prompt(rows.iloc[0]) + "".join(
-        fold(f"<b>step {step:.0f}</b> mean reward {own['reward'].mean():.4g}", cards(own, False))
+        fold(f"<b>step {step:.0f}</b> mean {by} {own[by].mean():.4g}", cards(own, False))
         for step, own in rows.groupby("step"))  # fmt: skip
 
 
@@ -218,16 +229,17 @@ def beside(run_a: str | Path, run_b: str | Path, n: int = 5) -> str:
 
 
 def page(run: str | Path, out: str | Path, other: str | Path = "", n: int = 10) -> None:
-    """Writes the page of a run to `out`: its n best and worst completions by reward and by gold, the prompt with most visits
-    through training, the n biggest rises and falls; with `other`, both being evaluations, the n pairs that differ most."""
+    """Writes the page of a run to `out`: its n best and worst completions by reward and by gold, one prompt through training
+    (`same_prompt`), the n biggest rises and falls; with `other`, both being evaluations, the n pairs that differ most."""
     rows, name = read(run), escape(Path(run).resolve().name)
     sections = {f"Beside {Path(other).resolve().name}": beside(run, other, n)} if other else {}
     for by in ("reward", "gold"):
         if rows[by].notna().any():
             sections |= dict(zip((f"Highest {by}", f"Lowest {by}"), map(cards, best_and_worst(rows, n, by))))
     visited = rows.groupby("id", sort=False)["step"].nunique()
+    if (through := same_prompt(run if has_held_out(run) else rows))["step"].nunique() > 1:
+        sections["One prompt through training"] = history(through)
     if visited.max() > 1:
-        sections["One prompt through training"] = history(same_prompt(rows))
         for kind, jumps in zip(("rose", "fell"), biggest_jumps(rows, n)):
             sections[f"Prompts whose reward {kind} most"] = "".join(
                 jump(rows[rows["id"] == j.Index], j.first_step, j.last_step) for j in jumps.itertuples())  # fmt: skip

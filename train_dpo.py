@@ -20,7 +20,8 @@ Deviations from the paper's released code:
 Trainer: trl.DPOTrainer on token ids. Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not
 measured here. Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (all rounds, also
 which ones were paired), metrics.jsonl (a line a round), summary.json, model/, and round-<n>/ with the round's samples,
-metrics.jsonl (a line a step), checkpoints and model/.
+metrics.jsonl (a line a step), checkpoints and model/; with --gold-prompts held_out.jsonl (means), held_out_completions.jsonl
+and best_by_gold/.
 """
 
 import json
@@ -462,7 +463,8 @@ def main(args: Args) -> None:
                       "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
         if held_out:
-            training.cut_log(run / "held_out.jsonl", number - 1)
+            for log in ("held_out.jsonl", "held_out_completions.jsonl"):
+                training.cut_log(run / log, number - 1)
             (folder / "held-out").mkdir(exist_ok=True)
             rows = sample_and_score(replace(args, samples_per_prompt=1), str(save_to), held_out, number, folder / "held-out",
                                     tokenizer, think_format)  # fmt: skip

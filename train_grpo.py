@@ -17,7 +17,8 @@ Deviations from the paper and its released code (verl):
    clip cannot act with one update per rollout.
 Trainer: trl.GRPOTrainer with the hooks of rollout.py. Hours as the paper's README reports them: 14-16 on 8 H100 for 234
 steps; not measured here. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl,
-dropped.jsonl, summary.json, checkpoint-*/ and model/.
+dropped.jsonl, summary.json, checkpoint-*/ and model/; with --gold-prompts held_out.jsonl (means),
+held_out_completions.jsonl and best_by_gold/.
 """
 
 import math

@@ -140,7 +140,8 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
 
 
 def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
-    """Adds the means of completion rows of the held-out prompts to held_out.jsonl; True if gold is the best so far.
+    """Adds completion rows of the held-out prompts to held_out_completions.jsonl, their means to held_out.jsonl; True if gold
+    is the best so far.
 
     Warns when the proxy is higher than at the best gold, and gold lower by more than two standard errors of the difference.
     """
@@ -156,6 +157,7 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     path = run / "held_out.jsonl"
     before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     runs.append_jsonl(path, [line])
+    runs.append_jsonl(run / "held_out_completions.jsonl", [{**row, "step": step} for row in rows])
     best = max((r for r in before if r["gold"] is not None), key=lambda r: r["gold"], default=None)
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
     if line["gold"] is None:
@@ -396,7 +398,7 @@ def train(trainer, run: Path, resume: bool) -> None:
     checkpoint = broadcast_object_list([checkpoint])[0]
     if resume:
         PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
-    for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl"):
+    for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl"):
         cut_log(run / log, int(checkpoint.name.split("-")[1]) if checkpoint else -1)
     models = [trainer.model, *(model for model, _ in getattr(trainer, "beside", {}).values())]
     one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (16 if shards() > 1 else 12)

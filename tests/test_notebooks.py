@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 
 import trace_reader
+import training
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -174,6 +175,12 @@ def test_a_notebook_runs_on_full_and_on_bare_folders(name, some_runs, monkeypatc
         assert names["last"]["accuracy"].dropna().tolist() == ([0.8, 0.6] if full else [])
 
 
+@pytest.mark.parametrize("name", ["02", "03", "05"])
+def test_a_notebook_says_when_there_is_no_run(name, tmp_path, monkeypatch, capsys):
+    with pytest.raises(AssertionError, match=f"no (RL )?run (with thinking )?in {tmp_path}"):
+        run_notebook(name, tmp_path, monkeypatch, capsys)
+
+
 # --- the reader: which rows
 
 
@@ -200,6 +207,24 @@ def test_same_prompt_is_the_one_with_most_visits_in_order_of_steps(tmp_path):
     assert trace_reader.same_prompt(run, "a")["reward"].tolist() == [1.0, 9.0]
     with pytest.raises(ValueError, match="no prompt 'b' among the 2 of the run"):
         trace_reader.same_prompt(run, "b")
+
+
+def test_held_out_prompts_are_followed_through_training(tmp_path):
+    """As training.log_held_out writes them: the step of the checkpoint, no reward."""
+    run = write(tmp_path / "run", "completions.jsonl", [completion("a", 1, 1.0)])
+    (run / trace_reader.HELD_OUT).touch()  # of a run that was resumed from its beginning
+    assert trace_reader.same_prompt(run)["id"].tolist() == ["a"]
+    for step in (7, 14):
+        rows = [completion(p, step + 1, 0.5, 0.01 * step, response=f"{p} at {step}") for p in ("held", "out")]
+        training.log_held_out(run, step, [{k: v for k, v in row.items() if k not in ("reward", "advantage")} for row in rows])
+    assert trace_reader.same_prompt(run)[["id", "step", "gold"]].values.tolist() == [["held", 7, 0.07], ["held", 14, 0.14]]
+    assert trace_reader.same_prompt(run, "out")["response"].tolist() == ["out at 7", "out at 14"]
+    assert trace_reader.same_prompt(run, "a")["step"].tolist() == [1]
+    trace_reader.page(run, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "One prompt through training" in text and "<b>step 14</b> mean gold 0.14" in text and "held at 7" in text
+    training.cut_log(run / trace_reader.HELD_OUT, 7)
+    assert trace_reader.same_prompt(run)["step"].tolist() == [7]
 
 
 def test_biggest_jumps_from_first_visit_to_last(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,15 +174,56 @@ def test_what_it_would_run_and_cost(capsys):
     stages = reproduce.plan(reproduce.Args(seeds=(0, 12)), {"llama3.1-8b-rlmt-tulu3": ["WB"]})
     assert reproduce.data_of(stages) == [
         f"data/{name}.jsonl" for name in ("wildchat_if", "sft_prompts", "traces", "tulu3_random", "wildbench")]
+    stages = reproduce.plan(reproduce.Args(), {"qwen2.5-7b-released": ["AE2", "AH2", "CWv3", "PopQA", "MMLU_Redux", "ZebraLogic"]})
+    assert reproduce.data_of(stages) == [
+        f"data/{name}" for name in ("alpacaeval2", "arena_hard_v2", "creative_writing", "mmlu_redux", "zebralogic")]
     stages = reproduce.plan(reproduce.Args(), {"llama3.1-8b-sft-think-gpt4.1mini": []})
     assert "data/traces_gpt4.1mini.jsonl" in reproduce.data_of(stages) and "data/traces.jsonl" not in reproduce.data_of(stages)
     assert reproduce.data_of(reproduce.plan(reproduce.Args(), dict.fromkeys(reproduce.TOY_ROWS, []))) == []
     for args, message in [({"table": "7"}, "--table '7'"), ({"table": "1", "row": "x"}, "--row 'x'"), ({}, "nothing to do"),
                           ({"traces": "x"}, "--traces needs --out"),
-                          ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True}, "must be made first")]:  # fmt: skip
+                          ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True}, "data/creative_writing, data/mmlu_redux must be made first"),
+                          ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
+                          ({"table": "4", "row": "llama3.1-8b-rlmt-armorm", "run": True}, "cannot be run: the head of its reward model")]:  # fmt: skip
         with pytest.raises(SystemExit) as e:
             reproduce.main(reproduce.Args(**args))
         assert e.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "data_of", lambda stages: [])
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    judged, gold = {"qwen2.5-7b-instruct-released": ["WB"]}, {"qwen2.5-7b-rlhf-zero": []}
+
+    def passes(rows: dict, **fields) -> bool:
+        args = reproduce.Args(results=tmp_path, gold_prompts="p.jsonl", **fields)
+        try:
+            reproduce.check(reproduce.plan(args, rows), tmp_path, args.judge_url)
+        except SystemExit:
+            return "set OPENAI_API_KEY" not in capsys.readouterr().err
+        return True
+
+    assert not passes(judged) and passes(judged, judge_url="http://localhost:8000/v1")
+    assert not passes(gold, gold="judge:gpt-4o") and passes(gold, gold="judge:m@http://localhost:1/v1") and passes(gold, gold="x.py:f")
+    assert passes(dict.fromkeys(reproduce.REWARD_ROWS, []))  # the toy judge brings its own endpoint
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
+    assert passes(judged)
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    make(tmp_path, "qwen2.5-7b-instruct-released-s0--wildbench/summary.json")
+    assert passes(judged)  # is done
+
+
+def test_a_budget_is_that_of_each_judged_evaluation():
+    stages = reproduce.plan(reproduce.Args(budget=20, price=(2.5, 10)), {"llama3.1-8b-rlmt": ["WB", "PopQA"]})
+    limited = {name for name, (_, command) in stages.items() if "--budget 20 --price 2.5 10" in " ".join(command)}
+    assert limited == {"llama3.1-8b-rlmt-s0--wildbench"}
+
+
+def test_a_whole_table_leaves_out_what_cannot_be_run(capsys):
+    reproduce.main(reproduce.Args(table="4", dry_run=True))
+    out = capsys.readouterr().out
+    assert "llama3.1-8b-rlhf-armorm cannot be run and is left out" in out and "--preset table4/llama3.1-8b-rlhf-armorm" not in out
 
 
 # --- tables
@@ -231,6 +273,22 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
     assert "were not judged alike" in capsys.readouterr().err
 
 
+def test_rows_that_were_judged_otherwise_are_marked(tmp_path, capsys):
+    common = {"n": 1024, "n_invalid": 0, "temperature": 0.7, "value": 0.4, "low": 0.3, "high": 0.5}
+    write_index(tmp_path, [
+        {"run": f"llama3.1-8b-{row}-s0--{name}", "benchmark": name, "metric": metric, "fingerprint": mark, **common}
+        for name, metric, marks in (("wildbench", "wb_reward", "aab"), ("popqa", "accuracy_paper", "ccc"))
+        for row, mark in zip(("rlmt", "rlhf", "sft-think"), marks)])  # fmt: skip
+    write_index(tmp_path / "toy", [  # sums and programs stand in one column, but are other tasks
+        {"run": f"toy-rlvr-{row}-s0--gold", "benchmark": task, "metric": "score", "fingerprint": task, **common, "temperature": 1.0}
+        for row, task in (("think", "sums_tasks"), ("plain", "sums_tasks"), ("think-code", "code_tasks"))])  # fmt: skip
+    texts, err = reproduce.render(reproduce.Args(results=tmp_path)), capsys.readouterr().err
+    line = "WB: not to be compared, as judge, instructions or tasks differ: llama3.1-8b-sft-think against llama3.1-8b-rlhf, llama3.1-8b-rlmt"
+    assert texts["table1"].endswith(f"\n\n{line}") and f"WARNING: table1, {line}\n" in err
+    assert "PopQA" not in err and "not to be compared" not in texts["rewards"] and texts["rewards"].count("0.400") == 3
+    assert "fingerprint" not in pd.read_csv(tmp_path / "tables" / "table1.csv").columns
+
+
 def test_seeds_without_a_headline_are_no_seeds(tmp_path):
     """Too many verdicts of theirs were invalid, so that their value is empty."""
     common = {"metric": "wb_reward", "benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7, "low": 30, "high": 50}
@@ -244,12 +302,11 @@ def test_seeds_without_a_headline_are_no_seeds(tmp_path):
 
 
 def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
-    for name, done in (("a-s0", True), ("a-s0--wildbench", False), ("b-s0--wildbench", True), ("c-s0--wildbench", True), ("c-s0--popqa", False)):
+    for name, files in (("a-s0", 2), ("a-s0--wildbench", 0), ("b-s0--wildbench", 2), ("c-s0--wildbench", 2), ("c-s0--popqa", 0), ("e-s0", 1)):
         (tmp_path / name).mkdir()
-        if done:
-            (tmp_path / name / "summary.json").write_text("{}")
-    status = {name: reproduce.status(tmp_path, f"{name}-s0") for name in "abcd"}
-    assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run"}
+        make(tmp_path / name, *("summary.json", "command.txt")[:files])
+    status = {name: reproduce.status(tmp_path, f"{name}-s0") for name in "abcde"}
+    assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run", "e": "figures only"}
 
 
 def test_released_values_are_asked_for_where_there_are_any(tmp_path):
@@ -264,7 +321,8 @@ def test_every_printed_number_is_in_a_table(tmp_path):
     tables = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in TABLES])
     printed = reproduce.paper_rows()
     assert len(tables) == len(printed) and sorted(tables.paper) == sorted(printed.value.astype(float))
-    assert set(tables.status) == {"not yet run", "model of others"}
+    assert set(tables.status) == {"not yet run", "model of others", "cannot be run"}
+    assert set(tables[tables.status == "cannot be run"].row) == {"llama3.1-8b-rlmt-armorm", "llama3.1-8b-rlhf-armorm"}
 
 
 # --- the runner
@@ -279,9 +337,9 @@ def test_the_plan_runs_in_order_and_only_what_is_missing(tmp_path, capsys):
     plan = {"c": job("c", ["a", "b"]), "a": job("a"), "b": job("b", ["a"])}
     runs.run_plan(plan, tmp_path, lanes=2)
     assert (tmp_path / "order").read_text() == "a b c "
-    (tmp_path / "b" / "summary.json").unlink()
+    (tmp_path / "c" / "summary.json").unlink()
     runs.run_plan(plan, tmp_path)
-    assert (tmp_path / "order").read_text() == "a b c b "
+    assert (tmp_path / "order").read_text() == "a b c c "
     with pytest.raises(SystemExit) as e:
         runs.run_plan({"fail": job("fail"), "after": job("after", ["fail"])}, tmp_path)
     assert "fail failed" in str(e.value) and not (tmp_path / "after").exists()
@@ -293,9 +351,75 @@ def test_the_plan_runs_in_order_and_only_what_is_missing(tmp_path, capsys):
     assert (tmp_path / "order").read_text().count("data") == 1
 
 
+def make(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}")
+
+
+def test_what_is_done_must_fit_what_is_to_be_run(tmp_path, capsys):
+    """data -> sft -> rl -> its evaluation, in a folder that the commands name."""
+    job = lambda name, after, *words: (after, ["python", "x.py", *words, "--out", str(tmp_path / name), *["--resume"] * (name != "data")])
+    plan = {"data": job("data", []), "sft": job("sft", ["data"], "--traces", str(tmp_path / "data" / "traces.jsonl")),
+            "rl": job("rl", ["sft"], "--model", str(tmp_path / "sft" / "model")),
+            "rl--gold": job("rl--gold", ["rl"], "--model", str(tmp_path / "rl" / "model"))}  # fmt: skip
+
+    def refused() -> str:
+        with pytest.raises(SystemExit) as e:
+            runs.finished(plan, tmp_path)
+        assert e.value.code == 2
+        return capsys.readouterr().err.partition(f"error: in {tmp_path} are ")[2].partition(". Delete these folders")[0]
+
+    bare, stale = "figures without the weights that are needed now", "made from a run to be made anew"
+
+    assert runs.finished(plan, tmp_path) == set()
+    make(tmp_path, "sft/summary.json", "rl/summary.json", "rl--gold/summary.json")  # as they are in git
+    assert runs.finished(plan, tmp_path) == {"sft", "rl", "rl--gold"}  # nothing that reads weights is to be run; data is data
+    plan["rl--more"] = job("rl--more", ["rl"], "--model", str(tmp_path / "rl" / "model"))  # a new one needs all the weights
+    assert refused() == f"{bare}: rl, sft; {stale}: rl--gold"
+    make(tmp_path, "rl/model/model.safetensors")
+    assert runs.finished(plan, tmp_path) == {"sft", "rl", "rl--gold"}  # sft's own are not needed
+    (tmp_path / "rl" / "summary.json").unlink()  # interrupted, or to be made anew: what was measured is of another model
+    assert refused() == f"{bare}: sft; {stale}: rl, rl--gold"
+    shutil.rmtree(tmp_path / "rl--gold")
+    make(tmp_path, "sft/model/model.safetensors")
+    assert runs.finished(plan, tmp_path) == {"sft"}
+    shutil.rmtree(tmp_path / "sft")
+    assert refused() == f"{stale}: rl"
+    shutil.rmtree(tmp_path / "rl")
+    assert runs.finished(plan, tmp_path) == set()
+    make(tmp_path, "data/traces.jsonl")
+    assert runs.finished(plan, tmp_path) == {"data"}
+
+
+def test_figures_that_came_with_git_are_named_and_nothing_more(tmp_path, monkeypatch, capsys):
+    row = "toy-prompted-think"
+    make(tmp_path, f"toy/{row}-s0--gold/summary.json")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: None)  # the toy data
+    reproduce.main(reproduce.Args(table="toy", row=row, run=True, results=tmp_path))
+    out = capsys.readouterr().out
+    assert f"not run again, 1 of 1: {row}-s0--gold" in out and "--results DIR" in out
+    make(tmp_path, f"toy/{row}-s0--gold/command.txt")  # made here
+    reproduce.main(reproduce.Args(table="toy", row=row, run=True, results=tmp_path))
+    assert "not run again" not in capsys.readouterr().out
+
+
+def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
+    names = ["toy-sft-think-s0", "toy-rlmt-s0"]
+    make(tmp_path / "toy", *(f"{name}/summary.json" for name in names))
+    (tmp_path / "toy" / "toy-rlmt-s0" / "held_out.jsonl").write_text('{"step": 7, "gold": 0.8}\n')
+    args = reproduce.Args(table="toy", row="toy-rlmt", sweep=True, stop_at=7, results=tmp_path)
+    with pytest.raises(SystemExit) as e:
+        reproduce.main(args)
+    assert e.value.code == 2 and "figures without weights" in capsys.readouterr().err
+    make(tmp_path / "toy", "toy-rlmt-s0/model/model.safetensors")
+    reproduce.main(args)
+    assert "1 seeds started, 1 went on" in capsys.readouterr().out
+
+
 def test_a_run_is_stopped_when_its_step_is_measured(tmp_path):
     script = tmp_path / "job.py"
-    script.write_text("import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\nout.mkdir(exist_ok=True)\n"
+    script.write_text("import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
                       "for step in range(1, 1000):\n    time.sleep(0.3)\n"
                       "    with open(out / 'held_out.jsonl', 'a') as f:\n"
                       "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n")  # fmt: skip
@@ -320,5 +444,5 @@ def test_a_sweep_needs_something_to_decide_by(capsys):
 def test_the_command_line():
     done = subprocess.run([sys.executable, "reproduce.py", "--list"], capture_output=True, text=True, cwd=ROOT)
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) > 130 and all(re.search(r"s0: (done|interrupted|not yet run)$", x) for x in lines)
+    assert done.returncode == 0 and len(lines) > 130 and all(re.search(r"s0: (done|figures only|interrupted|not yet run|cannot be run)$", x) for x in lines)
     assert json.dumps(lines).count("llama3.1-8b-rlmt-zero ") >= 2
