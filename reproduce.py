@@ -294,7 +294,8 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
         command = f"python {script} --preset toy --model {start} --reward-on response"
         command += " --gold-prompts data/toy/held_out_prompts.jsonl"
         command += "" if m["algorithm"] == "-dpo" else " --steps 14 --save-steps 7"
-        command += " --zero --max-prompt-tokens 256 --max-completion-tokens 160" if m["zero"] else ""
+        # --allow-truncation: without thinking the toy base model never has the format, which is what that row shows
+        command += " --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160" if m["zero"] else ""
         stages[folder] = (waits, [*command.split(), *extra, *common])
     zero = m["zero"] or m["kind"].startswith("prompted")
     words = f"python eval_wildbench.py --model {model} --tasks data/toy/benchmark_tasks.jsonl --limit 256 --seed {seed}"
