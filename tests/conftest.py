@@ -1,12 +1,16 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
 
 import os
+import runpy
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+ROOT = Path(__file__).parents[1]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(ROOT))
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
+import faults
 import utils
 
 LLAMA = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>",
@@ -100,6 +105,28 @@ def tokenizer_folders(tmp_path_factory) -> dict[str, Path]:
 def load(tokenizer_folders):
     """load(family): the family's tokenizer, fresh for each test."""
     return lambda family: AutoTokenizer.from_pretrained(tokenizer_folders[family])
+
+
+@pytest.fixture
+def here(monkeypatch, capfd):
+    """here(script, *args): exit code and output of `python script args`, run in this process, which has the libraries already:
+    a start of its own takes up to ten seconds of CPU time. For evaluations, and for what ends before training: training sets
+    what other tests would see. An exception is one here too."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(faults.RUN)))
+
+    def start(*args) -> subprocess.CompletedProcess:
+        monkeypatch.setattr(sys, "argv", [str(a) for a in args])
+        capfd.readouterr()
+        code = 0
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as e:
+            code = e.code
+        faults.LOCKS.clear()  # the next start may be another process's
+        return subprocess.CompletedProcess(args, code, *capfd.readouterr())
+
+    return start
 
 
 def tiny_config(tokenizer, **changes) -> LlamaConfig:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_scripts import DPO, ENV, GRPO, ROOT, command, jsonl, list_of_lines, numbers, run, same_weights, shared, toy_data  # noqa: F401
+from test_scripts import DPO, ENV, GRPO, ROOT, command, jsonl, list_of_lines, numbers, run, same_weights, shared, toy_data, whole  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 import endpoint
@@ -88,11 +88,9 @@ def args(toy_data):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def unbroken(args, tmp_path_factory) -> Path:
+def unbroken(args, shared) -> Path:  # noqa: F811
     """The run that all others must end like, to the bit."""
-    out = tmp_path_factory.mktemp("unbroken") / "run"
-    run(*args, "--out", out)
-    return out
+    return whole(shared, *args)
 
 
 def ends_like(unbroken: Path, out: Path) -> bool:  # noqa: F811

@@ -1,6 +1,7 @@
 """The hooks of rollout.py in TRL 1.16, its numbers against hand-worked and NumPy values, and vLLM's weights on the CPU."""
 
 import dataclasses
+import gc
 import inspect
 import itertools
 import json
@@ -21,6 +22,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
+from vllm.model_executor.model_loader.reload import layerwise
 
 import rewards
 import rollout
@@ -40,9 +42,22 @@ def leave_no_trace():
     from vllm.distributed import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
+    gc.unfreeze()
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(autouse=True)
+def free_the_engine():
+    """Each vLLM has a gigabyte of key-value cache, which two things keep: it freezes what the garbage collector would free, and
+    its table of reloaded layers, weak in its keys, names them in its values. (One goes when the next trainer takes its hooks.)"""
+    yield
+    if layerwise.LAYERWISE_INFO:
+        layerwise.LAYERWISE_INFO.clear()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as the next one would, which takes a second
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from test_endpoint import exits, serve  # noqa: F401
-from test_scripts import shared, toy_data  # noqa: F401
-from test_wildbench import run
+from test_scripts import PPO_KL, run as start, shared, toy_data, whole  # noqa: F401
+from test_wildbench import run, run_here  # noqa: F401
 from transformers import AutoModelForCausalLM, Trainer
 
 import generation
@@ -185,32 +185,27 @@ SMALL = dict(preset="toy", think=False, prompts_per_step=4, micro_batch_size=4, 
              allow_truncation=True)  # fmt: skip
 
 
-def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data):  # noqa: F811
+def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data, shared, here):  # noqa: F811
     """A run folder of somebody else's and --resume. The Trainer reads its own three pickles with weights_only; of the others
     none is read. The one that is read last is hostile, and so are all that must not be read."""
     source = inspect.getsource(Trainer)
     assert source.count("torch.load(") == source.count("weights_only=True") > 8
-    words = ["train_ppo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "4", "--micro-batch-size",
-             "4", "--max-completion-tokens", "8", "--steps", "2", "--save-steps", "1", "--on-bad-format", "score", "--allow-truncation",
-             "--prompts", str(toy_data / "rl_prompts.jsonl"), "--out", str(tmp_path / "run")]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    start = lambda *more: subprocess.run([sys.executable, *words, *more], cwd=ROOT, env=env, capture_output=True, text=True)
-    first = start()
-    assert first.returncode == 0, first.stderr[-2000:]
-    checkpoint = tmp_path / "run" / "checkpoint-1"
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    words = [*PPO_KL, "--prompts", toy_data / "rl_prompts.jsonl"]
+    shutil.copytree(whole(shared, *words), tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint-3"
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
     names = {str(f.relative_to(checkpoint)) for f in checkpoint.rglob("*") if f.is_file()}
     assert {n for n in names if n.endswith((".pt", ".pth", ".bin", ".distcp", ".metadata"))} == {
         "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}  # fmt: skip
     assert "critic/shard-00001-model-00001-of-00001.safetensors" in names
     for name in ("rng_state.pth", "training_args.bin", "pytorch_model.bin", "critic/.metadata"):
         (checkpoint / name).write_bytes(pickle.dumps(Touch(mark)))
-    changed = start("--resume")
+    changed = here(*words, "--out", tmp_path / "run", "--resume")
     assert changed.returncode == 2 and "bytes of rng_state.pth instead of" in changed.stderr, changed.stderr[-2000:]
     seal = json.loads((checkpoint / "complete").read_text())  # one who can change the files can write their list anew
     seal["files"] = {n: [(p := checkpoint / n).stat().st_size, hashlib.sha256(p.read_bytes()).hexdigest()] for n in seal["files"]}
     (checkpoint / "complete").write_text(json.dumps(seal))
-    done = start("--resume")
+    done = start(*words, "--out", tmp_path / "run", "--resume", ok=False)
     assert done.returncode == 1 and "Weights only load failed" in done.stderr, done.stderr[-2000:]
 
 
@@ -220,7 +215,7 @@ def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data):  # noqa:
 KEY = "sk-test-0123456789abcdef"
 
 
-def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data):  # noqa: F811
+def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run_here, monkeypatch):  # noqa: F811
     """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
     def behave(text, n):
         if n == 0:
@@ -236,7 +231,8 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data):  # noqa: F811
     assert {"command.txt", "config.json", "env.txt", "judge.jsonl", "model.jsonl", "summary.json"} <= set(os.listdir(out))
     denied = serve(lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}}))
     words[3] = words[7] = denied.url
-    done = run(*words, "--out", tmp_path / "denied", ok=False, OPENAI_API_KEY=KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    done = run_here(*words, "--out", tmp_path / "denied", ok=False)
     told = done.stdout + done.stderr + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
     assert done.returncode == 2 and "wrong key ***" in told and KEY not in told
 

@@ -1,5 +1,7 @@
 """The real scripts by subprocess on the toy world: what they write, bad input, kill and resume, two processes, real prompts."""
 
+import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -24,6 +26,7 @@ GRPO = ["train_grpo.py", "--preset", "toy", "--no-think", "--model", "data/toy/b
 PPO = ["train_ppo.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--prompts-per-step", "8",
        "--micro-batch-size", "4", "--max-completion-tokens", "16", "--steps", "4", "--save-steps", "1",
        "--on-bad-format", "score", "--allow-truncation"]  # fmt: skip
+PPO_KL = [*PPO, "--kl", "reward"]
 DPO = ["train_dpo.py", "--preset", "toy", "--prompts-per-round", "8", "--samples-per-prompt", "4", "--rollout-batch-size", "8",
        "--batch-size", "4", "--micro-batch-size", "2", "--epochs", "2", "--save-steps", "1"]  # fmt: skip
 
@@ -66,6 +69,11 @@ def once(out: Path, *args) -> Path:
         if not out.exists():
             run(*args, "--out", out)
     return out
+
+
+def whole(shared: Path, *args) -> Path:
+    """The unbroken run of this command; tests that ask for the same one share it and leave it as it is."""
+    return once(shared / f"whole-{hashlib.sha1(' '.join(map(str, args)).encode()).hexdigest()[:8]}", *args)
 
 
 @pytest.fixture(scope="session")
@@ -179,15 +187,15 @@ def test_grpo_lora_with_vllm(sft, toy_data, tmp_path):
     assert len(gaps) == 3 and max(gaps) < 1e-4
 
 
-def test_ppo_writes_what_it_says(toy_data, tmp_path):
-    run(*PPO, "--prompts", toy_data / "rl_prompts.jsonl", "--kl", "reward", "--out", tmp_path / "x")
-    rows, logged = jsonl(tmp_path / "x" / "completions.jsonl"), numbers(tmp_path / "x")
+def test_ppo_writes_what_it_says(toy_data, shared):
+    out = whole(shared, *PPO_KL, "--prompts", toy_data / "rl_prompts.jsonl")
+    rows, logged = jsonl(out / "completions.jsonl"), numbers(out)
     assert len(rows) == 32 and len({r["id"] for r in rows if r["step"] == 1}) == 8  # one completion a prompt
     for key in ("value/explained_variance", "value/loss", "value/clip_fraction", "value/mean", "value/grad_norm",
                 "approximate_kl", "entropy", "kl", "reward/gold", "grad_norm"):  # fmt: skip
         assert all(r[key] == r[key] for r in logged) and len(logged) == 4, key
     assert logged[0]["kl"] == 0 and logged[-1]["kl"] != 0
-    assert {"model.safetensors", "think_format.json", "chat_template.jinja"} <= set(os.listdir(tmp_path / "x" / "model"))
+    assert {"model.safetensors", "think_format.json", "chat_template.jinja"} <= set(os.listdir(out / "model"))
 
 
 def test_ppo_lora_with_vllm(toy_data, tmp_path):
@@ -228,13 +236,13 @@ def test_dpo_without_a_pair_says_so(toy_data, tmp_path):
     assert len(jsonl(tmp_path / "x" / "completions.jsonl")) == 32
 
 
-def test_dpo_offline_on_a_preference_file(toy_data, tmp_path):
+def test_dpo_offline_on_a_preference_file(toy_data, here, tmp_path):
     args = ["train_dpo.py", "--preset", "toy", "--rounds", 1, "--model", "data/toy/base", "--pairs",
             toy_data / "preference_pairs.jsonl"]  # fmt: skip
     run(*args, "--out", tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert summary["rounds"][0]["steps"] == 8 and not (tmp_path / "x" / "completions.jsonl").exists()
-    done = run(*args[:3], "--model", "data/toy/base", *args[-2:], ok=False)
+    done = here(*args[:3], "--model", "data/toy/base", *args[-2:])
     assert done.returncode == 2 and "leave --rounds at 1" in done.stderr
 
 
@@ -253,75 +261,83 @@ def test_vllm_stops_at_the_end_of_turn_that_was_trained(sft, toy_data, tmp_path)
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (["train_grpo.py", "--preset", "nonsense"], "unknown preset 'nonsense'"),
-        (["train_grpo.py", "--no-such-flag"], "no-such-flag"),
-        ([*GRPO, "--group-size", "1"], "--group-size 1"),
-        ([*GRPO, "--micro-batch-size", "7"], "cannot be split"),
-        ([*GRPO, "--model", "data"], "no model folder with a tokenizer"),
-        ([*GRPO, "--prompts", "nowhere.jsonl"], "no such file"),
-        ([*GRPO, "--reward-model", "data"], "data is no model folder"),
-        ([*GRPO, "--reward-model", "data/toy/base"], "has no chat template; pass --reward-chat-template"),
-        (["train_sft_warmstart.py", "--preset", "toy", "--model", "data/toy/base", "--batch-size", "10"], "not a multiple"),
-        ([*PPO, "--critic", "nowhere"], "nowhere is no model folder"),
-        ([*PPO, "--steps", "0"], "--steps 0: use 1 or more"),
-        ([*GRPO, "--micro-batch-size", "0"], "--micro-batch-size 0: use 1 or more"),
-        ([*GRPO, "--max-completion-tokens", "500"], "more than the 512 tokens"),
-        ([*GRPO, "--gold", "nowhere.py:f"], "not file.py:function"),
-        ([*GRPO, "--gold", "nowhere"], "nowhere is no model folder"),
-        ([*GRPO, "--vllm-server-url", "http://localhost:1"], "needs --rollout vllm"),
-        ([*GRPO, "--pass-at-k", 16], "--pass-at-k 16 must be from 1 to --group-size"),
-        ([*GRPO, "--async-rollouts"], "--async-rollouts needs --rollout vllm"),
-        ([*GRPO, "--async-rollouts", "--rollout", "vllm"], "correct for it: --importance-correction"),
-        ([*GRPO, "--stall-minutes", "0"], "use more than 0"),
-        ([*PPO, "--prompts-per-step", "9"], "cannot be split"),
-        ([*DPO, "--model", "data/toy/base", "--samples-per-prompt", "1"], "can give no pair"),
-        ([*DPO, "--model", "data/toy/base", "--batch-size", "3"], "not a multiple"),
-    ],
-)
-def test_bad_input_is_one_clear_error(args, message, toy_data):
-    if "--prompts" not in args and args[0] != "train_sft_warmstart.py" and len(args) > 4:
-        args = [*args, "--prompts", toy_data / "rl_prompts.jsonl"]
-    done = run(*args, ok=False)
+BAD = [
+    (["train_grpo.py", "--preset", "nonsense"], "unknown preset 'nonsense'"),
+    (["train_grpo.py", "--no-such-flag"], "no-such-flag"),
+    ([*GRPO, "--group-size", "1"], "--group-size 1"),
+    ([*GRPO, "--micro-batch-size", "7"], "cannot be split"),
+    ([*GRPO, "--model", "data"], "no model folder with a tokenizer"),
+    ([*GRPO, "--prompts", "nowhere.jsonl"], "no such file"),
+    ([*GRPO, "--reward-model", "data"], "data is no model folder"),
+    ([*GRPO, "--reward-model", "data/toy/base"], "has no chat template; pass --reward-chat-template"),
+    (["train_sft_warmstart.py", "--preset", "toy", "--model", "data/toy/base", "--batch-size", "10"], "not a multiple"),
+    ([*PPO, "--critic", "nowhere"], "nowhere is no model folder"),
+    ([*PPO, "--steps", "0"], "--steps 0: use 1 or more"),
+    ([*GRPO, "--micro-batch-size", "0"], "--micro-batch-size 0: use 1 or more"),
+    ([*GRPO, "--max-completion-tokens", "500"], "628 tokens are more than the 512"),
+    ([*GRPO, "--gold", "nowhere.py:f"], "not file.py:function"),
+    ([*GRPO, "--gold", "nowhere"], "nowhere is no model folder"),
+    ([*GRPO, "--vllm-server-url", "http://localhost:1"], "needs --rollout vllm"),
+    ([*GRPO, "--pass-at-k", 16], "--pass-at-k 16 must be from 1 to --group-size"),
+    ([*GRPO, "--async-rollouts"], "--async-rollouts needs --rollout vllm"),
+    ([*GRPO, "--async-rollouts", "--rollout", "vllm"], "correct for it: --importance-correction"),
+    ([*GRPO, "--stall-minutes", "0"], "use more than 0"),
+    ([*PPO, "--prompts-per-step", "9"], "cannot be split"),
+    ([*DPO, "--model", "data/toy/base", "--samples-per-prompt", "1"], "can give no pair"),
+    ([*DPO, "--model", "data/toy/base", "--batch-size", "3"], "not a multiple"),
+]
+
+
+def with_prompts(args: list, toy_data: Path) -> list:
+    prompts = "--prompts" not in args and args[0] != "train_sft_warmstart.py" and len(args) > 4
+    return [*args, "--prompts", toy_data / "rl_prompts.jsonl"] if prompts else args
+
+
+@pytest.mark.parametrize("args, message", BAD)
+def test_bad_input_is_one_clear_error(args, message, toy_data, here):
+    done = here(*with_prompts(args, toy_data))
     assert done.returncode == 2, done.stderr[-2000:]
     assert message in done.stderr + done.stdout and "Traceback" not in done.stderr
 
 
-def test_bad_rows_name_their_line(toy_data, tmp_path):
+@pytest.mark.parametrize("args, message", [next(case for case in BAD if case[0][0] == name) for name in
+                                           ("train_grpo.py", "train_sft_warmstart.py", "train_ppo.py", "train_dpo.py")])  # fmt: skip
+def test_bad_input_to_a_process_is_one_clear_error(args, message, toy_data):
+    done = run(*with_prompts(args, toy_data), ok=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert message in done.stderr + done.stdout and "Traceback" not in done.stderr
+
+
+def test_bad_rows_name_their_line(toy_data, here, tmp_path):
     lines = (toy_data / "rl_prompts.jsonl").read_text().splitlines()
     (tmp_path / "p.jsonl").write_text("\n".join([lines[0], '{"id": "x", "question": "?"}']))
-    done = run(*GRPO, "--prompts", tmp_path / "p.jsonl", ok=False)
+    done = here(*GRPO, "--prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "p.jsonl:2: no field 'messages'" in done.stderr
     (tmp_path / "t.jsonl").write_text('{"id": "x", "messages": [{"role": "user", "content": "a"}], "thinking": "b"}\n')
-    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", tmp_path / "t.jsonl", ok=False)
+    done = here("train_sft_warmstart.py", "--preset", "toy", "--traces", tmp_path / "t.jsonl")
     assert done.returncode == 2 and "t.jsonl:1: no field 'response'" in done.stderr
 
 
-def test_a_prompt_must_end_with_the_user(toy_data, tmp_path):
+def test_a_prompt_must_end_with_the_user(toy_data, here, tmp_path):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (tmp_path / "p.jsonl").write_text(json.dumps({"id": "x", "messages": turns}) + "\n")
-    done = run(*GRPO, "--prompts", tmp_path / "p.jsonl", ok=False)
+    done = here(*GRPO, "--prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "p.jsonl:1: 'messages' must end with the user's turn" in done.stderr
 
 
-def test_traces_that_would_lose_their_end_are_refused(toy_data):
-    done = run(
-        "train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--max-length", 100, ok=False
-    )
+def test_traces_that_would_lose_their_end_are_refused(toy_data, here):
+    done = here("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--max-length", 100)
     assert done.returncode == 2 and "would lose their end" in done.stderr
 
 
-def test_a_folder_that_exists_is_not_touched(sft, toy_data):
+def test_a_folder_that_exists_is_not_touched(sft, toy_data, here):
     before = (sft / "metrics.jsonl").read_text()
-    done = run("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--out", sft, ok=False)
+    done = here("train_sft_warmstart.py", "--preset", "toy", "--traces", toy_data / "sft_traces.jsonl", "--out", sft)
     assert done.returncode == 2 and "--resume continues it" in done.stderr and (sft / "metrics.jsonl").read_text() == before
 
 
-def test_think_format_of_the_checkpoint_is_respected(sft, toy_data):
-    done = run("train_grpo.py", "--preset", "toy", "--no-think", "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl",
-               ok=False)  # fmt: skip
+def test_think_format_of_the_checkpoint_is_respected(sft, toy_data, here):
+    done = here("train_grpo.py", "--preset", "toy", "--no-think", "--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl")
     assert done.returncode == 2 and "trained to the format 'think'" in done.stderr
 
 
@@ -353,22 +369,21 @@ def kill_and_resume(args: list, out: Path, after_step: int) -> None:
 ASYNC = ["--async-rollouts", "--importance-correction", "token_truncate"]
 
 
-@pytest.mark.parametrize("script, backend, after_step", [(GRPO, "hf", 1), (GRPO, "hf", 3), (GRPO, "vllm", 2), (PPO, "hf", 2),
+@pytest.mark.parametrize("script, backend, after_step", [(GRPO, "hf", 1), (GRPO, "hf", 3), (GRPO, "vllm", 2), (PPO_KL, "hf", 2),
                                                          ([*GRPO, *ASYNC], "vllm", 2)])  # fmt: skip
-def test_rl_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path, script, backend, after_step):
+def test_rl_killed_and_resumed_ends_with_the_same_bits(toy_data, shared, tmp_path, script, backend, after_step):
     """PPO's metrics from step 3 on depend on the critic and its optimizer, which come from the checkpoint. Held-out prompts
     are measured at every checkpoint, which changes nothing else: with transformers the whole run has none."""
-    args = [*script, "--prompts", toy_data / "rl_prompts.jsonl", "--rollout", backend]
+    args = [*script, "--prompts", toy_data / "rl_prompts.jsonl", *["--rollout", "vllm"] * (backend == "vllm")]
     held_out = ["--gold-prompts", toy_data / "held_out_prompts.jsonl"]
-    run(*args, *held_out * (backend == "vllm"), "--out", tmp_path / "whole")
-    kill_and_resume([*args, *held_out], tmp_path / "killed", after_step)
-    measured = jsonl(tmp_path / "killed" / "held_out.jsonl")
+    unbroken, killed = whole(shared, *args, *held_out * (backend == "vllm")), tmp_path / "killed"
+    kill_and_resume([*args, *held_out], killed, after_step)
+    measured = jsonl(killed / "held_out.jsonl")
     assert [r["step"] for r in measured] == [1, 2, 3, 4] and all(r["n"] == 6 and 0 <= r["gold"] <= 1 for r in measured)
-    assert backend == "hf" or measured == jsonl(tmp_path / "whole" / "held_out.jsonl")
-    assert (tmp_path / "killed" / "best_by_gold" / "think_format.json").exists()
-    assert same_weights(tmp_path / "whole", tmp_path / "killed")
-    assert numbers(tmp_path / "whole") == numbers(tmp_path / "killed")
-    assert jsonl(tmp_path / "whole" / "completions.jsonl") == jsonl(tmp_path / "killed" / "completions.jsonl")
+    assert backend == "hf" or measured == jsonl(unbroken / "held_out.jsonl")
+    assert (killed / "best_by_gold" / "think_format.json").exists()
+    assert same_weights(unbroken, killed) and numbers(unbroken) == numbers(killed)
+    assert jsonl(unbroken / "completions.jsonl") == jsonl(killed / "completions.jsonl")
 
 
 def test_dpo_killed_and_resumed_ends_with_the_same_bits(sft, toy_data, tmp_path):
@@ -436,10 +451,10 @@ def test_sft_under_two_processes_is_one(toy_data, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dense"])
-def test_rl_under_two_processes_is_one(toy_data, tmp_path, algorithm):
+def test_rl_under_two_processes_is_one(toy_data, here, tmp_path, algorithm):
     """Same sampling noise for the same completion (see rl_worker.py), so rewards, KL, loss and weights must agree."""
-    for n in (1, 2):
-        launch(n, "tests/rl_worker.py", algorithm, toy_data / "rl_prompts.jsonl", tmp_path / str(n))
+    here("tests/rl_worker.py", algorithm, toy_data / "rl_prompts.jsonl", tmp_path / "1")
+    launch(2, "tests/rl_worker.py", algorithm, toy_data / "rl_prompts.jsonl", tmp_path / "2")
     one, two = numbers(tmp_path / "1"), numbers(tmp_path / "2")
     keys = ["reward", "reward_std", "kl", "loss", "completions/mean_length", "think/format_ok", "entropy", "grad_norm"]
     if algorithm == "ppo":
@@ -499,19 +514,22 @@ def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
     assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-5)
 
 
-def test_one_process_sees_one_gpu():
+def test_one_process_sees_one_gpu(monkeypatch):
     """TRL refuses a process that sees several; under accelerate each one has its own by its rank."""
-    script = "import sys; sys.argv = ['train_grpo.py']; import os, runs; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
     env = {k: v for k, v in ENV.items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")}
-    seen = [subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env | more, capture_output=True, text=True).stdout
-            for more in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"})]  # fmt: skip
-    assert [line.strip() for line in seen] == ["0", "None", "3"]
+    seen = []
+    for more in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        monkeypatch.setattr(os, "environ", env | more)
+        anew = importlib.util.spec_from_file_location("anew", ROOT / "runs.py")  # beside the module that is there
+        anew.loader.exec_module(importlib.util.module_from_spec(anew))
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert seen == ["0", None, "3"]
 
 
-def test_loading_that_leaves_ranks_without_weights_is_refused(toy_data):
-    env = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
-    done = subprocess.run(command(*PPO, "--prompts", toy_data / "rl_prompts.jsonl"), cwd=ROOT, env={**ENV, **env},
-                          capture_output=True, text=True)  # fmt: skip
+def test_loading_that_leaves_ranks_without_weights_is_refused(toy_data, here, monkeypatch):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    done = here(*PPO, "--prompts", toy_data / "rl_prompts.jsonl")
     assert done.returncode == 2 and "set it to false in the launch config" in done.stderr
 
 

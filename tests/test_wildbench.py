@@ -37,6 +37,18 @@ def run(*args, ok: bool = True, **env) -> subprocess.CompletedProcess:
     return done
 
 
+@pytest.fixture
+def run_here(here):
+    """run_here(*args): as `run`, in this process."""
+
+    def start(*args, ok: bool = True) -> subprocess.CompletedProcess:
+        done = here("eval_wildbench.py", *args)
+        assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done
+
+    return start
+
+
 # --- published values
 
 
@@ -266,7 +278,7 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
 
 
-def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, tmp_path):
+def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run_here, tmp_path):
     args = [*MODEL, "--tasks", tasks, "--mode", "reward", "--judge", "longer", "--judge-url", judge_url, "--references", "careful"]
     run(*args, "--out", tmp_path / "run")
     verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
@@ -277,36 +289,36 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, tmp_path):
     assert out["wb_reward"] == pytest.approx(100 * np.mean(expected)) and out["n_invalid"] == 0 and out["flip_rate"] == 0
     before = len(Judge.calls)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
-    run(*args, "--out", tmp_path / "run", "--resume")
+    run_here(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.calls) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
     index = (tmp_path / "runs.csv").read_text().splitlines()
     assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]
 
 
-def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, tmp_path):
+def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run_here, tmp_path):
     Judge.broken = 1  # nothing but prose
     args = [*MODEL, "--tasks", tasks, "--mode", "score", "--judge", "m", "--judge-url", judge_url]
-    done = run(*args, "--out", tmp_path / "none", ok=False)
+    done = run_here(*args, "--out", tmp_path / "none", ok=False)
     assert done.returncode == 2 and "none of 24 verdicts can be read" in done.stderr
     Judge.broken = 2  # every second call: retried until it is answered
-    run(*args, "--out", tmp_path / "half")
+    run_here(*args, "--out", tmp_path / "half")
     assert numbers(tmp_path / "half")["n_invalid"] <= 24 and len(Judge.calls) > 96
     stored = [json.loads(line) for line in (tmp_path / "half" / "verdicts.jsonl").read_text().splitlines()]
     next(row for row in stored if row["score"] is not None)["score"] = "?"
     for row in stored:
         row |= {"session_id": row["id"], "model_output": "x" * row["output_len"]}
     (tmp_path / "v.jsonl").write_text("".join(json.dumps(r) + "\n" for r in stored))
-    run("--from-judgments", tmp_path / "v.jsonl", "--mode", "score", "--out", tmp_path / "o.json")
+    run_here("--from-judgments", tmp_path / "v.jsonl", "--mode", "score", "--out", tmp_path / "o.json")
     assert json.loads((tmp_path / "o.json").read_text())["n_invalid"] == 1 + numbers(tmp_path / "half")["n_invalid"]
 
 
-def test_what_was_judged_otherwise_is_not_compared(tasks, tmp_path):
+def test_what_was_judged_otherwise_is_not_compared(tasks, run_here, tmp_path):
     program = "def judge(messages, response):\n    return {'score': 1.0, 'checks': {'a': True}}\n"
     (tmp_path / "other.py").write_text(program)
     for name, judge in (("a", "data/toy_world.py:judge"), ("b", "data/toy_world.py:judge"), ("c", f"{tmp_path / 'other.py'}:judge")):
-        run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
-    assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
-    done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
+        run_here(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
+    assert "WARNING" not in run_here("--compare", tmp_path / "a", tmp_path / "b").stdout
+    done = run_here("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
 
@@ -320,17 +332,17 @@ def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
     assert reply.value is None and "recursion" in reply.error
 
 
-def test_two_tasks_of_one_id_are_refused(tasks, tmp_path):
+def test_two_tasks_of_one_id_are_refused(tasks, run_here, tmp_path):
     lines = tasks.read_text().splitlines()
     (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[3]]) + "\n")
-    done = run(*MODEL, "--tasks", tmp_path / "twice.jsonl", "--judge", "data/toy_world.py:judge", "--dry-run", ok=False)
+    done = run_here(*MODEL, "--tasks", tmp_path / "twice.jsonl", "--judge", "data/toy_world.py:judge", "--dry-run", ok=False)
     assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
-def test_a_local_judge_needs_no_key(tasks, tmp_path):
+def test_a_local_judge_needs_no_key(tasks, run_here, tmp_path):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
-    done = run(*MODEL, "--tasks", tasks, "--limit", 3, "--mode", "score", "--judge", "local:data/toy/reward_model", "--out", tmp_path / "x",
-               "--judge-max-tokens", 8, ok=False)  # fmt: skip
+    done = run_here(*MODEL, "--tasks", tasks, "--limit", 3, "--mode", "score", "--judge", "local:data/toy/reward_model",
+                    "--out", tmp_path / "x", "--judge-max-tokens", 8, ok=False)  # fmt: skip
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
     replies = [json.loads(line) for line in (tmp_path / "x" / "judge.jsonl").read_text().splitlines()]
     assert len(replies) == 12 and {r["attempt"] for r in replies} == {0, 1, 2, 3}
@@ -346,8 +358,8 @@ def test_a_local_judge_needs_no_key(tasks, tmp_path):
         (["--compare", "nowhere"], "does not exist"),
     ],
 )
-def test_bad_input(args, message, tasks):
-    done = run(*args, *(["--tasks", tasks] if "--mode" in args else []), ok=False)
+def test_bad_input(args, message, tasks, run_here):
+    done = run_here(*args, *(["--tasks", tasks] if "--mode" in args else []), ok=False)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
