@@ -358,15 +358,18 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
 def instructions(rows: list[dict], rule: str = "strict", partial: bool = False, value: float = 1.0,
                  no_eos: float | None = None) -> Values:  # fmt: skip
     """`value` where every instruction is met, `strict` or `loose`; `partial`: times the share that is. The checkers are those
-    of the evaluation: ifbench.py where it knows all ids, else IFEval's. Exits with 2 for an id that neither knows."""
+    of the evaluation: ifbench.py where it knows all ids, else IFEval's; what they cannot check in ten seconds meets none.
+    Exits with 2 for an id that neither knows."""
     import ifbench
 
     def share(row: dict) -> float | None:
         if not (names := row.get("instruction_id_list")):
             return None
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
-        check = ifbench.check if ifbench.CHECKERS.keys() >= set(names) else benchmarks.ifeval_check
+        known = ifbench.CHECKERS.keys() >= set(names)
+        check = functools.partial(benchmarks.bounded, ifbench.check) if known else benchmarks.ifeval_check
         met = runs.or_fail(check, task, row["response"])[rule]
+        faults.beat()
         return sum(met) / len(met) if partial else float(all(met))
 
     return _verified(rows, [share(row) for row in rows], value, no_eos)

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import nltk
 import pytest
 from test_endpoint import ChatServer
 
+import benchmarks
+import ifbench
 import rewards
 import runs
 import sandbox
@@ -530,6 +533,23 @@ def test_instructions(nltk_data, capsys):
     with pytest.raises(SystemExit) as e:
         rewards.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
     assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
+
+
+def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
+    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's own checkers."""
+    asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+    deep, wide = row("[" * 3000, **asked("detectable_format:json_format")), row("[" * 200_000, **asked("detectable_content:number_placeholders"))
+    wide["kwargs"] = [{"num_placeholders": 1}]
+    slow = row("14, 21, 28, 35, 42, 49", **asked("custom:multiples", "format:list")) | {"kwargs": [{}, {"sep": ","}]}
+    fine = row("[a] [b]", **asked("detectable_content:number_placeholders")) | {"kwargs": [{"num_placeholders": 2}]}
+    monkeypatch.setattr(benchmarks.bounded, "__defaults__", (0.5,))
+    before, beats, start = signal.getsignal(signal.SIGALRM), [], time.monotonic()
+    monkeypatch.setattr(rewards.faults, "beat", lambda: beats.append(1))
+    assert rewards.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0] and len(beats) == 4
+    monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
+    assert rewards.instructions([slow], partial=True) == [0.0]
+    assert benchmarks.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"]) == {"strict": [False], "loose": [False]}
+    assert time.monotonic() - start < 30 and signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 @pytest.mark.parametrize("name, file", [("ifeval", "gpt4_responses_scored.jsonl.gz"), ("ifbench", "sample_responses_scored.jsonl.gz")])
