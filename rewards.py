@@ -10,12 +10,15 @@ score. What is scored is `response`; whether the completion's form was right is 
 4. shaped       cosine, overlong; parse_spec and combine make one reward of several; pass_at_k sees groups
 
 Known limits. `math` believes math-verify where it is wrong (listed in tests/test_rewards.py). `code` compares plain data in a
-process that the program cannot reach, so neither frames nor an overridden __eq__ help it; but a test that needs `==` between
-the program's own objects, or hands it a function, cannot be run (see `code`). A program that knows the tests passes them: by
-heart, or, without bubblewrap, from any file that all users may read. Run a data set's reference solutions through `code`
+process that the program cannot reach, so neither frames nor an overridden __eq__ help it; but a test that needs `==`, `<` or
+`in` of the program's own objects (a Fraction or Decimal is one too), or hands it a function, cannot be run (see `code`). A
+program that knows the tests passes them: by heart, or, without bubblewrap, from any file that all users may read. So does one
+that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`, `encode_cyclic` and `encode_shift` of
+the prompt, others an `np` that they do not import. Leave such tasks out. Run a data set's reference solutions through `code`
 first, and leave out the tasks that do not get 1.
 """
 
+import ast
 import functools
 import inspect
 import json
@@ -24,6 +27,7 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import comb, cos, exp, isfinite, pi, tanh
@@ -164,27 +168,51 @@ def math(rows: list[dict], value: float = 1.0, no_eos: float | None = None, seco
     return _verified(rows, right, value, no_eos)
 
 
+def _program(response: str, tests: list[str], entry_point: str) -> str:
+    """The last code block that defines at top level what the tests use (their `entry_point`, where there is one), else the
+    last one, else all: an example or an output may follow. A block in a list loses its indentation."""
+    found = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
+    blocks, names = [textwrap.dedent(block) for _, block in found] or [response], set(re.findall(r"^\w+", entry_point))
+    try:
+        nodes = [] if names else [node for test in tests for node in ast.walk(ast.parse(test))]
+    except (SyntaxError, ValueError):  # the tests are none
+        nodes = []
+    used = [node for node in nodes if isinstance(node, ast.Name)]
+    names |= {node.id for node in used} - {node.id for node in used if isinstance(node.ctx, ast.Store)}
+    names -= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    name = rf"(?:{'|'.join(names)})"
+    defines = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
+    return next((block for block in reversed(blocks) if names and defines.search(block)), blocks[-1])
+
+
 def _serve(requests: int, replies: int) -> None:
     """The process of the program under test: runs it, then calls what the tests call. It holds no test, no expected value
-    and no way to the verdict. Plain data goes back as it is, subclasses of it as their base; all else as a number."""
+    and no way to the verdict. Plain data goes back as it is, subclasses of it and NumPy's scalars as their base; all else as a
+    number."""
     import io
+    import operator
     import pickle
     import sys
     import types
 
     plain = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, type(None))  # bool is an int
     main, objects = types.ModuleType("__main__"), []
+    special = vars(operator) | {f"__{f.__name__}__": f for f in (bool, delattr, iter, len, next, repr, setattr, str)}
+
+    def bare(value):
+        return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
-            if isinstance(value, plain) or any(value is kind for kind in plain):
+            if isinstance(bare(value), plain) or any(value is kind for kind in plain):
                 return None
             objects.append(value)
             return len(objects) - 1
 
         def reducer_override(self, value):
-            base = next((kind for kind in plain if isinstance(value, kind) and type(value) is not bool), None)
-            return (base, (base(value),)) if base and type(value) is not base else NotImplemented
+            value, own = bare(value), type(value)
+            base = next((kind for kind in plain if isinstance(value, kind) and own is not bool), None)
+            return (base, (base(value),)) if base and own is not base else NotImplemented
 
     class Receiver(pickle.Unpickler):
         def persistent_load(self, number):
@@ -205,9 +233,7 @@ def _serve(requests: int, replies: int) -> None:
                 elif args is None:
                     value = getattr(target, name)
                 else:
-                    if name != "__call__" and not hasattr(target, name):
-                        raise TypeError(f"it has no {name}")
-                    value = (target if name == "__call__" else getattr(target, name))(*args, **kwargs)
+                    value = (special.get(name) or getattr(type(target), name))(target, *args, **(kwargs or {}))
                 Sender(buffer, 5).dump((value, args))
             except EOFError:
                 return
@@ -239,19 +265,39 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
 
     class Remote:  # an object of the program's; it is equal to itself only
         def __init__(self, number):
-            self._number = number
+            self.__dict__["_number"] = number
 
         def __getattr__(self, name):
             return ask(self, name)
 
+        def __exit__(self, kind, *_):  # told of an error, not of its words, as they may say what is expected; it swallows none
+            kind = kind and (kind if kind.__module__ == "builtins" else RuntimeError)
+            ask(self, "__exit__", (kind, kind and kind(), None))
+
         def __setstate__(self, state):  # else a pickle could change the number
             raise pickle.UnpicklingError("an object of the program's has no state here")
 
-    for name in ("__call__", "__getitem__", "__len__", "__iter__", "__next__", "__str__", "__repr__"):
+    def combined(left, name, *right):
+        """An operator's result, which must be an object of the program's: one that lies in f(2) - 5 would be close to all, and
+        in f(2) * f(2) a root. Nor does it see the plain data that it is compared with by - or ^."""
+        scales = name in ("__add__", "__mul__", "__truediv__")
+        if not scales and any(type(side) is not Remote for side in (left, *right)):
+            return NotImplemented
+        if type(value := ask(left, name, right)) is not Remote:
+            raise TypeError(f"{name} of objects gave plain data")
+        return value
+
+    for name in ("__call__", "__getitem__", "__setitem__", "__delitem__", "__setattr__", "__delattr__", "__len__", "__bool__",
+                 "__iter__", "__next__", "__str__", "__repr__", "__enter__"):  # fmt: skip
         setattr(Remote, name, lambda self, *args, _name=name, **kwargs: ask(self, _name, args, kwargs))
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert".split():
+        setattr(Remote, f"__{name}__", lambda self, *right, _name=f"__{name}__": combined(self, _name, *right))
+        setattr(Remote, f"__r{name}__", lambda self, left, _name=f"__{name}__": combined(left, _name, self))
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
+            if type(value) is memoryview:  # from a forged reply: what cannot be sent back would make the test unrunnable
+                raise ValueError("no plain data")
             return value._number if type(value) is Remote else None
 
     class Receiver(pickle.Unpickler):
@@ -322,13 +368,14 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
 
 def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: float | None = None, timeout: float = 10.0,
          workers: int = os.cpu_count() or 1) -> Values:  # fmt: skip
-    """`value` where the response's last code block passes all `tests`, else 0; `partial`: times the share it passes.
+    """`value` where the response's program (see `_program`) passes all `tests`, else 0; `partial`: times the share it passes.
 
     `tests`: a list of test strings (each with what it needs), run in order until `timeout` seconds of wall time; or one
     program, which defines `check(candidate)` if the row has an `entry_point` (a name, or as `Solution().solve`). Tests see
-    the program's functions and objects from another process: plain data is compared there (Counter as dict and so on),
-    objects can be called, indexed, iterated, have attributes, and are equal only to themselves. None: a test hands over
-    what cannot be pickled, as a lambda. Equal responses to equal tests are run once a call.
+    the program's functions and objects from another process: plain data is compared there (Counter as dict, NumPy's
+    scalars as numbers and so on), objects can be called, indexed, iterated, set, entered and combined (see `combined` in
+    `_test`), and are equal only to themselves. None: a test hands over what cannot be pickled, as a lambda. Equal responses
+    to equal tests are run once a call.
     """
 
     def share(row: dict) -> float | None:
@@ -337,7 +384,7 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
         tests, entry_point = row["tests"], row.get("entry_point") or ""
         if isinstance(tests, str):
             tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
-        program = benchmarks.completion(row["response"], entry_point)
+        program = _program(row["response"], tests, entry_point)
         call = f"_test({inspect.getsource(_serve)!r}, {program!r}, {tests!r}, {entry_point!r})"
         result = sandbox.run(f"{inspect.getsource(_test)}\n{call}", timeout)
         faults.beat()
