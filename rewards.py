@@ -3,6 +3,8 @@ r"""Rewards that are no preference model, one plain function each: `name(rows, .
 A row is one completion: {"id", "messages", "response", "status", "n_tokens", ...} and the fields of its prompt's row; the G
 completions of a prompt stand next to each other. None is "no value" (a field is missing, the judge failed) and never a low
 score. What is scored is `response`; whether the completion's form was right is for `format`, as a gate or with a weight.
+One of your own is function(rows) -> list of floats or None, as `--rewards path/to/file.py:function:WEIGHT`; it may name any of
+OPTIONS as parameters, and has its own name in the logs.
 
 1. verified     math, code, instructions, factual
 2. judged       judge_mark, judge_yes, pairwise, rubric; write_rubrics makes the data of the last
@@ -45,6 +47,8 @@ Values = list[float | None]
 FIELDS = {"math": "answer", "code": "tests", "instructions": "instruction_id_list", "factual": "reference",
           "rubric": "rubric"}  # fmt: skip  # what a prompt's row must have for the reward to apply to it
 DENSE, UNSUPERVISED = ("process", "prime"), {"majority", "self_certainty", "negative_entropy"}  # the first: see dense.py
+OPTIONS = ("group_size", "max_tokens", "buffer", "judge", "correct")  # what a reward gets beside rows where it has the name
+LOGGED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # beside rewards, under names like theirs
 
 
 def _groups(items: list, group_size: int) -> list[list]:
@@ -744,27 +748,39 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int) -> Values:
 
 
 def known() -> list[str]:
-    """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all that make
-    Values of rows."""
+    """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all whose
+    annotations say that they make Values of rows."""
     own = [name for name, f in globals().items() if inspect.isfunction(f) and not name.startswith("_")
            and "rows" in f.__annotations__ and f.__annotations__.get("return") == Values]  # fmt: skip
     return ["preference", *DENSE, *own]
 
 
+def _split(word: str) -> tuple[str, str, str]:
+    """(path/to/file.py:function of an own reward or "", name, rule) of a word of --rewards; an own one has the weight 1."""
+    path, own, word = word.rpartition(".py:")
+    name, _, rule = word.partition(":")
+    return own and f"{path}.py:{name}", name, rule or own and "1"
+
+
 def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
-    """[(name, weight, or one of gate, veto, soft)] of ["math:1.0", "format:gate", ...]; ValueError says what is wrong.
+    """[(name, weight, or one of gate, veto, soft)] of ["math:1.0", "format:gate", "own.py:brief:2", ...]; ValueError says
+    what is wrong.
 
     See `combine` for what they mean. `soft` is for length penalties, which keep their own scale.
     """
     spec = {}
     for word in words:
-        name, _, rule = word.partition(":")
-        if name not in known():
-            raise ValueError(f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}")
+        own, name, rule = _split(word)
+        if own and name in (*known(), *LOGGED):
+            raise ValueError(f"--rewards {word}: {name} is a name of ours; give the function another one")
+        if not own and name not in known():
+            raise ValueError(f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}, and functions of your "
+                             "own as path/to/file.py:function:WEIGHT")  # fmt: skip
         if name in spec:
             raise ValueError(f"--rewards {word}: {name} stands there twice")
         try:
-            spec[name] = rule if rule in ("gate", "veto") or (rule, name) == ("soft", "overlong") else float(rule)
+            soft = rule == "soft" and (own or name == "overlong")
+            spec[name] = rule if soft or rule in ("gate", "veto") else float(rule)
         except ValueError:
             spec[name] = float("nan")
         if isinstance(spec[name], float) and not isfinite(spec[name]):
@@ -786,7 +802,7 @@ def _standardised(values: Values) -> Values:
 
 def reward_names(args) -> set[str]:
     """The names in `args.rewards`, without weights and rules; the preference alone where a script has no choice."""
-    return {word.partition(":")[0] for word in getattr(args, "rewards", ["preference"])}
+    return {_split(word)[1] for word in getattr(args, "rewards", ["preference"])}
 
 
 def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows: list[dict], group_size: int,
@@ -842,7 +858,16 @@ def load(args, run: Path | None = None):
     spec = [part for part in runs.or_fail(parse_spec, args.rewards) if part[0] not in DENSE]
     group_size, k = getattr(args, "group_size", 1), getattr(args, "pass_at_k", 0)
     names = [name for name, _ in spec if name != "preference"]
-    judged = [name for name in names if "judge" in inspect.signature(globals()[name]).parameters]
+    own = {name: source for source, name, _ in map(_split, args.rewards) if source}
+    functions = {name: runs.load_function(own[name]) if name in own else globals()[name] for name in names}
+    for name, source in own.items():
+        try:
+            signature = inspect.signature(functions[name])
+            signature.bind([], **{option: None for option in OPTIONS if option in signature.parameters})
+        except (TypeError, ValueError) as e:
+            runs.fail(f"--rewards {source}: {name} must take rows and, if it wants, {', '.join(OPTIONS)} ({e})")
+    wanted = {name: inspect.signature(function).parameters for name, function in functions.items()}
+    judged = [name for name in names if "judge" in wanted[name]]
     without = lambda name, there: "" if there else f"without --rewards {name}"
     runs.refuse_unused(
         dict.fromkeys(("--judge", "--judge-url"), "" if judged else "without a reward that asks one")
@@ -861,12 +886,12 @@ def load(args, run: Path | None = None):
         runs.fail(f"{args.prompts}: two rows have the same id, by which rewards find a prompt's fields")
     context = {"max_tokens": args.max_completion_tokens, "buffer": args.overlong_buffer or args.max_completion_tokens // 4}
     for name in names:
-        wanted, field = inspect.signature(globals()[name]).parameters, FIELDS.get(name)
-        if group_size == 1 and "group_size" in wanted:
+        field = FIELDS.get(name)
+        if group_size == 1 and "group_size" in wanted[name]:
             runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
         if name in judged and not args.judge:
             runs.fail(f"--rewards {name} asks a judge; give --judge, and --judge-url")
-        if "correct" in wanted and not FIELDS.keys() & set(names):
+        if "correct" in wanted[name] and not FIELDS.keys() & set(names):
             runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(FIELDS)}")
         have = sum(field in row for row in tasks.values()) if field else len(tasks)
         if not have:
@@ -879,14 +904,18 @@ def load(args, run: Path | None = None):
 
     def compose(rows: list[dict], group_size: int) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
         rows, parts = [tasks[row["id"]] | row for row in rows], {}
-        for name, _ in sorted(spec, key=lambda part: part[0] == "cosine"):  # last, as it asks what is right
+        for name, _ in sorted(spec, key=lambda part: "correct" in wanted.get(part[0], ())):  # last: they ask what is right
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
                 continue
             verdicts = [parts[n] for n in FIELDS if n in parts]
             correct = [next((values[i] for values in verdicts if values[i] is not None), None) for i in range(len(rows))]
-            options, function = context | {"group_size": group_size, "correct": correct}, globals()[name]
-            parts[name] = function(rows, **{o: options[o] for o in inspect.signature(function).parameters if o in options})
+            options = context | {"group_size": group_size, "correct": correct}
+            values = parts[name] = functions[name](rows, **{o: options[o] for o in wanted[name] if o in options})
+            numbers = isinstance(values, list) and all(isinstance(v, int | float | None) for v in values)
+            if not numbers or len(values) != len(rows):
+                raise ValueError(f"reward {name} must return a list with a number or None for each of {len(rows)} rows, not "
+                                 f"{len(values) if numbers else f'{type(values).__name__} {str(values)[:80]}'}")  # fmt: skip
         totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)
         if k:
             advantages = pass_at_k(totals, group_size, k)

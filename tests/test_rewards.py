@@ -856,16 +856,74 @@ def test_spec():
         "preference", "process", "prime", "math", "code", "instructions", "factual", "judge_mark", "judge_yes", "pairwise", "rubric", "majority", "self_certainty",
         "negative_entropy", "format", "length", "repetition", "cosine", "overlong"}  # fmt: skip
     assert set(rewards.FIELDS) < set(rewards.known())
+    assert rewards.parse_spec(["my/own.py:brief", "own.py:kind:0.5", "x.py:a:gate", "x.py:b:veto", "x.py:c:soft"]) == [
+        ("brief", 1.0), ("kind", 0.5), ("a", "gate"), ("b", "veto"), ("c", "soft")]  # fmt: skip
+    assert rewards.reward_names(train_grpo.Args(rewards=("my/own.py:brief:1", "math:1"))) == {"brief", "math"}
 
 
 @pytest.mark.parametrize("words, message", [
     (["maths:1"], "no reward 'maths'; there are preference, process, prime, math, code"), (["math"], "write math:WEIGHT"), (["math:"], "write math:WEIGHT"),
     (["math:high"], "write math:WEIGHT"), (["math:nan"], "finite"), (["math:inf"], "finite"), (["math:1", "math:gate"], "twice"),
     (["format:gate"], "no outcome has a weight"), ([], "no outcome has a weight"), (["math:0"], "no outcome has a weight"), (["math:soft"], "write math:WEIGHT"),
+    (["own.py:math:1"], "math is a name of ours"), (["own.py:preference"], "is a name of ours"), (["own.py:gold:1"], "is a name of ours"),
+    (["a.py:brief", "b.py:brief:2"], "twice"), (["own.py:brief:high"], "write brief:WEIGHT"), (["own.py:brief:gate"], "no outcome has a weight"),
+    (["brief:1"], "functions of your own as path/to/file.py:function:WEIGHT"), (["my/own.py"], "functions of your own as path/to/file.py"),
     (["_verified:1"], "no reward"), (["combine:1"], "no reward"), (["known:1"], "no reward"), (["collapse:1"], "no reward")])  # fmt: skip
 def test_wrong_specs(words, message):
     with pytest.raises(ValueError, match=message):
         rewards.parse_spec(words)
+
+
+OWN = """
+from rewards import length
+
+def brief(rows):
+    return [-len(row["response"]) for row in rows]
+
+def shorter(rows: list, group_size, correct, max_tokens: int, factor=2.0, **more):
+    assert not more
+    return [None if c is None else c * factor * v * max_tokens for c, v in zip(correct, length(rows, group_size))]
+
+def polite(rows):
+    return ["Q?" in row["messages"][0]["content"] for row in rows]
+
+def told(rows, judge):
+    return [reply and reply / 10 for reply in judge]
+
+too_few, texts, a_number, none = lambda rows: [1.0], lambda rows: ["1"] * len(rows), lambda rows: 1.0, lambda rows: None
+infinite, given, wants, no_rows = lambda rows: [1e999] * len(rows), 3, lambda rows, colour: [], lambda: []
+"""
+
+
+def own_rewards(folder, *words, **options):
+    (folder / "own.py").write_text(OWN)
+    asked = {"messages": [{"role": "user", "content": "1 + 2?"}], "answer": "3"}
+    (folder / "p.jsonl").write_text(json.dumps({"id": "r"} | asked) + "\n")
+    words = [word.replace("own.py", f"{folder}/own.py") for word in words]
+    return rewards.load(train_grpo.Args(prompts=str(folder / "p.jsonl"), rewards=words, group_size=2, max_completion_tokens=100, **options))
+
+
+def test_a_reward_of_ones_own(tmp_path, capsys):
+    rows = [row("3", n_tokens=10), row("33", n_tokens=20)]
+    assert own_rewards(tmp_path, "own.py:brief")(rows, 2)[0] == [-1, -2]
+    totals, parts, contributions, _ = own_rewards(tmp_path, "own.py:shorter:0.5", "math:1", "own.py:brief:10", "own.py:polite:gate")(rows, 2)
+    assert parts == {"shorter": [100.0, 0.0], "math": [1.0, 0.0], "brief": [-1, -2], "polite": [True, True]}
+    assert totals == near([50 + 1 - 10, -20]) and contributions["polite"] == [0.0, 0.0]
+    assert "reward brief: applies to 1 of 1 prompts" in capsys.readouterr().out
+    for name, message in (("too_few", "1$"), ("texts", "list .'1', '1'."), ("a_number", "float 1.0"), ("none", "NoneType None")):
+        with pytest.raises(ValueError, match=f"reward {name} must return a list with a number or None for each of 2 rows, not {message}"):
+            own_rewards(tmp_path, f"own.py:{name}:1")(rows, 2)
+    with pytest.raises(ValueError, match="reward infinite is inf for row r"):
+        own_rewards(tmp_path, "own.py:infinite:1")(rows, 2)
+
+
+@pytest.mark.parametrize("word, message", [("own.py:given", "own.py:given: given must take rows and, if it wants, group_size"), ("own.py:wants:2", "missing a required argument: 'colour'"),
+                                           ("own.py:no_rows:1", "too many positional arguments"), ("own.py:nobody:1", "has no function 'nobody'"), ("other.py:brief", "not file.py:function of an existing file"),
+                                           ("own.py:told:1", "told asks a judge; give --judge"), ("own.py:shorter", "shorter needs to know what is right")])  # fmt: skip
+def test_an_own_reward_that_cannot_be_had_is_said_first(word, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        own_rewards(tmp_path, word)
+    assert e.value.code == 2 and message in capsys.readouterr().err
 
 
 def combine(parts, words, rows=None, group_size=0, **options):
