@@ -39,6 +39,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import types
 from collections import defaultdict
@@ -511,13 +512,37 @@ def ifeval_checkers():
     return instructions_registry.INSTRUCTION_DICT, utils.process_results
 
 
+def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
+    """check(task, response); no instruction is met by a response that takes longer to check, as thousands of [ do in a regular
+    expression of quadratic time, or that nests too deeply for its JSON to be read. Only in the main thread."""
+
+    def late(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            return check(task, response)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except (RecursionError, TimeoutError):
+        return {rule: [False] * len(task["instruction_id_list"]) for rule in ("strict", "loose")}
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def ifeval_check(task: dict, response: str) -> dict:
     """{"strict": [bool], "loose": [bool]}, one an instruction."""
     known, process = ifeval_checkers()
     if unknown := set(task["instruction_id_list"]) - set(known):
         runs.fail(f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?")
-    out = process(task, [response])
-    return {"strict": out["inst_level_strict_acc"], "loose": out["inst_level_loose_acc"]}
+
+    def check(task: dict, response: str) -> dict:
+        out = process(task, [response])
+        return {"strict": out["inst_level_strict_acc"], "loose": out["inst_level_loose_acc"]}
+
+    return bounded(check, task, response)
 
 
 def tasks_ifeval(data: Path) -> list[dict]:
@@ -542,7 +567,7 @@ def score_ifeval(rows: list[dict], data: Path, source: str, check=ifeval_check) 
 def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
     import ifbench
 
-    return score_ifeval(rows, data, source, functools.partial(runs.or_fail, ifbench.check))
+    return score_ifeval(rows, data, source, functools.partial(runs.or_fail, bounded, ifbench.check))
 
 
 # --- 3. benchmarks with a judge: what it is asked, how its reply is read (ValueError: cannot be), and the score

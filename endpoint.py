@@ -88,7 +88,7 @@ def retry_after(headers) -> float:
     value = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError, OverflowError):  # a date that is none; a year or a zone that no date has
         now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()  # ours may be wrong
         return max(0.0, parsedate_to_datetime(value).timestamp() - now)
     return 0.0

@@ -90,8 +90,10 @@ def flaw(checkpoint: Path) -> str:
         return "was not written to its end"
     try:
         content = json.loads((checkpoint / "complete").read_text())
-        run, files = content["run"], content["files"]
-    except (OSError, ValueError, LookupError, TypeError):
+        run, files = content["run"], {name: (size, digest) for name, (size, digest) in content["files"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        files = {}
+    if not files:
         return "has a file `complete` that lists no files"
     if run != RUN.key:
         return "belongs to another run"

@@ -3,6 +3,8 @@ r"""Rewards that are no preference model, one plain function each: `name(rows, .
 A row is one completion: {"id", "messages", "response", "status", "n_tokens", ...} and the fields of its prompt's row; the G
 completions of a prompt stand next to each other. None is "no value" (a field is missing, the judge failed) and never a low
 score. What is scored is `response`; whether the completion's form was right is for `format`, as a gate or with a weight.
+One of your own is function(rows) -> list of floats or None, as `--rewards path/to/file.py:function:WEIGHT`; it may name any of
+OPTIONS as parameters, and has its own name in the logs.
 
 1. verified     math, code, instructions, factual
 2. judged       judge_mark, judge_yes, pairwise, rubric; write_rubrics makes the data of the last
@@ -10,12 +12,15 @@ score. What is scored is `response`; whether the completion's form was right is 
 4. shaped       cosine, overlong; parse_spec and combine make one reward of several; pass_at_k sees groups
 
 Known limits. `math` believes math-verify where it is wrong (listed in tests/test_rewards.py). `code` compares plain data in a
-process that the program cannot reach, so neither frames nor an overridden __eq__ help it; but a test that needs `==` between
-the program's own objects, or hands it a function, cannot be run (see `code`). A program that knows the tests passes them: by
-heart, or, without bubblewrap, from any file that all users may read. Run a data set's reference solutions through `code`
+process that the program cannot reach, so neither frames nor an overridden __eq__ help it; but a test that needs `==`, `<` or
+`in` of the program's own objects (a Fraction or Decimal is one too), or hands it a function, cannot be run (see `code`). A
+program that knows the tests passes them: by heart, or, without bubblewrap, from any file that all users may read. So does one
+that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`, `encode_cyclic` and `encode_shift` of
+the prompt, others an `np` that they do not import. Leave such tasks out. Run a data set's reference solutions through `code`
 first, and leave out the tasks that do not get 1.
 """
 
+import ast
 import functools
 import inspect
 import json
@@ -24,6 +29,7 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import comb, cos, exp, isfinite, pi, tanh
@@ -41,6 +47,8 @@ Values = list[float | None]
 FIELDS = {"math": "answer", "code": "tests", "instructions": "instruction_id_list", "factual": "reference",
           "rubric": "rubric"}  # fmt: skip  # what a prompt's row must have for the reward to apply to it
 DENSE, UNSUPERVISED = ("process", "prime"), {"majority", "self_certainty", "negative_entropy"}  # the first: see dense.py
+OPTIONS = ("group_size", "max_tokens", "buffer", "judge", "correct")  # what a reward gets beside rows where it has the name
+LOGGED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # beside rewards, under names like theirs
 
 
 def _groups(items: list, group_size: int) -> list[list]:
@@ -164,27 +172,51 @@ def math(rows: list[dict], value: float = 1.0, no_eos: float | None = None, seco
     return _verified(rows, right, value, no_eos)
 
 
+def _program(response: str, tests: list[str], entry_point: str) -> str:
+    """The last code block that defines at top level what the tests use (their `entry_point`, where there is one), else the
+    last one, else all: an example or an output may follow. A block in a list loses its indentation."""
+    found = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
+    blocks, names = [textwrap.dedent(block) for _, block in found] or [response], set(re.findall(r"^\w+", entry_point))
+    try:
+        nodes = [] if names else [node for test in tests for node in ast.walk(ast.parse(test))]
+    except (SyntaxError, ValueError):  # the tests are none
+        nodes = []
+    used = [node for node in nodes if isinstance(node, ast.Name)]
+    names |= {node.id for node in used} - {node.id for node in used if isinstance(node.ctx, ast.Store)}
+    names -= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    name = rf"(?:{'|'.join(names)})"
+    defines = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
+    return next((block for block in reversed(blocks) if names and defines.search(block)), blocks[-1])
+
+
 def _serve(requests: int, replies: int) -> None:
     """The process of the program under test: runs it, then calls what the tests call. It holds no test, no expected value
-    and no way to the verdict. Plain data goes back as it is, subclasses of it as their base; all else as a number."""
+    and no way to the verdict. Plain data goes back as it is, subclasses of it and NumPy's scalars as their base; all else as a
+    number."""
     import io
+    import operator
     import pickle
     import sys
     import types
 
     plain = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, type(None))  # bool is an int
     main, objects = types.ModuleType("__main__"), []
+    special = vars(operator) | {f"__{f.__name__}__": f for f in (bool, delattr, iter, len, next, repr, setattr, str)}
+
+    def bare(value):
+        return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
-            if isinstance(value, plain) or any(value is kind for kind in plain):
+            if isinstance(bare(value), plain) or any(value is kind for kind in plain):
                 return None
             objects.append(value)
             return len(objects) - 1
 
         def reducer_override(self, value):
-            base = next((kind for kind in plain if isinstance(value, kind) and type(value) is not bool), None)
-            return (base, (base(value),)) if base and type(value) is not base else NotImplemented
+            value, own = bare(value), type(value)
+            base = next((kind for kind in plain if isinstance(value, kind) and own is not bool), None)
+            return (base, (base(value),)) if base and own is not base else NotImplemented
 
     class Receiver(pickle.Unpickler):
         def persistent_load(self, number):
@@ -205,9 +237,7 @@ def _serve(requests: int, replies: int) -> None:
                 elif args is None:
                     value = getattr(target, name)
                 else:
-                    if name != "__call__" and not hasattr(target, name):
-                        raise TypeError(f"it has no {name}")
-                    value = (target if name == "__call__" else getattr(target, name))(*args, **kwargs)
+                    value = (special.get(name) or getattr(type(target), name))(target, *args, **(kwargs or {}))
                 Sender(buffer, 5).dump((value, args))
             except EOFError:
                 return
@@ -239,19 +269,39 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
 
     class Remote:  # an object of the program's; it is equal to itself only
         def __init__(self, number):
-            self._number = number
+            self.__dict__["_number"] = number
 
         def __getattr__(self, name):
             return ask(self, name)
 
+        def __exit__(self, kind, *_):  # told of an error, not of its words, as they may say what is expected; it swallows none
+            kind = kind and (kind if kind.__module__ == "builtins" else RuntimeError)
+            ask(self, "__exit__", (kind, kind and kind(), None))
+
         def __setstate__(self, state):  # else a pickle could change the number
             raise pickle.UnpicklingError("an object of the program's has no state here")
 
-    for name in ("__call__", "__getitem__", "__len__", "__iter__", "__next__", "__str__", "__repr__"):
+    def combined(left, name, *right):
+        """An operator's result, which must be an object of the program's: one that lies in f(2) - 5 would be close to all, and
+        in f(2) * f(2) a root. Nor does it see the plain data that it is compared with by - or ^."""
+        scales = name in ("__add__", "__mul__", "__truediv__")
+        if not scales and any(type(side) is not Remote for side in (left, *right)):
+            return NotImplemented
+        if type(value := ask(left, name, right)) is not Remote:
+            raise TypeError(f"{name} of objects gave plain data")
+        return value
+
+    for name in ("__call__", "__getitem__", "__setitem__", "__delitem__", "__setattr__", "__delattr__", "__len__", "__bool__",
+                 "__iter__", "__next__", "__str__", "__repr__", "__enter__"):  # fmt: skip
         setattr(Remote, name, lambda self, *args, _name=name, **kwargs: ask(self, _name, args, kwargs))
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert".split():
+        setattr(Remote, f"__{name}__", lambda self, *right, _name=f"__{name}__": combined(self, _name, *right))
+        setattr(Remote, f"__r{name}__", lambda self, left, _name=f"__{name}__": combined(left, _name, self))
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
+            if type(value) is memoryview:  # from a forged reply: what cannot be sent back would make the test unrunnable
+                raise ValueError("no plain data")
             return value._number if type(value) is Remote else None
 
     class Receiver(pickle.Unpickler):
@@ -322,13 +372,14 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
 
 def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: float | None = None, timeout: float = 10.0,
          workers: int = os.cpu_count() or 1) -> Values:  # fmt: skip
-    """`value` where the response's last code block passes all `tests`, else 0; `partial`: times the share it passes.
+    """`value` where the response's program (see `_program`) passes all `tests`, else 0; `partial`: times the share it passes.
 
     `tests`: a list of test strings (each with what it needs), run in order until `timeout` seconds of wall time; or one
     program, which defines `check(candidate)` if the row has an `entry_point` (a name, or as `Solution().solve`). Tests see
-    the program's functions and objects from another process: plain data is compared there (Counter as dict and so on),
-    objects can be called, indexed, iterated, have attributes, and are equal only to themselves. None: a test hands over
-    what cannot be pickled, as a lambda. Equal responses to equal tests are run once a call.
+    the program's functions and objects from another process: plain data is compared there (Counter as dict, NumPy's
+    scalars as numbers and so on), objects can be called, indexed, iterated, set, entered and combined (see `combined` in
+    `_test`), and are equal only to themselves. None: a test hands over what cannot be pickled, as a lambda. Equal responses
+    to equal tests are run once a call.
     """
 
     def share(row: dict) -> float | None:
@@ -337,7 +388,7 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
         tests, entry_point = row["tests"], row.get("entry_point") or ""
         if isinstance(tests, str):
             tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
-        program = benchmarks.completion(row["response"], entry_point)
+        program = _program(row["response"], tests, entry_point)
         call = f"_test({inspect.getsource(_serve)!r}, {program!r}, {tests!r}, {entry_point!r})"
         result = sandbox.run(f"{inspect.getsource(_test)}\n{call}", timeout)
         faults.beat()
@@ -358,15 +409,18 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
 def instructions(rows: list[dict], rule: str = "strict", partial: bool = False, value: float = 1.0,
                  no_eos: float | None = None) -> Values:  # fmt: skip
     """`value` where every instruction is met, `strict` or `loose`; `partial`: times the share that is. The checkers are those
-    of the evaluation: ifbench.py where it knows all ids, else IFEval's. Exits with 2 for an id that neither knows."""
+    of the evaluation: ifbench.py where it knows all ids, else IFEval's; what they cannot check in ten seconds meets none.
+    Exits with 2 for an id that neither knows."""
     import ifbench
 
     def share(row: dict) -> float | None:
         if not (names := row.get("instruction_id_list")):
             return None
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
-        check = ifbench.check if ifbench.CHECKERS.keys() >= set(names) else benchmarks.ifeval_check
+        known = ifbench.CHECKERS.keys() >= set(names)
+        check = functools.partial(benchmarks.bounded, ifbench.check) if known else benchmarks.ifeval_check
         met = runs.or_fail(check, task, row["response"])[rule]
+        faults.beat()
         return sum(met) / len(met) if partial else float(all(met))
 
     return _verified(rows, [share(row) for row in rows], value, no_eos)
@@ -694,27 +748,39 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int) -> Values:
 
 
 def known() -> list[str]:
-    """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all that make
-    Values of rows."""
+    """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all whose
+    annotations say that they make Values of rows."""
     own = [name for name, f in globals().items() if inspect.isfunction(f) and not name.startswith("_")
            and "rows" in f.__annotations__ and f.__annotations__.get("return") == Values]  # fmt: skip
     return ["preference", *DENSE, *own]
 
 
+def _split(word: str) -> tuple[str, str, str]:
+    """(path/to/file.py:function of an own reward or "", name, rule) of a word of --rewards; an own one has the weight 1."""
+    path, own, word = word.rpartition(".py:")
+    name, _, rule = word.partition(":")
+    return own and f"{path}.py:{name}", name, rule or own and "1"
+
+
 def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
-    """[(name, weight, or one of gate, veto, soft)] of ["math:1.0", "format:gate", ...]; ValueError says what is wrong.
+    """[(name, weight, or one of gate, veto, soft)] of ["math:1.0", "format:gate", "own.py:brief:2", ...]; ValueError says
+    what is wrong.
 
     See `combine` for what they mean. `soft` is for length penalties, which keep their own scale.
     """
     spec = {}
     for word in words:
-        name, _, rule = word.partition(":")
-        if name not in known():
-            raise ValueError(f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}")
+        own, name, rule = _split(word)
+        if own and name in (*known(), *LOGGED):
+            raise ValueError(f"--rewards {word}: {name} is a name of ours; give the function another one")
+        if not own and name not in known():
+            raise ValueError(f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}, and functions of your "
+                             "own as path/to/file.py:function:WEIGHT")  # fmt: skip
         if name in spec:
             raise ValueError(f"--rewards {word}: {name} stands there twice")
         try:
-            spec[name] = rule if rule in ("gate", "veto") or (rule, name) == ("soft", "overlong") else float(rule)
+            soft = rule == "soft" and (own or name == "overlong")
+            spec[name] = rule if soft or rule in ("gate", "veto") else float(rule)
         except ValueError:
             spec[name] = float("nan")
         if isinstance(spec[name], float) and not isfinite(spec[name]):
@@ -736,7 +802,7 @@ def _standardised(values: Values) -> Values:
 
 def reward_names(args) -> set[str]:
     """The names in `args.rewards`, without weights and rules; the preference alone where a script has no choice."""
-    return {word.partition(":")[0] for word in getattr(args, "rewards", ["preference"])}
+    return {_split(word)[1] for word in getattr(args, "rewards", ["preference"])}
 
 
 def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows: list[dict], group_size: int,
@@ -792,7 +858,16 @@ def load(args, run: Path | None = None):
     spec = [part for part in runs.or_fail(parse_spec, args.rewards) if part[0] not in DENSE]
     group_size, k = getattr(args, "group_size", 1), getattr(args, "pass_at_k", 0)
     names = [name for name, _ in spec if name != "preference"]
-    judged = [name for name in names if "judge" in inspect.signature(globals()[name]).parameters]
+    own = {name: source for source, name, _ in map(_split, args.rewards) if source}
+    functions = {name: runs.load_function(own[name]) if name in own else globals()[name] for name in names}
+    for name, source in own.items():
+        try:
+            signature = inspect.signature(functions[name])
+            signature.bind([], **{option: None for option in OPTIONS if option in signature.parameters})
+        except (TypeError, ValueError) as e:
+            runs.fail(f"--rewards {source}: {name} must take rows and, if it wants, {', '.join(OPTIONS)} ({e})")
+    wanted = {name: inspect.signature(function).parameters for name, function in functions.items()}
+    judged = [name for name in names if "judge" in wanted[name]]
     without = lambda name, there: "" if there else f"without --rewards {name}"
     runs.refuse_unused(
         dict.fromkeys(("--judge", "--judge-url"), "" if judged else "without a reward that asks one")
@@ -811,12 +886,12 @@ def load(args, run: Path | None = None):
         runs.fail(f"{args.prompts}: two rows have the same id, by which rewards find a prompt's fields")
     context = {"max_tokens": args.max_completion_tokens, "buffer": args.overlong_buffer or args.max_completion_tokens // 4}
     for name in names:
-        wanted, field = inspect.signature(globals()[name]).parameters, FIELDS.get(name)
-        if group_size == 1 and "group_size" in wanted:
+        field = FIELDS.get(name)
+        if group_size == 1 and "group_size" in wanted[name]:
             runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
         if name in judged and not args.judge:
             runs.fail(f"--rewards {name} asks a judge; give --judge, and --judge-url")
-        if "correct" in wanted and not FIELDS.keys() & set(names):
+        if "correct" in wanted[name] and not FIELDS.keys() & set(names):
             runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(FIELDS)}")
         have = sum(field in row for row in tasks.values()) if field else len(tasks)
         if not have:
@@ -829,14 +904,18 @@ def load(args, run: Path | None = None):
 
     def compose(rows: list[dict], group_size: int) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
         rows, parts = [tasks[row["id"]] | row for row in rows], {}
-        for name, _ in sorted(spec, key=lambda part: part[0] == "cosine"):  # last, as it asks what is right
+        for name, _ in sorted(spec, key=lambda part: "correct" in wanted.get(part[0], ())):  # last: they ask what is right
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
                 continue
             verdicts = [parts[n] for n in FIELDS if n in parts]
             correct = [next((values[i] for values in verdicts if values[i] is not None), None) for i in range(len(rows))]
-            options, function = context | {"group_size": group_size, "correct": correct}, globals()[name]
-            parts[name] = function(rows, **{o: options[o] for o in inspect.signature(function).parameters if o in options})
+            options = context | {"group_size": group_size, "correct": correct}
+            values = parts[name] = functions[name](rows, **{o: options[o] for o in wanted[name] if o in options})
+            numbers = isinstance(values, list) and all(isinstance(v, int | float | None) for v in values)
+            if not numbers or len(values) != len(rows):
+                raise ValueError(f"reward {name} must return a list with a number or None for each of {len(rows)} rows, not "
+                                 f"{len(values) if numbers else f'{type(values).__name__} {str(values)[:80]}'}")  # fmt: skip
         totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)
         if k:
             advantages = pass_at_k(totals, group_size, k)

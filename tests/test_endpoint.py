@@ -428,6 +428,8 @@ def test_retry_after_is_honoured(serve, client, wait):
 def test_retry_after_header():
     assert [endpoint.retry_after(h) for h in ({}, *({"retry-after": v} for v in ("2", "0.5", "-3", "soon", "nan")))] == [0, 2, 0.5, 0, 0, 0]
     assert endpoint.retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    for date in ("Wed, 21 Oct 99999999999999999999 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:00 +99999999999999", "Wed, 21 Oct 2015 07:28:00 +9999"):
+        assert endpoint.retry_after({"retry-after": date}) == endpoint.retry_after({"retry-after": "Wed, 21 Oct 2065 07:28:00 GMT", "date": date}) == 0
     assert 28 < endpoint.retry_after({"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)}) <= 30
 
 

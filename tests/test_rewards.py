@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import nltk
 import pytest
 from test_endpoint import ChatServer
 
+import benchmarks
+import ifbench
 import rewards
 import runs
 import sandbox
@@ -322,6 +325,9 @@ HOSTILE = {
     "metaclass": "class M(type):\n    def __eq__(self, other): return True\n    __hash__ = type.__hash__\nclass f(metaclass=M):\n    def __init__(self, x): pass",
     "reduce": "import os\nclass Any:\n    def __reduce__(self): return (os._exit, (0,))\ndef f(x): return Any()",
     "reduce of an int": "import builtins\nclass Any(int):\n    def __reduce__(self): return (builtins.eval, ('print(1)',))\ndef f(x): return Any()",
+    "arithmetic": "class Any:\n    __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __neg__ = __abs__ = __round__ = __pow__ = __xor__ = lambda *a: 0\n    __float__ = lambda a: 0.0\n    __bool__ = lambda a: False\n    __len__ = __int__ = __index__ = lambda a: 0\ndef f(x): return Any()",
+    "arithmetic without end": "class Any:\n    __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __neg__ = __abs__ = __round__ = __pow__ = __lt__ = lambda *a: Any()\ndef f(x): return Any()",
+    "number of NumPy's that lies": "class Any:\n    ndim, dtype = 0, float\n    __eq__ = __lt__ = lambda *a: True\n    item = lambda self: Lie(3)\nAny.__module__ = 'numpy'\nclass Lie(int):\n    __eq__ = __lt__ = lambda *a: True\n    __int__ = lambda self: self\ndef f(x): return Any()",
     "lying repr": "class Any(int):\n    def __repr__(self): return '10'\n    __str__ = __repr__\ndef f(x): return Any()",
     # out before the tests
     "os._exit": "import os\nos._exit(0)",
@@ -361,6 +367,9 @@ HOSTILE = {
     "pickle of a giant": "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x8e' + b'\\xff' * 7 + b'\\x7f')\n    except OSError: pass",
     "object without number": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(NQNt.' * 60)\n    except OSError: pass\ntime.sleep(9)",
     "object as number": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(K\\x01QQNt.' * 60)\n    except OSError: pass\ntime.sleep(9)",
+    "object that is appended to": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(K\\x01QNt.' + b'\\x80\\x02K\\x01QK\\x02a.' * 60)\n    except OSError: pass\ntime.sleep(9)",
+    "object that is set": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x05(K\\x01QNt.' + b'\\x80\\x05K\\x01QK\\x02\\x96\\x01' + bytes(8) + b'\\x98s.' * 60)\n    except OSError: pass\ntime.sleep(9)",
+    "object with a state": "import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\x80\\x02(K\\x01Q}X\\x07\\0\\0\\0_numberK\\x02sbNt.' * 60)\n    except OSError: pass\ntime.sleep(9)",
     "deep list": "def f(x):\n    deep = []\n    for _ in range(10**5): deep = [deep]\n    return deep",
     "endless number": "def f(x): return 10 ** (10 ** 8)",
     # the other process
@@ -388,7 +397,7 @@ HOSTILE = {
     "syntax": "def f(x:", "nothing": "", "nul": "def f(x): return '\0'", "surrogate": "def f(x): return '\ud800'", "no f": "g = 1",
     "recursion": "def f(x): return f(x)", "quotes": "'''\"\"\"\\", "f is data": "f = 10",
 }  # fmt: skip
-SLOW = {"object without number", "object as number", "fork bomb", "memory", "endless loop", "endless output", "deaf", "stop the parent", "endless number"}
+SLOW = {"object without number", "object as number", "object that is appended to", "object that is set", "object with a state", "fork bomb", "memory", "endless loop", "endless output", "deaf", "stop the parent", "endless number"}
 GOOD = "def f(x):\n    print('fine')\n    return x * x + 1"
 
 
@@ -447,6 +456,30 @@ def test_hostile_programs_under_every_barrier(under, barrier):
     assert dict(zip(names, values)) == dict.fromkeys(names, 0.0) and values[-1] == 1.0
 
 
+VECTOR = """class V:
+    def __init__(self, x): self.x = x
+    def __add__(self, other): return V(self.x + other.x) if isinstance(other, V) else NotImplemented
+    def __radd__(self, other): return self if other == 0 else NotImplemented
+    def __sub__(self, other): return V(self.x - other.x)
+    def __mul__(self, k): return V(self.x * k)
+    __rmul__ = __mul__
+    def __truediv__(self, k): return V(self.x / k)
+    def __neg__(self): return V(-self.x)
+    def __setitem__(self, i, value): self.x = (i, value)
+    def __delitem__(self, i): self.x = None
+    def __enter__(self): return self
+    def __exit__(self, kind, error, trace): self.x = kind and kind.__name__
+    def __bool__(self): return self.x > 0
+    def less(self): return V(self.x - 1)
+    def get(self): return self.x"""
+LIAR = """class Any:
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __truediv__ = __mod__ = __pow__ = __xor__ = __matmul__ = lambda *a: 0
+    __neg__ = __abs__ = __len__ = __round__ = __float__ = __int__ = __index__ = lambda a: 5
+    __lt__ = __gt__ = __eq__ = __contains__ = lambda *a: True
+    __bool__ = lambda a: False
+    __enter__ = lambda self: self
+    __exit__ = lambda *a: True
+def f(x): return Any()"""
 CODE = [  # program, tests, entry_point, value with `partial`
     (GOOD, TESTS, "", 1.0),
     ("def f(x): return 10", TESTS, "", 1 / 3),
@@ -466,6 +499,18 @@ CODE = [  # program, tests, entry_point, value with `partial`
     ("def f(x): return '1'", ["print(f(3)); assert f(3) == 10"], "", 0.0),  # a test that prints what the program says
     ("LIMIT = 5\ndef true(): return True", ["assert LIMIT == 5", "assert true() is True"], "", 1.0),
     ("import time\ndef loop(): time.sleep(99)\ndef one(): return 1", ["assert one() == 1", "loop()", "assert one() == 1"], "", 1 / 3),
+    (VECTOR, ["assert (V(1) + V(2)).x == 3 and (2 * V(3) * 2).x == 12 and (V(4) / 2).x == 2 and sum([V(1), V(5)]).x == 6", "assert (-V(1) - V(2)).x == -3",
+              "v = V(1); v.x = 5; assert v.get() == 5", "v = V(1); v[1] = 2; assert v.x == (1, 2); del v[0]; assert v.x is None",
+              "v = V(1); del v.x\ntry: v.get()\nexcept AttributeError: v.x = 1\nassert v.x == 1", "try:\n    V(1) + 'a'\n    assert False\nexcept TypeError: pass",
+              "with V(1) as v: assert v.x == 1\nassert v.x is None", "try:\n    with V(1) as v: raise KeyError('no')\nexcept KeyError: pass\nassert v.x == 'KeyError'",
+              "n, v = 0, V(3)\nwhile v: n, v = n + v.x, v.less()\nassert n == 6", "v = V(1); v += V(2); assert v.get() == 3"], "", 1.0),
+    ("class P:\n    x = 1\n    __setattr__ = __setitem__ = lambda *a: None\n    __getitem__ = lambda self, i: 1", ["p = P(); p.x = 5; assert p.x == 5", "p = P(); p[0] = 5; assert p[0] == 5"], "", 0.0),
+    (LIAR, ["assert abs(f(2) - 5) < 1e-6", "assert abs(5 - f(2)) < 1e-6", "assert abs(f(2) + -5) < 1e-6", "assert f(2) / 5 == 1", "assert f(2) * f(2) == 25", "assert abs(f(2) ** 2 - 25) < 1",
+            "assert not f(2) - 5", "assert not f(2) ^ 5", "assert -f(2) == -5", "assert abs(f(2)) == 5", "assert f(2) % 5 == 0", "assert f(2) @ f(2) == 0", "assert 5 in f(2)", "assert f(2) < 9",
+            "assert abs(f(2) * f(2) * f(2) - 125) < 1", "assert round(f(2) + 0) == 5", "assert max(f(2), 3) == 5", "assert sum([f(2)]) == 5", "assert math.isclose(f(2) * 1, 5)"], "", 0.0),
+    (LIAR.replace("*a: 0", "*a: Any()"), ["assert not f(2) - 5", "assert not 5 - f(2)", "assert not f(2) ^ {5}", "assert len(f(2) - {1}) == 5", "assert not f(2) % 2",
+                                          "assert abs(f(2) * f(2) - 25) < 1", "assert f(2) * f(2) < 26", "assert abs(f(2) + f(2)) == 5", "assert f(2) + 0 == 5"], "", 0.0),
+    (LIAR, ["with f(2) as v: assert v.x == 1", "with f(2) as v: v.boom(); assert v.x == 1", "class E(Exception): pass\nwith f(2): raise E", "with f(2): raise UnicodeDecodeError('a', b'', 0, 1, 'b')"], "", 0.0),
     # known limits: equality of the program's own objects; exceptions of its own; functions handed over
     ("class V:\n    def __eq__(self, other): return True\ndef v(): return V()", ["assert v() == v()"], "", 0.0),
     ("def g(f): return f(3)", ["assert g(lambda x: x) == 3"], "", None),
@@ -473,9 +518,38 @@ CODE = [  # program, tests, entry_point, value with `partial`
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("response, entry_point", [
+    ("```python\n{f}\n```\nExample:\n```python\nprint(f([1, 2]))\n```", ""), ("```python\n{f}\n```\nOutput:\n```\n5\n```", ""),
+    ("```python\n{f}\n```\nUse:\n```python\nx = f(2)\nt = 1\nassert f(3) == 10\n```", ""), ("~~~python\n{f}\n~~~\nOutput:\n~~~\n5\n~~~", ""),
+    ("1. First\n   ```python\n   def f(x):\n       return x * x + 1\n   ```\n2. Output\n   ```\n   5\n   ```", ""), ("```\nf = lambda x: x * x + 1\n```\n```\nf(3)\n```", ""),
+    ("```\ndef f(x): return 0\n```\nBetter:\n```\n{f}\n```\n~~~\n10\n~~~", "f"), ("```\nclass S:\n    f = lambda self, x: x * x + 1\n```\n```\nS().f(1)\n```", "S().f"),
+    ("Not ~~~ this.\n```\n{f}", ""), ("{f}", ""), ("```\nf: object = lambda x: x * x + 1\n```\n```\nf == 3\n```", ""), ("```\n{f}\n```\n```\ndef g(x): return f(x)\n```", "")])  # fmt: skip
+def test_the_block_that_defines_what_is_tested_counts(response, entry_point):
+    tests = "def check(f):\n    assert f(3) == 10" if "S()" in entry_point else ["x = f(3); assert x == 10", "assert sorted([3, 1], key=lambda t: f(t)) == [1, 3]"]
+    assert rewards.code([row(response.replace("{f}", "def f(x):\n    return x * x + 1"), tests=tests, entry_point=entry_point)]) == [1.0]
+
+
+def test_the_last_attempt_counts():
+    blocks = "```\n" + GOOD + "\n```\nOr:\n```\ndef f(x): return 0\n```"
+    assert rewards.code([row(blocks, tests=TESTS), row("```\n1\n```\n```\n" + GOOD + "\n```", tests=["assert f(3"])]) == [0.0, None]
+
+
+def test_scalars_of_numpy_are_plain_data():
+    program = "import numpy as np\ndef f(x): return np.array(x).max()\ndef g(x): return [np.mean(x), {np.int64(2): np.float32(0.5)}, np.all(x), np.array(3)]\ndef h(x): return np.array(x)"
+    tests = ["assert f([3, 4]) == 4 and isinstance(f([1]), int)", "assert g([1, 2]) == [1.5, {2: 0.5}, True, 3]", "assert h([1, 2]).tolist() == [1, 2]", "assert f([3]) == 4"]
+    assert rewards.code([block(program, tests=tests)], partial=True) == [0.75]
+
+
+def test_no_reply_makes_a_test_unrunnable():
+    """A forged one, as a memoryview, that the test would hand back."""
+    forged = "b'\\x80\\x05(K\\x00QNt.' + b'\\x80\\x05(\\x96' + (1).to_bytes(8, 'little') + b'x\\x98Nt.' * 9"
+    program = f"import os, time\nfor fd in range(3, 256):\n    try: os.write(fd, {forged})\n    except OSError: pass\ntime.sleep(9)"
+    assert rewards.code([block(program, tests=["assert f(f(1)) == 2"])], timeout=1.5) == [0.0]
+
+
 def test_code():
     rows = [block(p, tests=t, entry_point=e) for p, t, e, _ in CODE]
-    assert rewards.code(rows, partial=True, timeout=2.0) == near([v for *_, v in CODE])
+    assert rewards.code(rows, partial=True, timeout=3.0) == near([v for *_, v in CODE])
     assert rewards.code(rows[:3], value=10.0) == [10.0, 0.0, 0.0]
     assert rewards.code([row("no tests"), row("```\ndef f", "truncated", tests=TESTS)], no_eos=-1.0) == [None, -1.0]
     assert rewards.code([]) == []
@@ -530,6 +604,23 @@ def test_instructions(nltk_data, capsys):
     with pytest.raises(SystemExit) as e:
         rewards.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
     assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
+
+
+def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
+    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's own checkers."""
+    asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+    deep, wide = row("[" * 3000, **asked("detectable_format:json_format")), row("[" * 200_000, **asked("detectable_content:number_placeholders"))
+    wide["kwargs"] = [{"num_placeholders": 1}]
+    slow = row("14, 21, 28, 35, 42, 49", **asked("custom:multiples", "format:list")) | {"kwargs": [{}, {"sep": ","}]}
+    fine = row("[a] [b]", **asked("detectable_content:number_placeholders")) | {"kwargs": [{"num_placeholders": 2}]}
+    monkeypatch.setattr(benchmarks.bounded, "__defaults__", (0.5,))
+    before, beats, start = signal.getsignal(signal.SIGALRM), [], time.monotonic()
+    monkeypatch.setattr(rewards.faults, "beat", lambda: beats.append(1))
+    assert rewards.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0] and len(beats) == 4
+    monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
+    assert rewards.instructions([slow], partial=True) == [0.0]
+    assert benchmarks.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"]) == {"strict": [False], "loose": [False]}
+    assert time.monotonic() - start < 30 and signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 @pytest.mark.parametrize("name, file", [("ifeval", "gpt4_responses_scored.jsonl.gz"), ("ifbench", "sample_responses_scored.jsonl.gz")])
@@ -765,16 +856,74 @@ def test_spec():
         "preference", "process", "prime", "math", "code", "instructions", "factual", "judge_mark", "judge_yes", "pairwise", "rubric", "majority", "self_certainty",
         "negative_entropy", "format", "length", "repetition", "cosine", "overlong"}  # fmt: skip
     assert set(rewards.FIELDS) < set(rewards.known())
+    assert rewards.parse_spec(["my/own.py:brief", "own.py:kind:0.5", "x.py:a:gate", "x.py:b:veto", "x.py:c:soft"]) == [
+        ("brief", 1.0), ("kind", 0.5), ("a", "gate"), ("b", "veto"), ("c", "soft")]  # fmt: skip
+    assert rewards.reward_names(train_grpo.Args(rewards=("my/own.py:brief:1", "math:1"))) == {"brief", "math"}
 
 
 @pytest.mark.parametrize("words, message", [
     (["maths:1"], "no reward 'maths'; there are preference, process, prime, math, code"), (["math"], "write math:WEIGHT"), (["math:"], "write math:WEIGHT"),
     (["math:high"], "write math:WEIGHT"), (["math:nan"], "finite"), (["math:inf"], "finite"), (["math:1", "math:gate"], "twice"),
     (["format:gate"], "no outcome has a weight"), ([], "no outcome has a weight"), (["math:0"], "no outcome has a weight"), (["math:soft"], "write math:WEIGHT"),
+    (["own.py:math:1"], "math is a name of ours"), (["own.py:preference"], "is a name of ours"), (["own.py:gold:1"], "is a name of ours"),
+    (["a.py:brief", "b.py:brief:2"], "twice"), (["own.py:brief:high"], "write brief:WEIGHT"), (["own.py:brief:gate"], "no outcome has a weight"),
+    (["brief:1"], "functions of your own as path/to/file.py:function:WEIGHT"), (["my/own.py"], "functions of your own as path/to/file.py"),
     (["_verified:1"], "no reward"), (["combine:1"], "no reward"), (["known:1"], "no reward"), (["collapse:1"], "no reward")])  # fmt: skip
 def test_wrong_specs(words, message):
     with pytest.raises(ValueError, match=message):
         rewards.parse_spec(words)
+
+
+OWN = """
+from rewards import length
+
+def brief(rows):
+    return [-len(row["response"]) for row in rows]
+
+def shorter(rows: list, group_size, correct, max_tokens: int, factor=2.0, **more):
+    assert not more
+    return [None if c is None else c * factor * v * max_tokens for c, v in zip(correct, length(rows, group_size))]
+
+def polite(rows):
+    return ["Q?" in row["messages"][0]["content"] for row in rows]
+
+def told(rows, judge):
+    return [reply and reply / 10 for reply in judge]
+
+too_few, texts, a_number, none = lambda rows: [1.0], lambda rows: ["1"] * len(rows), lambda rows: 1.0, lambda rows: None
+infinite, given, wants, no_rows = lambda rows: [1e999] * len(rows), 3, lambda rows, colour: [], lambda: []
+"""
+
+
+def own_rewards(folder, *words, **options):
+    (folder / "own.py").write_text(OWN)
+    asked = {"messages": [{"role": "user", "content": "1 + 2?"}], "answer": "3"}
+    (folder / "p.jsonl").write_text(json.dumps({"id": "r"} | asked) + "\n")
+    words = [word.replace("own.py", f"{folder}/own.py") for word in words]
+    return rewards.load(train_grpo.Args(prompts=str(folder / "p.jsonl"), rewards=words, group_size=2, max_completion_tokens=100, **options))
+
+
+def test_a_reward_of_ones_own(tmp_path, capsys):
+    rows = [row("3", n_tokens=10), row("33", n_tokens=20)]
+    assert own_rewards(tmp_path, "own.py:brief")(rows, 2)[0] == [-1, -2]
+    totals, parts, contributions, _ = own_rewards(tmp_path, "own.py:shorter:0.5", "math:1", "own.py:brief:10", "own.py:polite:gate")(rows, 2)
+    assert parts == {"shorter": [100.0, 0.0], "math": [1.0, 0.0], "brief": [-1, -2], "polite": [True, True]}
+    assert totals == near([50 + 1 - 10, -20]) and contributions["polite"] == [0.0, 0.0]
+    assert "reward brief: applies to 1 of 1 prompts" in capsys.readouterr().out
+    for name, message in (("too_few", "1$"), ("texts", "list .'1', '1'."), ("a_number", "float 1.0"), ("none", "NoneType None")):
+        with pytest.raises(ValueError, match=f"reward {name} must return a list with a number or None for each of 2 rows, not {message}"):
+            own_rewards(tmp_path, f"own.py:{name}:1")(rows, 2)
+    with pytest.raises(ValueError, match="reward infinite is inf for row r"):
+        own_rewards(tmp_path, "own.py:infinite:1")(rows, 2)
+
+
+@pytest.mark.parametrize("word, message", [("own.py:given", "own.py:given: given must take rows and, if it wants, group_size"), ("own.py:wants:2", "missing a required argument: 'colour'"),
+                                           ("own.py:no_rows:1", "too many positional arguments"), ("own.py:nobody:1", "has no function 'nobody'"), ("other.py:brief", "not file.py:function of an existing file"),
+                                           ("own.py:told:1", "told asks a judge; give --judge"), ("own.py:shorter", "shorter needs to know what is right")])  # fmt: skip
+def test_an_own_reward_that_cannot_be_had_is_said_first(word, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        own_rewards(tmp_path, word)
+    assert e.value.code == 2 and message in capsys.readouterr().err
 
 
 def combine(parts, words, rows=None, group_size=0, **options):

@@ -387,6 +387,15 @@ def test_last_checkpoint_is_a_complete_one(tmp_path):
     assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
+def test_a_list_of_files_that_is_none_is_a_flaw(tmp_path):
+    for files in ([], {}, None, 3, {"a": 1}, {"a": None}, {"a": [1]}, {"a": [1, "b", 2]}):
+        (tmp_path / "complete").write_text(json.dumps({"run": faults.RUN.key, "files": files}))
+        assert faults.flaw(tmp_path) == "has a file `complete` that lists no files", files
+    for entry in ([1, 2], [float("inf"), "b"], ["ab"] * 2):
+        (tmp_path / "complete").write_text(json.dumps({"run": faults.RUN.key, "files": {"a": entry}}))
+        assert faults.flaw(tmp_path) == "lacks a"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])  # None: what TRL makes of a mean that is NaN
 def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
     logger, state = training.RunLogger(tmp_path, {"loss": "loss"}, "think"), SimpleNamespace(is_world_process_zero=True)
