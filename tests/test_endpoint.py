@@ -513,6 +513,7 @@ def test_estimate(serve, client, tmp_path):
         assert (e := j.estimate(requests))["calls"] == 1 and e["answered"] == 1 and e["dollars_at_most"] > 0
         assert j.estimate([request])["dollars_at_most"] == 0
     assert judge.estimate([{"messages": []}])["dollars_at_most"] is None
+    assert client(server).estimate([request])["dollars_at_most"] is None  # no price given
     assert judge.estimate([{"max_completion_tokens": 9, "max_tokens": None}])["output_tokens_at_most"] == 9
 
 

@@ -1,5 +1,6 @@
 """The pure functions of the scripts: SFT rows and masks, preference pairs, calibration, prompts, evaluation summaries."""
 
+import json
 import math
 
 import pytest
@@ -100,3 +101,49 @@ def test_every_preset_builds():
     for script in (train_grpo, train_ppo, train_dpo, train_sft_warmstart, train_reward):
         for name, values in script.PRESETS.items():
             script.Args(**values, preset=name)
+
+
+# --- what a script says before it starts
+
+
+def test_traces_most_of_which_are_malformed_are_no_training_set(here, tmp_path):
+    """Tags left in the thinking, the commonest mistake with traces of one's own."""
+    rows = [trace(id=n, thinking="<think> Budget 12. </think>" if n else "Budget 12.") for n in range(4)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = here("train_sft_warmstart.py", "--preset", "toy", "--traces", tmp_path / "t.jsonl", "--dry-run")
+    assert done.returncode == 2 and "only 1 of 4 traces can be trained on ({'nested': 3})" in done.stderr
+
+
+def test_offline_dpo_checks_what_it_is_given(here, tmp_path):
+    """A flag of sampling does nothing; held-out prompts must not be those of the pairs."""
+    pair = {"id": "a", "messages": [{"role": "user", "content": "I have 12 dollars."}], "chosen": "You get 1 dish.", "rejected": "You get 2 dishes."}
+    (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
+    args = ["train_dpo.py", "--preset", "toy", "--no-think", "--rounds", 1, "--model", "data/toy/base", "--pairs", tmp_path / "p.jsonl", "--dry-run"]
+    assert here(*args).returncode == 0
+    done = here(*args, "--reward-model", "nosuch/model")
+    assert done.returncode == 2 and "--reward-model does nothing with --completions or --pairs" in done.stderr
+    done = here(*args, "--gold-prompts", tmp_path / "p.jsonl")
+    assert done.returncode == 2 and "1 are trained on or too long" in done.stderr
+
+
+def test_prompts_of_one_id_are_refused(here, tmp_path):
+    rows = [{"id": 1, "messages": [{"role": "user", "content": text}]} for text in "ab"]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = here("train_grpo.py", "--preset", "toy", "--model", "data/toy/base", "--prompts", tmp_path / "p.jsonl", "--dry-run")
+    assert done.returncode == 2 and "two rows have the same id" in done.stderr
+
+
+def test_what_a_preset_sets_is_printed_and_lora_s_rate_is_doubted(here):
+    """Also where the preset has a rate of its own; not where it is the preset that sets LoRA, or the rate is given."""
+    args = ["train_grpo.py", "--preset", "toy", "--model", "nowhere"]
+    said = [here(*args, *more).stdout for more in ((), ("--lora-r", 4), ("--lora-r", 4, "--learning-rate", 1e-2))]
+    assert all("--preset toy sets prompts data/toy/rl_prompts.jsonl, " in text for text in said)
+    assert ["LoRA wants about ten times as much" in text for text in said] == [False, True, False]
+
+
+@pytest.mark.parametrize("url", ["user:hunter2@localhost:8000/v1", "http://user:hunter2@h/v1", "http://h/v1?key=hunter2"])
+def test_a_key_in_a_url_is_refused_before_it_is_written(here, tmp_path, url):
+    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
+        done = here("train_grpo.py", "--preset", "toy", "--model", "data/toy/base", flag, value, "--out", tmp_path / "run")
+        assert done.returncode == 2 and "no user, password or key belongs into a URL" in done.stderr
+    assert not (tmp_path / "run").exists()
