@@ -75,7 +75,8 @@ class Args:
     """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Functions of rewards.py, each with a weight, or gate, veto, soft: math:1 preference:0.1 format:gate overlong:soft."""
+    """Functions of rewards.py, or of your own as path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
+    preference:0.1 format:gate overlong:soft."""
     normalise: Literal["none", "batch"] = "none"
     """batch: every part with a weight is standardised first, within the step."""
     overlong_buffer: int = 0

@@ -844,8 +844,8 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
     assert len(Judge.calls) == 40 and {r["max_tokens"] for r in Judge.calls} == {1, 128}
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 20 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
-    Judge.broken = 1  # nothing but prose, as an endpoint without log-probabilities: no headline, and a line in the index
-    run("alpacaeval2", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "prose")
+    Judge.broken = 1  # nothing but prose: no headline, and a line in the index
+    run("alpacaeval2", *MODEL, *judge, "--data", tmp_path, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
     assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 20
     lines = [r for r in csv.DictReader(open(tmp_path / "runs.csv")) if r["run"] == "prose"]
     assert {r["metric"] for r in lines} == set(eval_benchmarks.METRICS["alpacaeval2"]) and not any(r["value"] for r in lines)
@@ -906,5 +906,5 @@ def test_wildbench_g_is_wildbench_with_its_references(tmp_path, judge):
     write(tmp_path / "t.jsonl", [tasks[0] | {"checklist": [], "references": {"gemini-flash": "x"}}])
     words = [*words[:-2], *judge, "--temperature", 0.5, "--out", tmp_path / "run"]
     subprocess.run([sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["args"]
     assert (config["top_p"], config["temperatures"], config["references"]) == (0.95, [0.5], ["gemini-flash"])
