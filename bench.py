@@ -848,7 +848,9 @@ def markdown(folder: Path) -> str:
     """A table of the comparisons in a folder of results: medians, and the range of the ratio."""
     lines = ["| case | device | seconds, ours | peer | peer / ours | tokens/s, ours | useful tokens, ours / peer | "
              "share of matmul rate, ours / peer | peak GiB, ours / peer | largest difference |", "|" + "---|" * 10]
-    middle, span = lambda x: f"{x['median']:.3g}", lambda x: f"**{x['median']:.2f}** ({x['min']:.2f} to {x['max']:.2f})"
+    middle = lambda x: f"{x['median']:.3g}"
+    range_of = lambda x: "once" if x["min"] == x["max"] else f"{x['min']:.2f} to {x['max']:.2f}"
+    span = lambda x: f"**{x['median']:.2f}** ({range_of(x)})"
     for path in sorted(folder.glob("*__*.json")):
         bench = json.loads(path.read_text())
         case, results = bench["case"], bench["result"]
