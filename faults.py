@@ -131,13 +131,13 @@ def beat() -> None:
 @contextlib.contextmanager
 def patient():
     """Within it ten times as long may pass without a beat: a checkpoint is written."""
-    RUN.patient = True
+    before, RUN.patient = RUN.patient, True
     try:
         yield
     finally:
         RUN.beat = -1e9
         beat()
-        RUN.patient = False
+        RUN.patient = before
 
 
 @contextlib.contextmanager

@@ -68,8 +68,8 @@ def _verified(rows: list[dict], shares: Values, value: float, no_eos: float | No
 
 
 def final_answer(text: str) -> str | None:
-    r"""What is in the last \boxed{}, else the last number without its commas, else None. A number in a LaTeX formula stands
-    for what follows the formula's last =."""
+    r"""What is in the last \boxed{}, else the last number without its commas, else None. A number in a LaTeX formula
+    that is more than a number stands for what follows the formula's last =."""
     if (boxed := benchmarks.last_boxed(text)) is not None:
         return boxed.strip().removesuffix(".")
     text = text.replace("\u2212", "-").replace("\u2013", "-")  # typographic minus, en dash
@@ -78,7 +78,9 @@ def final_answer(text: str) -> str | None:
         return None
     formulas = re.finditer(r"\$([^$\n]*[\\^][^$\n]*)\$|\\\((.*?)\\\)", text)
     inside = [f[1] or f[2] for f in formulas if f.start() <= numbers[-1].start() and numbers[-1].end() <= f.end()]
-    return inside[0].rpartition("=")[2].strip() if inside else re.sub("[$,]", "", numbers[-1][0])
+    formula = inside[0].rpartition("=")[2].strip() if inside else ""
+    wanted = re.search(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times", formula)
+    return formula if wanted else re.sub("[$,]", "", numbers[-1][0])
 
 
 def _compare(seconds: float) -> None:
@@ -123,9 +125,6 @@ def _answer(process: subprocess.Popen, pair: list[str]) -> str:
 
 
 _UNSOLVED = ("\\sum", "\\prod", "\\int", "\\lim", "\\gcd", "\\det", "\\ne", "\u2260")  # in no answer, but in the truth's words
-_NUMBER = re.compile(
-    r"(?=.*\d)(?:\\text\{[^{}]*\}|\\(?:[dt]?frac|sqrt|cdot|times|pi|left|right|[%$,!; ])|[\d\s.,+*/^(){}%$-])*"
-)
 _UNIT = re.compile(r"\\text\{ (?!(?:or|and|not)\b)[A-Za-z./ ]*\}(?:\^\{?\d\}?)?\s*")
 _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -133,17 +132,15 @@ _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     """Whether the MATH spelling (benchmarks.normalise_math) is the same or math-verify finds the two equal. A comparison
     that takes too long is not equal: as "no value" it would be a way out of a wrong answer's penalty. Nor is what would fit
-    several truths: the question once more, words that are not the truth, a chain a = b unless every number in it is right."""
-    if not answer or any(word in answer and word not in truth for word in _UNSOLVED):
+    several truths: the question once more, an anagram of the truth's words, a unit behind which more follows."""
+    last = re.sub(r"_\{[^{}]*\}", "", answer or "").rpartition("=")[2]  # the = of a sum's limits is no equation
+    if not answer or any(word in last and word not in truth for word in _UNSOLVED):
         return False
     scale = lambda m: f" \\cdot 10^{{{_POWERS[m[1]]}}}"
     truth, answer = (re.sub(rf"\\text\{{\s*({'|'.join(_POWERS)})\s*\}}", scale, side) for side in (truth, answer))
     words = [re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip() for side in (truth, answer)]
-    if all(re.fullmatch("[A-Za-z]{2,}", word) for word in words):  # no products of letters
+    if all(re.fullmatch("[A-Za-z]{2,}", word) for word in words) and (words != [truth, answer] or len(words[0]) > 3):
         return words[0].casefold() == words[1].casefold()
-    *firsts, last = re.split("(?<![<>])=", answer)
-    if "=" not in truth and (numbers := [side for side in firsts if _NUMBER.fullmatch(side)]):
-        return all(_equal(truth, side.strip(), seconds) for side in [*numbers, last])
     try:
         with_unit = "\\text{ " in answer  # MATH spelling drops it, and all that follows
         if not with_unit or _UNIT.fullmatch(answer, answer.index("\\text{ ")):

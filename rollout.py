@@ -397,7 +397,8 @@ class RolloutTrainer(GRPOTrainer):
             asked = list(islice(cycle(todo or [0]), most))
             prompts = self._tokenize_prompts([inputs[i]["prompt"] for i in asked])[0]
             new_ids, new_logprobs = self._generate_single_turn(prompts, None, {}, 1)
-            new_rows = self._score([inputs[i] for i in asked], new_ids)
+            own = asked if self.entropies else asked[: max(1, len(todo))]  # the rest is thrown away; entropies are forwards
+            new_rows = self._score([inputs[i] for i in own], new_ids[: len(own)])
             for n, i in enumerate(todo):
                 ids[i], rows[i], logprobs[i] = new_ids[n], new_rows[n], new_logprobs and new_logprobs[n]
             totals, rewards = self._total(rows)

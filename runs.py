@@ -82,7 +82,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
         if getattr(args, field, 1) < 1:
             fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use 1 or more")
     for field, value in vars(args).items():
-        url = str(value) if "url" in field or "://" in str(value) else str(value).partition("@")[2]  # judge:MODEL@URL
+        spec = str(value)
+        url = spec.partition("@")[2] if spec.startswith("judge:") else spec if "url" in field or "://" in spec else ""
         if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
             fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
     if getattr(args, "stall_minutes", 1) <= 0:
@@ -284,13 +285,15 @@ def start_run(args, script: str, model: str) -> Path:
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
     same = {k: v for k, v in config.items() if k not in FREE}
+    if config.get("loss_type") == "bnpo":  # a mean within each micro-batch
+        same["micro_batch_size"] = config["micro_batch_size"]
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
     folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
     preset = getattr(args, "preset", "")  # an evaluation has none
     name = f"{script}__{(preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
-        goes_on, files = (run / "config.json").exists() and args.resume, digests(config)
+        goes_on, files = (run / "config.json").exists() and args.resume, digests(same)
         differ = lambda before, now: [f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v]
         if goes_on:
             before = json.loads((run / "config.json").read_text())
@@ -300,12 +303,12 @@ def start_run(args, script: str, model: str) -> Path:
                 fail(f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew")
             if free := differ(before["args"], {k: config[k] for k in FREE[4:] if k in config}):
                 print("goes on with", ", ".join(free))
-        elif run.exists() and any(run.iterdir()) and not args.overwrite:
+        elif run.exists() and set(run.iterdir()) - {run / "lock"} and not args.overwrite:
             fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
         elif args.resume and not args.out and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json"))):
             found = [(differ(json.loads(path.read_text())["args"], same), path.parent) for path in others]
             nearest, folder = min(found, key=lambda pair: len(pair[0]))
-            fail(f"--resume: there is no {run}; {folder} was started with other arguments: {', '.join(nearest)}")
+            print(f"WARNING: --resume starts anew, as there is no {run}; {folder} has other arguments: {', '.join(nearest)}")
         elif args.overwrite and run.exists() and set(run.iterdir()) - {run / "lock"}:
             if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
                 fail(f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant")
@@ -315,7 +318,7 @@ def start_run(args, script: str, model: str) -> Path:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         print(f"run folder: {run}", flush=True)
         git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
-               for a in (["rev-parse", "HEAD"], ["diff", "HEAD"])]  # fmt: skip
+               for a in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ".", ":!results", ":!notebooks"])]  # fmt: skip
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
         everything = {"args": config, "processes": state.num_processes, "files": files}

@@ -160,6 +160,11 @@ EQUAL = pairs(r"""
     0.0001 | 1.0\times 10^{-4}
     1.6\times 10^{-19} | 1.60\times10^{-19}
     \text{Even} | even
+    xy | yx
+    6 | \gcd(12,18) = 6
+    14 | \int_0^1 28x\,dx=14
+    3.33 | \frac{10}{3} = 3.33
+    6 | 5\text{ cm} = 6
 """)
 DIFFERENT = pairs(r"""
     \frac{1}{3} | 0.333
@@ -210,13 +215,9 @@ DIFFERENT = pairs(r"""
     \pm 2 | 2
     3 | 3 or 4
     5 | 5\text{ } = 600\%
-    6 | 5\text{ } = 600\%
-    600 | 5\text{ } = 600\%
-    6 | 5\text{ cm} = 6
     5 | 5 \text{ or } 6
     5 | 5 \text{ is wrong; } 6
     5 | \neq 5
-    5 | 6 = 5
     5 | 5\text{ million}
     5050 | \sum_{k=1}^{100} k
     945 | \prod_{k=0}^{4}(2k+1)
@@ -226,7 +227,9 @@ DIFFERENT = pairs(r"""
     -1 | \det\begin{pmatrix}1&2\\3&5\end{pmatrix}
     10^{-20} | 10^{-21}
     1.6\times 10^{-19} | 6.6\times10^{-34}
-    no | on
+    \text{no} | on
+    6 | 5\text{ } = 5
+    \text{listen} | silent
 """)
 # Known limits of math-verify and of MATH spelling: equal by hand, and 0 here; different by hand, and 1 here.
 NOT_SEEN_EQUAL = pairs(r"""
@@ -276,7 +279,7 @@ def test_known_limits_of_equality():
     ("3/4 of it", "3/4"), ("about 20%", "20%"), (".5", ".5"), ("A: 70,000\n", "70000"), ("12, 13", "13"), ("", None),
     ("none", None), ("\\boxed{7.}", "7"), ("the answer is \u22123.", "-3"),
     ("The probability is $\\frac{1}{2}$.", "\\frac{1}{2}"), ("So $x = 2\\sqrt{3}$.", "2\\sqrt{3}"), ("it is 10^2", "10^2"),
-    ("for all x^12", None), ("with \\(y = x^{2}\\) we get 4", "4"), ("paid $5 and then $6", "6"), ("3\u20135", "5"), ("the 2 of us, 5 in all.", "5")])  # fmt: skip
+    ("for all x^12", None), ("$3 + 4 = 7 \\quad \\checkmark$", "7"), ("$\\text{Answer: } 42$", "42"), ("$x \\ge 5$", "5"), ("with \\(y = x^{2}\\) we get 4", "4"), ("paid $5 and then $6", "6"), ("3\u20135", "5"), ("the 2 of us, 5 in all.", "5")])  # fmt: skip
 def test_final_answer(text, answer):
     assert rewards.final_answer(text) == answer
 

@@ -233,6 +233,7 @@ def test_an_existing_folder_is_refused(here, exits):
     assert (mine / "thesis.txt").read_text() == "precious\n" and len(list(mine.iterdir())) == 1
     assert {p: p.read_bytes() for p in run.iterdir()} == before
     (here / "empty").mkdir()
+    (here / "empty" / "lock").touch()  # of a start that was killed at once
     assert (runs.start_run(Args(out="empty"), "grpo", "org/base") / "config.json").exists()
 
 
@@ -281,11 +282,13 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     assert "m is not what it was" in exits(runs.start_run, again, "grpo", "m")
 
 
-def test_a_resume_that_meets_no_run_names_the_nearest(here, exits):
+def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
+    """And starts anew, as a job script that always says --resume means."""
     first = runs.start_run(Args(), "grpo", "org/base")
     runs.start_run(Args(steps=11, rate=2e-6), "grpo", "org/base")
-    error = exits(runs.start_run, Args(steps=12, resume=True), "grpo", "org/base")
-    assert f"{first} was started with other arguments: steps (10 -> 12)" in error, error
+    capsys.readouterr()
+    runs.start_run(Args(steps=12, resume=True), "grpo", "org/base")
+    assert f"{first} has other arguments: steps (10 -> 12)" in capsys.readouterr().out
 
 
 @dataclasses.dataclass

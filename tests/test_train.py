@@ -147,3 +147,8 @@ def test_a_key_in_a_url_is_refused_before_it_is_written(here, tmp_path, url):
         done = here("train_grpo.py", "--preset", "toy", "--model", "data/toy/base", flag, value, "--out", tmp_path / "run")
         assert done.returncode == 2 and "no user, password or key belongs into a URL" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_judge_at_a_url_is_none(here, tmp_path):
+    done = here("train_grpo.py", "--preset", "toy", "--model", "nowhere", "--gold", "judge:gpt-4o@http://localhost:8000/v1")
+    assert "nowhere is no model folder" in done.stderr
