@@ -387,10 +387,6 @@ def main(args: Args) -> None:
     runs.refuse_unused(
         dict.fromkeys(("--budget", "--price"), "" if args.gold.startswith("judge:") else "without --gold judge:MODEL")
     )
-    if offline and not args.gold_prompts:
-        runs.refuse_unused(dict.fromkeys(
-            ("--prompts", "--prompts-per-round", "--samples-per-prompt", "--rollout", "--temperature", "--reward-model",
-             "--reward-on"), "with --completions or --pairs: nothing is sampled or scored"))  # fmt: skip
     if not offline and args.samples_per_prompt < max(2, args.min_valid):
         runs.fail(f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid")
 
@@ -405,6 +401,7 @@ def main(args: Args) -> None:
         if not pairs:
             runs.fail(f"{args.pairs}: no usable pair for the format {utils.THINK_FORMATS[think_format]!r}")
     elif args.completions:
+        state.print(f"pairs are made of {args.completions}; nothing is sampled or scored, whatever the flags for that say")
         stored = runs.read_rows(args.completions, "messages", "status", "ids")
     else:
         training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,

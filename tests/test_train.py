@@ -115,13 +115,11 @@ def test_traces_most_of_which_are_malformed_are_no_training_set(here, tmp_path):
 
 
 def test_offline_dpo_checks_what_it_is_given(here, tmp_path):
-    """A flag of sampling does nothing; held-out prompts must not be those of the pairs."""
+    """Held-out prompts must not be those of the pairs."""
     pair = {"id": "a", "messages": [{"role": "user", "content": "I have 12 dollars."}], "chosen": "You get 1 dish.", "rejected": "You get 2 dishes."}
     (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
     args = ["train_dpo.py", "--preset", "toy", "--no-think", "--rounds", 1, "--model", "data/toy/base", "--pairs", tmp_path / "p.jsonl", "--dry-run"]
     assert here(*args).returncode == 0
-    done = here(*args, "--reward-model", "nosuch/model")
-    assert done.returncode == 2 and "--reward-model does nothing with --completions or --pairs" in done.stderr
     done = here(*args, "--gold-prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "1 are trained on or too long" in done.stderr
 
