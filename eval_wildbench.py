@@ -448,8 +448,7 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded or asked
     tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
-    if len({task["id"] for task in tasks}) < len(tasks):
-        runs.fail(f"{args.tasks}: two tasks have the same id, by which answers and verdicts are kept")
+    runs.check_ids(args.tasks, tasks, "tasks")
     template = Path(args.template).read_text() if args.template else TEMPLATES.get(args.mode, "")
     fields = {"history", "user_query", "checklist"}
     fields |= {"candidate_A", "candidate_B"} if args.mode == "reward" else {"model_output"}

@@ -150,7 +150,7 @@ def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rol
         todo = [i for i, reply in enumerate(replies) if reply.error]
         if missing := [i for i in todo if (keys[i], attempt) not in stored]:
             texts = generation.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
-                                   requests[0]["max_tokens"], 1.0, runs.use_vllm(rollout), attempt)  # fmt: skip
+                                        requests[0]["max_tokens"], 1.0, runs.use_vllm(rollout), attempt)  # fmt: skip
             for n, text, _, _ in texts:
                 stored[keys[missing[n]], attempt] = text
                 runs.append_jsonl(store, [{"key": keys[missing[n]], "attempt": attempt, "text": text}])

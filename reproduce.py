@@ -440,7 +440,7 @@ def show(args: Args, stages: dict) -> None:
     total = 0.0
     for path in data_of(stages):
         print(f"\n# {path}: {'there' if (HERE / path).exists() else 'missing'}\n{DATA[path]}")
-    root = args.results / ("toy" if args.table in ("toy", "rewards") else "")
+    root = root_of(args, args.table)
     for folder, (_, command) in stages.items():
         print(f"\n# {folder}: {status(root, folder)}")
         if line := cost(folder, command):
@@ -448,6 +448,11 @@ def show(args: Args, stages: dict) -> None:
             total += float(line.split()[1])
         print(shlex.join(command))
     print(f"\n# {len(stages)} stages; training about {total:.0f} H100-hours; sampling for DPO and evaluation are not counted")
+
+
+def root_of(args: Args, table: str) -> Path:
+    """Of the run folders of a table's rows."""
+    return args.results / ("toy" if table in ("toy", "rewards") else "")
 
 
 def status(root: Path, folder: str) -> str:
@@ -597,7 +602,7 @@ def sweep(args: Args) -> None:
 
     Writes <row>--sweep.json beside the run folders: how many were started, the rule, who went on, every curve.
     """
-    root = args.results / ("toy" if args.row.startswith("toy-") else "")
+    root = root_of(args, args.table)
     names = [f"{args.row}-s{seed}" for seed in args.seeds]
     stages = plan(args, {args.row: []})
     stages = {name: stage for name, stage in stages.items() if not name.endswith("--gold")}
@@ -662,7 +667,7 @@ def main(args: Args) -> None:
         return
     if args.list:
         for table in [*sorted(set(paper_rows().table), key=int), "toy", "rewards"]:
-            root = args.results / ("toy" if table in ("toy", "rewards") else "")
+            root = root_of(args, table)
             for row in rows_of(table):
                 print(f"table {table:4} {row:45}", *(f"s{s}: {status(root, f'{row}-s{s}')}" for s in args.seeds))
         return
@@ -687,10 +692,9 @@ def main(args: Args) -> None:
     stages = plan(args, {args.row: rows[args.row]} if args.row else rows)
     if not args.run:
         return show(args, stages)
-    toy = args.table in ("toy", "rewards")
-    root = args.results / ("toy" if toy else "")
+    root = root_of(args, args.table)
     check(stages, root, args.judge_url)
-    if toy:
+    if args.table in ("toy", "rewards"):
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
         for script in ("toy_world.py", "toy_sums.py", "toy_code.py", "toy_users.py", "toy_judge.py"):
             subprocess.run([sys.executable, f"data/{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)

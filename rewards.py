@@ -878,9 +878,8 @@ def load(args, run: Path | None = None):
     if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
     rows = runs.read_rows(args.prompts, "messages")
+    runs.check_ids(args.prompts, rows)
     tasks = {row["id"]: row for row in rows}
-    if len(tasks) < len(rows):
-        runs.fail(f"{args.prompts}: two rows have the same id, by which rewards find a prompt's fields")
     context = {"max_tokens": args.max_completion_tokens, "buffer": args.overlong_buffer or args.max_completion_tokens // 4}
     for name in names:
         field = FIELDS.get(name)

@@ -104,8 +104,6 @@ def refuse_unused(reasons: dict[str, str]) -> None:
 
 
 TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
-
-
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -170,6 +168,12 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     if not rows:
         fail(f"{path}: no rows")
     return list(rows.values())
+
+
+def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
+    """Exits with 2 where two rows have one id: answers, verdicts and rewards are found by it."""
+    if len({row["id"] for row in rows}) < len(rows):
+        fail(f"{path}: two {what} have the same id, by which what is made of them is found")
 
 
 # --- 2. what an argument names
@@ -245,8 +249,9 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
-FREE = ("out", "resume", "overwrite", "dry_run", "stall_minutes", "keep_checkpoints", "save_steps", "budget", "price",
-        "concurrency", "micro_batch_size", "reward_tokens_per_batch", "vllm_memory", "vllm_sleep", "max_logprob_gap",
+START = ("out", "resume", "overwrite", "dry_run")  # how a run is started
+FREE = ("stall_minutes", "keep_checkpoints", "save_steps", "budget", "price", "concurrency", "micro_batch_size",
+        "reward_tokens_per_batch", "vllm_memory", "vllm_sleep", "max_logprob_gap",
         "allow_truncation")  # fmt: skip  # what a resume may change: nothing is learned otherwise
 
 
@@ -256,18 +261,17 @@ def digests(config: dict) -> dict[str, str]:
     words = [word for value in config.values() for word in (value if isinstance(value, list) else [value])]
     found = {}
     for path in {Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word}:
-        parts = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
-        digest = hashlib.sha256()
-        for part in parts:
-            with open(part, "rb") as f:
-                if path.is_file():
-                    digest = hashlib.file_digest(f, "sha256")
-                    continue
-                size = part.stat().st_size
-                digest.update(f"{part.name} {size} ".encode() + f.read(1 << 20))
-                f.seek(max(0, size - (1 << 20)))
-                digest.update(f.read())
-        if parts:
+        if path.is_file():
+            with open(path, "rb") as f:
+                found[str(path)] = hashlib.file_digest(f, "sha256").hexdigest()
+        elif path.is_dir() and (parts := sorted(path.glob("*.safetensors"))):
+            digest = hashlib.sha256()
+            for part in parts:
+                with open(part, "rb") as f:
+                    size = part.stat().st_size
+                    digest.update(f"{part.name} {size} ".encode() + f.read(1 << 20))
+                    f.seek(max(0, size - (1 << 20)))
+                    digest.update(f.read())
             found[str(path)] = digest.hexdigest()
     return dict(sorted(found.items()))
 
@@ -284,7 +288,7 @@ def start_run(args, script: str, model: str) -> Path:
         fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
              "first; set it to false in the launch config")  # fmt: skip
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    same = {k: v for k, v in config.items() if k not in FREE}
+    same = {k: v for k, v in config.items() if k not in (*START, *FREE)}
     if config.get("loss_type") == "bnpo":  # a mean within each micro-batch
         same["micro_batch_size"] = config["micro_batch_size"]
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
@@ -294,6 +298,7 @@ def start_run(args, script: str, model: str) -> Path:
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
         goes_on, files = (run / "config.json").exists() and args.resume, digests(same)
+        contents = lambda: set(run.iterdir()) - {run / "lock"} if run.exists() else set()
         differ = lambda before, now: [f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v]
         if goes_on:
             before = json.loads((run / "config.json").read_text())
@@ -301,20 +306,19 @@ def start_run(args, script: str, model: str) -> Path:
                 fail(f"--resume: {run} was started with other arguments: {', '.join(other)}")
             if changed := [path for path, digest in before.get("files", {}).items() if files.get(path) != digest]:
                 fail(f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew")
-            if free := differ(before["args"], {k: config[k] for k in FREE[4:] if k in config}):
+            if free := differ(before["args"], {k: config[k] for k in FREE if k in config}):
                 print("goes on with", ", ".join(free))
-        elif run.exists() and set(run.iterdir()) - {run / "lock"} and not args.overwrite:
+        elif contents() and not args.overwrite:
             fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
+        elif contents() and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
+            fail(f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant")
         elif args.resume and not args.out and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json"))):
             found = [(differ(json.loads(path.read_text())["args"], same), path.parent) for path in others]
             nearest, folder = min(found, key=lambda pair: len(pair[0]))
             print(f"WARNING: --resume starts anew, as there is no {run}; {folder} has other arguments: {', '.join(nearest)}")
-        elif args.overwrite and run.exists() and set(run.iterdir()) - {run / "lock"}:
-            if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
-                fail(f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant")
         run.mkdir(parents=True, exist_ok=True)
         or_fail(faults.lock, run)
-        for path in () if goes_on else set(run.iterdir()) - {run / "lock"}:
+        for path in () if goes_on else contents():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         print(f"run folder: {run}", flush=True)
         git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
@@ -329,7 +333,8 @@ def start_run(args, script: str, model: str) -> Path:
         earlier = path.read_text() if goes_on and path.exists() else ""
         if earlier and not earlier.endswith(env):
             print(f"WARNING: commit, changed files, packages or GPUs are not those of the last start; {path} has both")
-        faults.write(path, earlier if earlier.endswith(env) else f"{earlier}\n\n# resumed\n{env}" if earlier else env)
+        if not earlier.endswith(env):
+            faults.write(path, f"{earlier}\n\n# resumed\n{env}" if earlier else env)
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # on a machine of its own, without the others' disk
     (run / "lock").touch()

@@ -5,7 +5,7 @@ and DPO on these pairs, on the token ids that were sampled. The next round start
 reference. One round from the warm-started model is the paper's DPO; several make it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6            # 1 GPU
+    python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt-dpo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # train again, sample nothing
@@ -405,7 +405,7 @@ def main(args: Args) -> None:
         stored = runs.read_rows(args.completions, "messages", "status", "ids")
     else:
         training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
-                           "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
+                               "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
         kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
         if not kept or per_round > len(kept):
@@ -419,8 +419,10 @@ def main(args: Args) -> None:
         parts["scoring"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
         parts["training: policy"] = training.trained_gib(args.model, args.lora_r)
         state.print(training.memory_line(parts, at_once=False))
-    others = stored or (runs.read_rows(args.pairs, "messages") if args.pairs and args.gold_prompts else [])
-    trained = kept or [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in others]
+    trained = kept
+    if offline and args.gold_prompts:
+        rows = stored or runs.read_rows(args.pairs, "messages")
+        trained = [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in rows]
     held_out = training.load_held_out(args, tokenizer, trained)
     if held_out and offline:
         training.check_rewards(args, think_format)

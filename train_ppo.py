@@ -6,7 +6,7 @@ whitened over the tokens of the step; then the clipped policy loss with A_t, and
 A_t + V_t. The critic is a model of its own with its own optimizer.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5            # 1 GPU
+    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
         --model results/<sft run>/model                                                       # 8 GPUs, a paper row
 
@@ -232,7 +232,7 @@ def main(args: Args) -> None:
     training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
-                       "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
+                           "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
     kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")

@@ -147,7 +147,7 @@ def main(args: Args) -> None:
     # --- 2. model
     torch.manual_seed(args.seed)
     model, _ = training.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
-                                 dtype=torch.float32)  # fmt: skip
+                                     dtype=torch.float32)  # fmt: skip
     model.config.reward_on = args.reward_on  # for who scores with it
 
     # --- 3. train

@@ -108,8 +108,7 @@ def check_think_format(model: str, think_format: str) -> None:
 def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
     """Prompt rows {id, prompt} that fit, without control tokens, and the dropped {id, reason, tokens}; prints the counts."""
     kept, dropped, cleaned, rows = [], [], [], runs.read_rows(path, "messages")
-    if len({row["id"] for row in rows}) < len(rows):
-        runs.fail(f"{path}: two rows have the same id, by which completions and rewards find their prompt")
+    runs.check_ids(path, rows)
     for row in rows:
         messages = utils.without_control(tokenizer, row["messages"])
         cleaned += [row["id"]] * (messages != row["messages"])
@@ -390,6 +389,17 @@ def cut_log(path: Path, last: int) -> None:
     PartialState().wait_for_everyone()
 
 
+def check_disk(trainer, run: Path) -> None:
+    """Warns where the checkpoints that a run keeps do not fit the disk."""
+    models = [trainer.model, *(model for model, _ in getattr(trainer, "beside", {}).values())]
+    one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (16 if shards() > 1 else 12)
+    most = max(1, faults.RUN.keep) + 1 - len(faults.numbered(run))  # an old one goes when the new one is whole
+    if (free := shutil.disk_usage(run).free) < most * one:
+        gib = [f"{n / 2**30:.3g} GiB" for n in (one, free)]
+        PartialState().print(f"WARNING: {run} will run out of disk: {most} checkpoints of {gib[0]}, {gib[1]} free; "
+                             "--keep-checkpoints 1, or another --out")  # fmt: skip
+
+
 def train(trainer, run: Path, resume: bool) -> None:
     """Trains to the end; with `resume` from the last whole checkpoint, the logs cut back to it. The lines on the screen are
     RunLogger's. After SIGTERM every rank exits with faults.STOPPED; a step with a loss or gradient that is not finite, or no
@@ -400,13 +410,7 @@ def train(trainer, run: Path, resume: bool) -> None:
         PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
     for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl"):
         cut_log(run / log, int(checkpoint.name.split("-")[1]) if checkpoint else -1)
-    models = [trainer.model, *(model for model, _ in getattr(trainer, "beside", {}).values())]
-    one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (16 if shards() > 1 else 12)
-    most = max(1, faults.RUN.keep) + 1 - len(faults.numbered(run))  # an old one goes when the new one is whole
-    if (free := shutil.disk_usage(run).free) < most * one:
-        gib = [f"{n / 2**30:.3g} GiB" for n in (one, free)]
-        PartialState().print(f"WARNING: {run} will run out of disk: {most} checkpoints of {gib[0]}, {gib[1]} free; "
-                             "--keep-checkpoints 1, or another --out")  # fmt: skip
+    check_disk(trainer, run)
     trainer.remove_callback(PrinterCallback)
     trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
     batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs
