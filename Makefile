@@ -29,9 +29,9 @@ test: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist worksteal tests
 
 bench: setup
-	HF_HUB_OFFLINE=1 $(PY) bench.py
+	HF_HUB_OFFLINE=1 $(PY) -m dev.bench
 
 # Rebuilds the two models that ship with the toy world, on two cores in about half an hour.
 toy-base: setup
-	$(PY) data/toy_models.py base --out data/toy/base
-	$(PY) data/toy_models.py reward --base data/toy/base --out data/toy/reward_model --batch 12 --steps 1200
+	$(PY) -m data.toy.models base --out data/toy/base
+	$(PY) -m data.toy.models reward --base data/toy/base --out data/toy/reward_model --batch 12 --steps 1200

@@ -52,8 +52,20 @@ def jobs(args: Args) -> dict[str, tuple[list[str], list[str]]]:
     def train(name: str, start: str, seed: int, script: str, *flags) -> None:
         steps = [] if script == "train_dpo.py" else ["--steps", args.steps]
         kind = [] if start == "sft-think" else ["--no-think"]
-        add(name, [start], script, "--preset", "toy", "--model", folder / start / "model", "--seed", seed, *steps, *kind,
-            *flags)  # fmt: skip
+        add(
+            name,
+            [start],
+            script,
+            "--preset",
+            "toy",
+            "--model",
+            folder / start / "model",
+            "--seed",
+            seed,
+            *steps,
+            *kind,
+            *flags,
+        )
 
     add("sft-think", [], "train_sft_warmstart.py", "--preset", "toy")
     add("sft-plain", [], "train_sft_warmstart.py", "--preset", "toy", "--no-think")
@@ -67,9 +79,24 @@ def jobs(args: Args) -> dict[str, tuple[list[str], list[str]]]:
     trained = list(plan)
     add("reward", [], "train_reward.py", "--preset", "toy")
     for name in trained:
-        add(f"eval-{name}", [name], "eval_wildbench.py", "--model", folder / name / "model", "--limit", args.n_tasks,
-            "--max-tokens", 128, "--temperatures", 1.0, 0.0, "--reward-model", f"{toy}/reward_model",
-            "--reward-on", "response")  # fmt: skip
+        add(
+            f"eval-{name}",
+            [name],
+            "eval_wildbench.py",
+            "--model",
+            folder / name / "model",
+            "--limit",
+            args.n_tasks,
+            "--max-tokens",
+            128,
+            "--temperatures",
+            1.0,
+            0.0,
+            "--reward-model",
+            f"{toy}/reward_model",
+            "--reward-on",
+            "response",
+        )
     return plan
 
 
@@ -94,18 +121,43 @@ def collect(args: Args) -> pd.DataFrame:
             path = args.out / "runs" / f"eval-{prefix}{seed}" / "summary.json"
             if path.exists():
                 for temperature, s in json.loads(path.read_text())["temperatures"].items():
-                    same = ["standard_error", "all_checks", "proxy_reward", "thinking_tokens", "response_tokens", "n",
-                            "n_invalid"]  # fmt: skip
-                    lines.append({"row": row, "seed": seed, "temperature": float(temperature), "gold": s["score"],
-                                  "low": s["interval"][0], "high": s["interval"][1],
-                                  "format_ok": s["status"].get("ok", 0) / s["n"], **{k: s[k] for k in same}})  # fmt: skip
+                    same = [
+                        "standard_error",
+                        "all_checks",
+                        "proxy_reward",
+                        "thinking_tokens",
+                        "response_tokens",
+                        "n",
+                        "n_invalid",
+                    ]
+                    lines.append(
+                        {
+                            "row": row,
+                            "seed": seed,
+                            "temperature": float(temperature),
+                            "gold": s["score"],
+                            "low": s["interval"][0],
+                            "high": s["interval"][1],
+                            "format_ok": s["status"].get("ok", 0) / s["n"],
+                            **{k: s[k] for k in same},
+                        }
+                    )
     return pd.DataFrame(lines)
 
 
 def table(results: pd.DataFrame) -> str:
     """Markdown; several seeds of a row are averaged, their standard errors combined, their spread shown."""
-    head = ["", "seeds", "gold, T=1", "gold, greedy", "all checks, greedy", "proxy, T=1", "format ok", "think tokens",
-            "response tokens"]  # fmt: skip
+    head = [
+        "",
+        "seeds",
+        "gold, T=1",
+        "gold, greedy",
+        "all checks, greedy",
+        "proxy, T=1",
+        "format ok",
+        "think tokens",
+        "response tokens",
+    ]
     out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in ROWS:
         part = results[results.row == row]
@@ -116,26 +168,45 @@ def table(results: pd.DataFrame) -> str:
         for x in (hot, cold):
             spread = f" ({x.gold.min():.3f} to {x.gold.max():.3f})" if len(x) > 1 else ""
             cells.append(f"{x.gold.mean():.3f} ± {(x.standard_error**2).sum() ** 0.5 / len(x):.3f}{spread}")
-        cells += [f"{cold.all_checks.mean():.2f}", f"{hot.proxy_reward.mean():.2f}", f"{hot.format_ok.mean():.3f}",
-                  f"{hot.thinking_tokens.mean():.1f}", f"{hot.response_tokens.mean():.1f}"]  # fmt: skip
+        cells += [
+            f"{cold.all_checks.mean():.2f}",
+            f"{hot.proxy_reward.mean():.2f}",
+            f"{hot.format_ok.mean():.3f}",
+            f"{hot.thinking_tokens.mean():.1f}",
+            f"{hot.response_tokens.mean():.1f}",
+        ]
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out)
 
 
 def plots(args: Args) -> None:
     """curves.csv and the two pictures, from the metrics of the RL runs."""
-    keys = {"reward/preference": "reward (proxy)", "reward/gold": "gold score", "think/mean_tokens": "thinking tokens",
-            "think/response_tokens": "response tokens", "kl": "KL to the SFT model"}  # fmt: skip
+    keys = {
+        "reward/preference": "reward (proxy)",
+        "reward/gold": "gold score",
+        "think/mean_tokens": "thinking tokens",
+        "think/response_tokens": "response tokens",
+        "kl": "KL to the SFT model",
+    }
     lines = []
     for path in sorted((args.out / "runs").glob("*/metrics.jsonl")):
         used = json.loads((path.parent / "config.json").read_text())["args"]
         a_step = used.get("prompts_per_step", used.get("prompts_per_round", 0))
         a_step *= used.get("group_size", used.get("samples_per_prompt", 1))
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        lines += [{"run": path.parent.name, "completions": a_step * (r["step"] - 1), **{k: r.get(k, math.nan) for k in keys}}
-                  for r in rows if "reward" in r]  # fmt: skip
+        lines += [
+            {
+                "run": path.parent.name,
+                "completions": a_step * (r["step"] - 1),
+                **{k: r.get(k, math.nan) for k in keys},
+            }
+            for r in rows
+            if "reward" in r
+        ]
     curves = pd.DataFrame(lines)
-    smooth = lambda column: column.rolling(5 if len(column) > 5 else 1, min_periods=1).mean()  # DPO has a point a round
+    smooth = lambda column: column.rolling(
+        5 if len(column) > 5 else 1, min_periods=1
+    ).mean()  # DPO has a point a round
     curves.round(5).to_csv(args.out / "curves.csv", index=False)
     figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.4))
     for axis, (key, title) in zip(axes, keys.items()):
@@ -148,7 +219,11 @@ def plots(args: Args) -> None:
     figure, axis = plt.subplots(figsize=(5.5, 4.2))
     for name, part in curves.groupby("run"):
         axis.plot(smooth(part["reward/preference"]), smooth(part["reward/gold"]), marker=".", label=name)
-    axis.set(xlabel="reward of the reward model (proxy)", ylabel="gold score", title="gold against proxy along training")
+    axis.set(
+        xlabel="reward of the reward model (proxy)",
+        ylabel="gold score",
+        title="gold against proxy along training",
+    )
     axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(args.out / "overoptimisation.png", dpi=90)
@@ -156,17 +231,19 @@ def plots(args: Args) -> None:
 
 def main(args: Args) -> None:
     began = time.time()
-    if subprocess.run([sys.executable, "data/toy_world.py"], cwd=HERE).returncode:
+    if subprocess.run([sys.executable, "-m", "data.toy.world"], cwd=HERE).returncode:
         sys.exit(1)
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     runs.run_plan(jobs(args), args.out / "runs", args.lanes)
     results = collect(args)
     results.round(4).to_csv(args.out / "table.csv", index=False)
     reward = json.loads((args.out / "runs" / "reward" / "summary.json").read_text())["held_out"]
-    text = (f"{table(results)}\n\nGold: the checklist's weighted share on {args.n_tasks} held-out tasks, ± one standard error "
-            f"over tasks; in brackets the seeds' range. Proxy: the shipped reward model on the response. The reward model "
-            f"trained in the demo orders {reward['accuracy']:.3f} of {reward['n']} held-out pairs as the annotator did "
-            f"(ECE {reward['ece']:.3f}).\n")  # fmt: skip
+    text = (
+        f"{table(results)}\n\nGold: the checklist's weighted share on {args.n_tasks} held-out tasks, ± one standard error "
+        f"over tasks; in brackets the seeds' range. Proxy: the shipped reward model on the response. The reward model "
+        f"trained in the demo orders {reward['accuracy']:.3f} of {reward['n']} held-out pairs as the annotator did "
+        f"(ECE {reward['ece']:.3f}).\n"
+    )
     (args.out / "table.md").write_text(text)
     plots(args)
     print(f"\n{text}\n{(time.time() - began) / 60:.1f} minutes; table, csv and pictures are in {args.out}/")

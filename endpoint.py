@@ -45,7 +45,9 @@ class Reply(NamedTuple):
     text: str  # raw, of the last attempt; "" for a refusal and where there is no reply
     error: str  # "", or why the reply is invalid
     usage: tuple[int, int]  # tokens in and out of the last attempt; zeros where the endpoint does not tell
-    choice: dict  # of the last attempt, as it came: finish_reason, logprobs, message; {} where there is no reply
+    choice: (
+        dict  # of the last attempt, as it came: finish_reason, logprobs, message; {} where there is no reply
+    )
 
 
 class Stop(Exception):
@@ -88,8 +90,12 @@ def retry_after(headers) -> float:
     value = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError, TypeError, OverflowError):  # a date that is none; a year or a zone that no date has
-        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()  # ours may be wrong
+    with suppress(
+        ValueError, TypeError, OverflowError
+    ):  # a date that is none; a year or a zone that no date has
+        now = (
+            parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
+        )  # ours may be wrong
         return max(0.0, parsedate_to_datetime(value).timestamp() - now)
     return 0.0
 
@@ -118,7 +124,9 @@ def is_completion(body) -> bool:
 def read_usage(body: dict) -> tuple[int, int] | None:
     """Tokens in and out; None where the endpoint does not tell."""
     usage = body.get("usage")
-    tokens = [usage.get(k) for k in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
+    tokens = (
+        [usage.get(k) for k in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
+    )
     return tuple(tokens) if all(type(n) is int and n >= 0 for n in tokens) else None
 
 
@@ -138,22 +146,37 @@ class Endpoint:
         backoff: the wait before repeat n is uniform in 0 .. min(60, backoff * 2^n) seconds, n from 0, after any Retry-After.
     """
 
-    def __init__(self, model: str, store: Path | str, base_url: str = "", concurrency: int = 32, timeout: float = 120.0,
-                 retries: int = 8, budget: float = 0, price: tuple[float, float] = (0, 0), backoff: float = 1):  # fmt: skip
+    def __init__(
+        self,
+        model: str,
+        store: Path | str,
+        base_url: str = "",
+        concurrency: int = 32,
+        timeout: float = 120.0,
+        retries: int = 8,
+        budget: float = 0,
+        price: tuple[float, float] = (0, 0),
+        backoff: float = 1,
+    ):
         self.model, self.store = model, Path(store)
         self.base_url = resolve_url(base_url)
         self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
         self.budget, self.price = budget, price
         self.cost, self.calls, self.repeats, self.last_error = 0.0, 0, 0, ""
         self.bodies, self.end = {}, 0  # replies by key; bytes of the store that they came from
-        self.reserved, self.scales = 0.0, (1.0, 1.0)  # worst case of calls under way; most tokens used over `token_limits`
+        self.reserved, self.scales = (
+            0.0,
+            (1.0, 1.0),
+        )  # worst case of calls under way; most tokens used over `token_limits`
         self.random = random.Random()  # not the global generator, which training draws from
         if "@" in self.base_url or "?" in self.base_url:
             fail("no user, password or key belongs into a base URL: it is logged; set OPENAI_API_KEY")
         if not self.base_url.startswith(("http://", "https://")):
             fail(f"the base URL {self.base_url!r} must begin with http:// or https://")
         if concurrency < 1 or timeout <= 0 or retries < 0:
-            fail(f"concurrency {concurrency} and timeout {timeout} must be positive, retries {retries} not negative")
+            fail(
+                f"concurrency {concurrency} and timeout {timeout} must be positive, retries {retries} not negative"
+            )
         if budget and not any(price):
             fail("a budget needs a price: US dollars per million tokens in and out")
 
@@ -168,12 +191,21 @@ class Endpoint:
         tokens_in, tokens_out = zip(*map(token_limits, todo)) if todo else ((), ())
         limited = None not in tokens_out
         priced = limited and any(self.price)
-        return {"calls": len(todo), "answered": len(unique) - len(todo), "input_tokens": sum(tokens_in),
-                "output_tokens_at_most": sum(tokens_out) if limited else None,
-                "dollars_at_most": sum(map(self._worst_cost, todo)) if priced else None}  # fmt: skip
+        return {
+            "calls": len(todo),
+            "answered": len(unique) - len(todo),
+            "input_tokens": sum(tokens_in),
+            "output_tokens_at_most": sum(tokens_out) if limited else None,
+            "dollars_at_most": sum(map(self._worst_cost, todo)) if priced else None,
+        }
 
-    def ask(self, requests: list[dict], parse: Callable[[str], Any] = str, parse_retries: int = 3,
-            name: str = "judge") -> list[Reply]:  # fmt: skip
+    def ask(
+        self,
+        requests: list[dict],
+        parse: Callable[[str], Any] = str,
+        parse_retries: int = 3,
+        name: str = "judge",
+    ) -> list[Reply]:
         """Replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read, and the request is asked again, up to `parse_retries`
@@ -182,23 +214,36 @@ class Endpoint:
         """
         for number, request in enumerate(requests, 1):
             if request.get("stream") or request.get("n", 1) != 1:
-                raise ValueError(f"request {number}: stream and n > 1 are not supported; for samples, vary the seed")
+                raise ValueError(
+                    f"request {number}: stream and n > 1 are not supported; for samples, vary the seed"
+                )
             if self.budget and token_limits(request)[1] is None:
                 fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
-        if not api_key() and self.base_url == OPENAI_URL or not (api_key().isascii() and api_key().isprintable()):
+        if (
+            not api_key()
+            and self.base_url == OPENAI_URL
+            or not (api_key().isascii() and api_key().isprintable())
+        ):
             fail(f"{name}: {self.base_url} needs a key; set OPENAI_API_KEY to it and nothing else")
-        unique, read = {self._key(r): r for r in requests}, lambda request: self._read(request, parse, parse_retries)
+        unique, read = (
+            {self._key(r): r for r in requests},
+            lambda request: self._read(request, parse, parse_retries),
+        )
         with self._open_store():
             done = {key: reply for key, r in unique.items() if isinstance(reply := read(r), Reply)}
             with tqdm(total=len(unique), initial=len(done), desc=name, unit="request") as bar:
                 stopped = asyncio.run(self._ask_all(unique, done, read, bar))
         if stopped:
-            fail(f"{name}: {stopped}; spent ${self.cost:.4f}. {len(done)} of {len(unique)} requests are done, the replies in "
-                 f"{self.store}; {len(unique) - len(done)} remain: the same command goes on from there")  # fmt: skip
+            fail(
+                f"{name}: {stopped}; spent ${self.cost:.4f}. {len(done)} of {len(unique)} requests are done, the replies in "
+                f"{self.store}; {len(unique) - len(done)} remain: the same command goes on from there"
+            )
         return [done[self._key(r)] for r in requests]
 
     def _key(self, request: dict, attempt: int = 0) -> str:
-        return hashlib.sha256(json.dumps([self.model, self.base_url, request, attempt], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([self.model, self.base_url, request, attempt], sort_keys=True).encode()
+        ).hexdigest()
 
     def _dollars(self, tokens: tuple[float, float]) -> float:
         return (tokens[0] * self.price[0] + tokens[1] * self.price[1]) / 1e6
@@ -224,7 +269,9 @@ class Endpoint:
                 try:
                     self._remember(line)
                 except (ValueError, LookupError, TypeError):
-                    fail(f"{self.store}:{len(self.bodies) + 1}: not a line of such a store; delete it or name another file")
+                    fail(
+                        f"{self.store}:{len(self.bodies) + 1}: not a line of such a store; delete it or name another file"
+                    )
             yield
 
     def _remember(self, line: bytes) -> None:
@@ -240,9 +287,16 @@ class Endpoint:
 
     def _save(self, request: dict, attempt: int, body: dict) -> None:
         usage = read_usage(body)
-        row = {"key": self._key(request, attempt), "attempt": attempt, "model": self.model, "request": request, "reply": body,
-               "usage": usage or (0, 0), "cost": self._dollars(usage) if usage else self._worst_cost(request),
-               "time": time.time()}  # fmt: skip
+        row = {
+            "key": self._key(request, attempt),
+            "attempt": attempt,
+            "model": self.model,
+            "request": request,
+            "reply": body,
+            "usage": usage or (0, 0),
+            "cost": self._dollars(usage) if usage else self._worst_cost(request),
+            "time": time.time(),
+        }
         line = hide_key(json.dumps(row)).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
@@ -262,14 +316,28 @@ class Endpoint:
                 error = one_line(f"unreadable in {attempt + 1} attempts: {e or type(e).__name__}")
         return Reply(None, text, error, usage, choice)
 
-    async def _ask_all(self, requests: dict[str, dict], done: dict[str, Reply], read: Callable, bar: tqdm) -> str:
+    async def _ask_all(
+        self, requests: dict[str, dict], done: dict[str, Reply], read: Callable, bar: tqdm
+    ) -> str:
         """Adds the Replies that are missing to `done`; returns "", or why it stopped before all were there."""
         headers = {"Authorization": f"Bearer {api_key() or 'none'}", "Content-Type": "application/json"}
         place = urlsplit(self.base_url)
-        proxy = None if urllib.request.proxy_bypass(place.netloc) else urllib.request.getproxies().get(place.scheme)
-        client = aiohttp.ClientSession(headers=headers, proxy=proxy, timeout=aiohttp.ClientTimeout(),
-                                       connector=aiohttp.TCPConnector(limit=0))  # fmt: skip
-        self.stopping, reasons, queue = asyncio.Event(), [], (item for item in requests.items() if item[0] not in done)
+        proxy = (
+            None
+            if urllib.request.proxy_bypass(place.netloc)
+            else urllib.request.getproxies().get(place.scheme)
+        )
+        client = aiohttp.ClientSession(
+            headers=headers,
+            proxy=proxy,
+            timeout=aiohttp.ClientTimeout(),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        self.stopping, reasons, queue = (
+            asyncio.Event(),
+            [],
+            (item for item in requests.items() if item[0] not in done),
+        )
         invalid = sum(bool(r.error) for r in done.values())
 
         async def worker():
@@ -287,8 +355,11 @@ class Endpoint:
                 done[key] = reply
                 invalid += bool(reply.error)
                 cost = f"${self.cost:.2f}" if any(self.price) else "no price given"
-                bar.set_postfix_str(f"calls {self.calls}, {cost}, invalid {invalid}, repeats {self.repeats} "
-                                    f"{self.last_error}", refresh=False)  # fmt: skip
+                bar.set_postfix_str(
+                    f"calls {self.calls}, {cost}, invalid {invalid}, repeats {self.repeats} "
+                    f"{self.last_error}",
+                    refresh=False,
+                )
                 bar.update()
 
         async with client:
@@ -301,19 +372,38 @@ class Endpoint:
             worst = self._worst_cost(request)
             if self.stopping.is_set():
                 raise Stop
-            if self.budget and self.cost + self.reserved + worst > self.budget * (1 + 1e-9):  # a sum of many roundings
+            if self.budget and self.cost + self.reserved + worst > self.budget * (
+                1 + 1e-9
+            ):  # a sum of many roundings
                 raise Stop(f"the next call could pass the budget of ${self.budget:g}")
-            self.calls, self.repeats, self.reserved, wait = self.calls + 1, self.repeats + (n > 0), self.reserved + worst, 0.0
-            url, sent = f"{self.base_url}/chat/completions", json.dumps({**request, "model": self.model}, ensure_ascii=False)
+            self.calls, self.repeats, self.reserved, wait = (
+                self.calls + 1,
+                self.repeats + (n > 0),
+                self.reserved + worst,
+                0.0,
+            )
+            url, sent = (
+                f"{self.base_url}/chat/completions",
+                json.dumps({**request, "model": self.model}, ensure_ascii=False),
+            )
             try:
                 async with asyncio.timeout(self.timeout), client.post(url, data=sent.encode()) as answer:
                     content, code, wait = await answer.read(), answer.status, retry_after(answer.headers)
                 if code < 300:
                     self._save(request, attempt, read_body(content))
                     return ""
-                error, self.last_error = one_line(f"HTTP {code}: {content.decode(errors='replace')}"), f"(HTTP {code})"
-                if code in (401, 402, 404) or (code == 403 and not self.bodies) or error_code(content) == "insufficient_quota":
-                    raise Stop(f"{self.base_url}: {error}; check OPENAI_API_KEY, model, base URL and credit") from None
+                error, self.last_error = (
+                    one_line(f"HTTP {code}: {content.decode(errors='replace')}"),
+                    f"(HTTP {code})",
+                )
+                if (
+                    code in (401, 402, 404)
+                    or (code == 403 and not self.bodies)
+                    or error_code(content) == "insufficient_quota"
+                ):
+                    raise Stop(
+                        f"{self.base_url}: {error}; check OPENAI_API_KEY, model, base URL and credit"
+                    ) from None
                 if wait > MAX_RETRY_AFTER:
                     raise Stop(f"{self.base_url}: {error}; it asks to wait {wait:.0f} seconds") from None
                 if code < 500 and code not in (408, 409, 429):

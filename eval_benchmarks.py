@@ -31,7 +31,7 @@ import runs  # isort: skip
 import tyro
 
 import benchmarks
-import evaluation
+from benchmarks import shared as evaluation
 
 METRICS = {  # what goes into results/runs.csv, the headline first
     "alpacaeval2": ("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
@@ -53,9 +53,21 @@ PARSERS = {  # of the benchmarks with a judge
 @dataclass
 class Args:
     name: tyro.conf.Positional[
-        Literal["alpacaeval2", "arenahard2", "creativewriting3", "ifbench", "ifeval", "popqa", "mmlu_redux", "math500",
-                "zebralogic", "gsm8k", "humaneval", "wildbench-g"]
-    ] = tyro.MISSING  # fmt: skip
+        Literal[
+            "alpacaeval2",
+            "arenahard2",
+            "creativewriting3",
+            "ifbench",
+            "ifeval",
+            "popqa",
+            "mmlu_redux",
+            "math500",
+            "zebralogic",
+            "gsm8k",
+            "humaneval",
+            "wildbench-g",
+        ]
+    ] = tyro.MISSING
     """The benchmark; wildbench-g is eval_wildbench.py with the references of gemini-flash, and takes its flags from here."""
     data: str = ""
     """The benchmark's own file, the folder that holds it, or a hub dataset (`owner/name` or `owner/name:configuration`)."""
@@ -126,27 +138,42 @@ def check(args: Args) -> list[dict]:
     if args.judge and not judged:
         runs.fail(f"{args.name} has no judge; leave --judge out")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
-        runs.fail("AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
-                  "`vllm serve` and name --judge-url, or use --protocol paper")  # fmt: skip
+        runs.fail(
+            "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
+            "`vllm serve` and name --judge-url, or use --protocol paper"
+        )
     if args.samples > 1 and (judged or args.name in ("ifeval", "ifbench")):
         runs.fail(f"--samples {args.samples}: {args.name} takes one answer a task")
-    tasks = [task | {"position": i} for i, task in enumerate(benchmarks.load_tasks(args.name, Path(args.data)))]
+    tasks = [
+        task | {"position": i} for i, task in enumerate(benchmarks.load_tasks(args.name, Path(args.data)))
+    ]
     tasks = [t for t in tasks if "excluded" not in t and t.get("baseline", True)][: args.limit or None]
     if not tasks:
-        runs.fail(f"--data {args.data}: no task can be scored; arenahard2 needs the baseline's answers, baseline_*.jsonl")
+        runs.fail(
+            f"--data {args.data}: no task can be scored; arenahard2 needs the baseline's answers, baseline_*.jsonl"
+        )
     if args.name == "arenahard2" and not benchmarks.style(""):
-        print("WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
-              "style-controlled score", file=sys.stderr)  # fmt: skip
+        print(
+            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
+            "style-controlled score",
+            file=sys.stderr,
+        )
     return tasks
 
 
 def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     """Generation rows of the tasks, sample by sample, with `task`; their `response` is empty where the format is not kept."""
     prompts = [[{"role": "user", "content": benchmarks.prompt(args.name, task)}] for task in tasks]
-    asked = [{"id": f"{task['position']}-{k}", "sample": k, "messages": messages}
-             for task, messages in zip(tasks, prompts) for k in range(args.samples)]  # fmt: skip
+    asked = [
+        {"id": f"{task['position']}-{k}", "sample": k, "messages": messages}
+        for task, messages in zip(tasks, prompts)
+        for k in range(args.samples)
+    ]
     rows = evaluation.generate(args, asked, args.temperature, run)
-    return [row | {"task": tasks[i // args.samples], "response": evaluation.answer(row)} for i, row in enumerate(rows)]
+    return [
+        row | {"task": tasks[i // args.samples], "response": evaluation.answer(row)}
+        for i, row in enumerate(rows)
+    ]
 
 
 def judge_requests(args: Args, task: dict, response: str) -> dict[str, dict]:
@@ -159,7 +186,10 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Rows to score: for each answer what benchmarks.py names, with the judge's replies as they came."""
     paper, calls = args.protocol == "paper", []
     for row in answers:
-        calls += [(row, field, request) for field, request in judge_requests(args, row["task"], row["response"]).items()]
+        calls += [
+            (row, field, request)
+            for field, request in judge_requests(args, row["task"], row["response"]).items()
+        ]
     by_token = args.name == "alpacaeval2" and not paper
     replies = evaluation.ask_judge(args, [c[2] for c in calls], str if by_token else PARSERS[args.name], run)
     for (row, field, _), reply in zip(calls, replies, strict=True):
@@ -173,8 +203,15 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
 
 
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    common = {"model": args.model, "benchmark": args.name, "n": numbers["n"], "n_invalid": numbers["n_invalid"],
-              "temperature": args.temperature, "judge": args.judge, "fingerprint": fingerprint}  # fmt: skip
+    common = {
+        "model": args.model,
+        "benchmark": args.name,
+        "n": numbers["n"],
+        "n_invalid": numbers["n_invalid"],
+        "temperature": args.temperature,
+        "judge": args.judge,
+        "fingerprint": fingerprint,
+    }
     rows = []
     for metric in METRICS[args.name]:
         headline = metric in ("accuracy", "prompt_strict")
@@ -197,16 +234,38 @@ def score_stored(args: Args) -> None:
 
 
 def list_invalid(numbers: dict) -> None:
-    invalid = [f"invalid, line {row['line']}: {row['invalid']}" for row in numbers["rows"] if "invalid" in row]
+    invalid = [
+        f"invalid, line {row['line']}: {row['invalid']}" for row in numbers["rows"] if "invalid" in row
+    ]
     for line in invalid[:10] + [f"and {len(invalid) - 10} more"] * (len(invalid) > 10):
         print(line, file=sys.stderr)
 
 
 def wildbench_g(args: Args) -> None:
     """Becomes eval_wildbench.py, with the flags that both have."""
-    shared = ("model", "model_url", "think_format", "chat_template", "rollout", "top_p", "max_tokens", "limit", "batch_size",
-              "judge", "judge_url", "protocol", "concurrency", "budget", "price", "max_invalid", "seed", "out", "resume",
-              "overwrite", "dry_run")  # fmt: skip
+    shared = (
+        "model",
+        "model_url",
+        "think_format",
+        "chat_template",
+        "rollout",
+        "top_p",
+        "max_tokens",
+        "limit",
+        "batch_size",
+        "judge",
+        "judge_url",
+        "protocol",
+        "concurrency",
+        "budget",
+        "price",
+        "max_invalid",
+        "seed",
+        "out",
+        "resume",
+        "overwrite",
+        "dry_run",
+    )
     words = ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
     words += ["--from-judgments", args.from_] if args.from_ else ["--tasks", args.data]
     words += ["--judge-max-tokens", str(args.judge_max_tokens)] if args.judge_max_tokens else []
@@ -232,10 +291,18 @@ def main(args: Args) -> None:
     tasks = check(args)
     if not args.model_url:
         evaluation.load_tokenizer(args)
-    asked = lambda answer: [r for t in tasks for r in judge_requests(args, t, answer).values()] if args.judge else []
+    asked = lambda answer: (
+        [r for t in tasks for r in judge_requests(args, t, answer).values()] if args.judge else []
+    )
     place = evaluation.judge_place(args.judge, args.judge_url)
-    own = [args.name, [benchmarks.prompt(args.name, t) for t in tasks], args.judge, place, args.protocol,
-           asked("")]  # with the judge's instructions, and the answers that a benchmark compares with
+    own = [
+        args.name,
+        [benchmarks.prompt(args.name, t) for t in tasks],
+        args.judge,
+        place,
+        args.protocol,
+        asked(""),
+    ]  # with the judge's instructions, and the answers that a benchmark compares with
     fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
@@ -250,10 +317,15 @@ def main(args: Args) -> None:
     answers = respond(args, tasks, run)
     described = evaluation.describe(answers)
     rows = judge(args, answers, run) if args.judge else answers
-    rows = [benchmarks.identity(args.name, r["task"], r["task"]["position"])
-            | {k: v for k, v in r.items() if k not in ("id", "messages", "task")} for r in rows]  # fmt: skip
+    rows = [
+        benchmarks.identity(args.name, r["task"], r["task"]["position"])
+        | {k: v for k, v in r.items() if k not in ("id", "messages", "task")}
+        for r in rows
+    ]
     numbers = benchmarks.score(args.name, rows, Path(args.data), str(run / "rows.jsonl"))
-    (run / "rows.jsonl").write_text("".join(json.dumps(row | result) + "\n" for row, result in zip(rows, numbers["rows"])))
+    (run / "rows.jsonl").write_text(
+        "".join(json.dumps(row | result) + "\n" for row, result in zip(rows, numbers["rows"]))
+    )
     headline = METRICS[args.name][0]
     if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
         numbers["without_headline"], numbers[headline] = numbers[headline], None

@@ -7,7 +7,7 @@
 Numbers, of each simulator: `mean_emotion` of the last turns (the Sentient score), `success` (100) and `failure` (below 10).
 simulator.py says how the user works. Praise alone raises the first simulator, which a policy may have been trained with: the
 score of a second one, --held-out-simulator, stands beside it, from conversations of its own. A simulator is a model's name at
-an OpenAI-compatible endpoint, or file.py:function (dialogue, setting) -> (utterance, change), as data/toy_users.py:user.
+an OpenAI-compatible endpoint, or file.py:function (dialogue, setting) -> (utterance, change), as data/toy/users.py:user.
 
 `--protocol sage` (default) and `rlver` (its training runs) differ: start 40 or 30; changes clipped to -10 .. 10, or not; ends
 at 100 and below 10, or at 0; ten replies, the last of them not heard, or eight. Of a malformed reply (thinking not closed,
@@ -33,9 +33,9 @@ from typing import Literal
 
 import runs  # isort: skip
 
-import evaluation
+from benchmarks import shared as evaluation
 import generation
-import simulator
+from rewards import simulated_user as simulator
 import utils
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 
@@ -122,8 +122,13 @@ class Args:
 
     def setting(self) -> dict:
         """The simulator's setting: that of the protocol, with what flags change."""
-        out = {**(simulator.SAGE if self.protocol == "sage" else simulator.RLVER), "kind": self.user, "seed": self.seed,
-               "temperature": self.user_temperature, "max_tokens": self.user_max_tokens}  # fmt: skip
+        out = {
+            **(simulator.SAGE if self.protocol == "sage" else simulator.RLVER),
+            "kind": self.user,
+            "seed": self.seed,
+            "temperature": self.user_temperature,
+            "max_tokens": self.user_max_tokens,
+        }
         for name in ("start", "max_change", "high", "low", "turns"):
             if (value := getattr(self, name)) is not None:
                 out[name] = value or (None if name in ("max_change", "high") else value)
@@ -166,7 +171,9 @@ def read_dialogues(path: str) -> list[dict]:
         if not (isinstance(history, list) and all(isinstance(m, dict) and "role" in m for m in history)):
             runs.fail(f"{where}'history' must be a list of {{'role', 'content'}}")
         users = [m for m in history if m["role"] == "user"]
-        if not users or not all(is_number(m.get("emotion-point")) and isinstance(m.get("content"), str) for m in users):
+        if not users or not all(
+            is_number(m.get("emotion-point")) and isinstance(m.get("content"), str) for m in users
+        ):
             runs.fail(f"{where}every turn of the user needs 'content', a text, and 'emotion-point', a number")
         if not isinstance(row.setdefault("ended", ""), str):
             runs.fail(f"{where}'ended' is not a text")
@@ -213,16 +220,27 @@ def load_model(args: Args, run: Path) -> Callable:
         sampling = evaluation.endpoint_sampling(args, args.temperature)
 
         def by_endpoint(conversations, seeds):
-            asked = model.ask([{"messages": messages, **sampling} for messages in conversations], name="model")
+            asked = model.ask(
+                [{"messages": messages, **sampling} for messages in conversations], name="model"
+            )
             if lost := [reply.error for reply in asked if reply.error]:
                 runs.fail(f"{args.model}: {lost[0]}; the same command with --resume goes on")
-            return [(reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1]) for reply in asked]
+            return [
+                (reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1]) for reply in asked
+            ]
 
         return by_endpoint
     tokenizer, limit = evaluation.load_tokenizer(args), context(args) - args.max_tokens
     stop = "</response>" if evaluation.think_format(args).startswith("zero") else ""
-    sampler = generation.Sampler(args.model, tokenizer, args.temperature, args.max_tokens, args.top_p, stop,
-                                 runs.use_vllm(args.rollout))  # fmt: skip
+    sampler = generation.Sampler(
+        args.model,
+        tokenizer,
+        args.temperature,
+        args.max_tokens,
+        args.top_p,
+        stop,
+        runs.use_vllm(args.rollout),
+    )
 
     def generate(conversations, seeds):
         prompts = [utils.encode_prompt(tokenizer, messages) for messages in conversations]
@@ -240,7 +258,9 @@ def context(args: Args) -> int:
     return getattr(config, "max_position_embeddings", None) or 10**9
 
 
-def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: Callable, path: Path) -> list[dict]:
+def talk(
+    args: Args, profiles: list[dict], user: Endpoint | Callable, generate: Callable, path: Path
+) -> list[dict]:
     """The dialogues of all profiles with one simulator, a turn of all at a time. Every step is a line of `path`, and the next
     start goes on after the last whole one."""
     setting, think_format = args.setting(), evaluation.think_format(args)
@@ -254,13 +274,18 @@ def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: 
     def keep() -> None:
         changed = [d for d in dialogues if known[d["id"]] != (len(d["history"]), d["ended"])]
         changed = [d for d in changed if d["ended"] != "simulator_failed"]  # --resume asks it again
-        rows = [{k: d[k] for k in d if k != "profile"} | {"history": d["history"][known[d["id"]][0] :]} for d in changed]
+        rows = [
+            {k: d[k] for k in d if k != "profile"} | {"history": d["history"][known[d["id"]][0] :]}
+            for d in changed
+        ]
         if rows:
             runs.append_jsonl(path, [{"dialogues": rows}])
         known.update({d["id"]: (len(d["history"]), d["ended"]) for d in changed})
 
     here = not args.model_url and not runs.use_vllm(args.rollout)
-    size = args.batch_size if here else len(dialogues)  # a batch and its seeds do not depend on what is done already
+    size = (
+        args.batch_size if here else len(dialogues)
+    )  # a batch and its seeds do not depend on what is done already
     for turn in range(setting["turns"]):
         if all(d["ended"] for d in dialogues):
             break
@@ -280,27 +305,40 @@ def talk(args: Args, profiles: list[dict], user: Endpoint | Callable, generate: 
             keep()
         simulator.reply(dialogues, setting, user)
         keep()
-        going, mean = sum(not d["ended"] for d in dialogues), sum(d["emo_point"] for d in dialogues) / len(dialogues)
-        print(f"turn {turn + 1} of {setting['turns']}: {going} of {len(dialogues)} go on, emotion {mean:.1f}", flush=True)
+        going, mean = (
+            sum(not d["ended"] for d in dialogues),
+            sum(d["emo_point"] for d in dialogues) / len(dialogues),
+        )
+        print(
+            f"turn {turn + 1} of {setting['turns']}: {going} of {len(dialogues)} go on, emotion {mean:.1f}",
+            flush=True,
+        )
     return dialogues
 
 
 def estimate(profiles: list[dict], args: Args) -> str:
     """What a simulator is asked at most; a turn of the model and the user's next are taken to have 300 tokens."""
     setting, plan = args.setting(), {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
-    turns, starts = setting["turns"] - (not setting["answer_last"]), [simulator.start(p, args.setting()) for p in profiles]
+    turns, starts = (
+        setting["turns"] - (not setting["answer_last"]),
+        [simulator.start(p, args.setting()) for p in profiles],
+    )
     requests = [simulator.planner_request(d, setting) for d in starts]
     requests += [simulator.speaker_request(d, setting, plan) for d in starts]
     calls = turns * len(requests)
-    tokens_in = turns * sum(token_limits(r)[0] for r in requests) + 300 * len(requests) * sum(range(1, turns + 1))
+    tokens_in = turns * sum(token_limits(r)[0] for r in requests) + 300 * len(requests) * sum(
+        range(1, turns + 1)
+    )
     dollars = (tokens_in * args.price[0] + calls * args.user_max_tokens * args.price[1]) / 1e6
     return f"at most {calls} calls, about {tokens_in} tokens in, at most {calls * args.user_max_tokens} out, ${dollars:.2f}"
 
 
 def roles(args: Args) -> dict[str, tuple[str, str]]:
     """Names and URLs of the simulators."""
-    both = {"simulator": (args.simulator, args.simulator_url),
-            "simulator_held_out": (args.held_out_simulator, args.held_out_simulator_url)}  # fmt: skip
+    both = {
+        "simulator": (args.simulator, args.simulator_url),
+        "simulator_held_out": (args.held_out_simulator, args.held_out_simulator_url),
+    }
     return {role: name for role, name in both.items() if name[0]}
 
 
@@ -322,7 +360,9 @@ def check(args: Args) -> list[dict]:
     for role in roles(args):
         user = load_user(args, role, Path())
         if isinstance(user, Endpoint) and user.base_url == OPENAI_URL and not api_key():
-            runs.fail("the simulator needs a key in OPENAI_API_KEY, or an endpoint of your own, --simulator-url")
+            runs.fail(
+                "the simulator needs a key in OPENAI_API_KEY, or an endpoint of your own, --simulator-url"
+            )
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
     profiles = simulator.read_profiles(args.profiles)[: args.limit or None]
@@ -331,10 +371,14 @@ def check(args: Args) -> list[dict]:
         first = [simulator.chat_messages(simulator.start(p, setting), args.ask_thinking) for p in profiles]
         longest = max(len(runs.or_fail(utils.encode_prompt, tokenizer, messages)) for messages in first)
         if longest + args.max_tokens > context(args):
-            runs.fail(f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
-                      f"{context(args)} tokens of {args.model}'s context")  # fmt: skip
+            runs.fail(
+                f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
+                f"{context(args)} tokens of {args.model}'s context"
+            )
     if args.ask_thinking and evaluation.think_format(args) == "plain":
-        runs.fail("--ask-thinking needs --think-format think: with plain text the user would hear the thinking")
+        runs.fail(
+            "--ask-thinking needs --think-format think: with plain text the user would hear the thinking"
+        )
     return profiles
 
 
@@ -357,21 +401,50 @@ def main(args: Args) -> None:
     for role, (name, url) in roles(args).items():
         suffix = role.removeprefix("simulator")
         dialogues = talk(args, profiles, load_user(args, role, run), model, run / f"turns{suffix}.jsonl")
-        (run / f"dialogues{suffix}.jsonl").write_text("".join(json.dumps(d, ensure_ascii=False) + "\n" for d in dialogues))
+        (run / f"dialogues{suffix}.jsonl").write_text(
+            "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in dialogues)
+        )
         numbers = runs.or_fail(numbers_of, dialogues, args)
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
             numbers["without_headline"], numbers["mean_emotion"] = numbers["mean_emotion"], None
-        warn([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in dialogues if "error" in d])
+        warn(
+            [
+                f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}"
+                for d in dialogues
+                if "error" in d
+            ]
+        )
         place = evaluation.judge_place(name, url)
-        own = [setting | {"seed": 0}, name, place, simulator.SYSTEM, simulator.ASK_THINKING, simulator.PLANNER,
-               simulator.SPEAKER, list(simulator.RULES.values()), profiles]  # fmt: skip
+        own = [
+            setting | {"seed": 0},
+            name,
+            place,
+            simulator.SYSTEM,
+            simulator.ASK_THINKING,
+            simulator.PLANNER,
+            simulator.SPEAKER,
+            list(simulator.RULES.values()),
+            profiles,
+        ]
         fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
         results[role] = {"name": name, "fingerprint": fingerprint, **numbers}
-        common = {"model": args.model, "benchmark": f"sentient{suffix}", "n": numbers["n"], "n_invalid": numbers["n_invalid"],
-                  "temperature": args.temperature, "judge": name, "fingerprint": fingerprint}  # fmt: skip
+        common = {
+            "model": args.model,
+            "benchmark": f"sentient{suffix}",
+            "n": numbers["n"],
+            "n_invalid": numbers["n_invalid"],
+            "temperature": args.temperature,
+            "judge": name,
+            "fingerprint": fingerprint,
+        }
         low, high = numbers["interval"]
-        index.append(common | {"metric": "mean_emotion", "value": numbers["mean_emotion"], "low": low, "high": high})
-        index += [common | {"metric": key, "value": numbers[key]} for key in ("success", "failure", "mean_turns", "format_ok")]
+        index.append(
+            common | {"metric": "mean_emotion", "value": numbers["mean_emotion"], "low": low, "high": high}
+        )
+        index += [
+            common | {"metric": key, "value": numbers[key]}
+            for key in ("success", "failure", "mean_turns", "format_ok")
+        ]
     runs.write_summary(run, {"model": args.model, "protocol": args.protocol, "setting": setting, **results})
     runs.add_to_index(run, index)
 

@@ -37,7 +37,7 @@ from pathlib import Path
 import runs  # isort: skip
 import numpy as np
 
-import evaluation
+from benchmarks import shared as evaluation
 from endpoint import Endpoint
 
 
@@ -97,7 +97,12 @@ def read_generations(path: str) -> list[dict]:
     rows = runs.read_rows(path, "messages", "status")
     for line, row in enumerate(rows, 1):
         row |= {"line": line, "thinking": row.get("thinking") or "", "step": row.get("step", 0)}
-        for field, kind in (("id", str | int), ("thinking", str), ("step", int), ("temperature", float | int | None)):
+        for field, kind in (
+            ("id", str | int),
+            ("thinking", str),
+            ("step", int),
+            ("temperature", float | int | None),
+        ):
             if not isinstance(row.get(field), kind):
                 bad = json.dumps(row[field])[:50]
                 runs.fail(f"{path}:{line}: {field!r} cannot be {bad}; results/README.md has the schemas")
@@ -108,10 +113,17 @@ def choose_plans(rows: list[dict], temperature: float | None) -> tuple[dict, lis
     """Of each id the row with a plan to use, and the rows not used {line, id, reason}."""
     plans, dropped = {}, []
     for row in sorted(rows, key=lambda r: -r["step"]):  # stable
-        reason = ("another temperature" if temperature is not None and row.get("temperature") != temperature else
-                  f"status {row['status']}" if row["status"] != "ok" else
-                  "no thinking" if not row["thinking"].strip() else
-                  "another row of its id" if row["id"] in plans else "")  # fmt: skip
+        reason = (
+            "another temperature"
+            if temperature is not None and row.get("temperature") != temperature
+            else f"status {row['status']}"
+            if row["status"] != "ok"
+            else "no thinking"
+            if not row["thinking"].strip()
+            else "another row of its id"
+            if row["id"] in plans
+            else ""
+        )
         if reason:
             dropped.append({"line": row["line"], "id": row["id"], "reason": reason})
         else:
@@ -128,17 +140,27 @@ def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
     files = [read_generations(path) for path in paths]
     found = {r["temperature"] for rows in files for r in rows if r.get("temperature") is not None}
     if args.temperature is None and len(found) > 1:
-        runs.fail(f"{' and '.join(paths)} have rows of several temperatures; choose one with --temperature: {sorted(found)}")
+        runs.fail(
+            f"{' and '.join(paths)} have rows of several temperatures; choose one with --temperature: {sorted(found)}"
+        )
     (ours, dropped), (theirs, more) = [choose_plans(rows, args.temperature) for rows in files]
     for own, others, unused in ((ours, theirs, dropped), (theirs, ours, more)):
-        unused += [{"line": own[i]["line"], "id": i, "reason": "no plan in the other file"} for i in own if i not in others]
+        unused += [
+            {"line": own[i]["line"], "id": i, "reason": "no plan in the other file"}
+            for i in own
+            if i not in others
+        ]
     pairs = []
     for i in sorted(ours.keys() & theirs.keys(), key=lambda i: random.Random(f"{args.seed} {i}").random()):
         row, other = ours[i], theirs[i]
         if row["messages"] != other["messages"]:
-            runs.fail(f"id {i!r} stands for other 'messages' in {paths[0]}:{row['line']} than in {paths[1]}:{other['line']}; "
-                      "the files must be of the same prompts")  # fmt: skip
-        pairs.append({"id": i, "messages": row["messages"], "model": row["thinking"], "baseline": other["thinking"]})
+            runs.fail(
+                f"id {i!r} stands for other 'messages' in {paths[0]}:{row['line']} than in {paths[1]}:{other['line']}; "
+                "the files must be of the same prompts"
+            )
+        pairs.append(
+            {"id": i, "messages": row["messages"], "model": row["thinking"], "baseline": other["thinking"]}
+        )
     return pairs, [{"file": path, **d} for path, unused in zip(paths, (dropped, more)) for d in unused]
 
 
@@ -184,8 +206,12 @@ LIMITS = {"name": 80, "description": 400}  # characters
 
 
 def request(args: Args, text: str) -> dict:
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0.0, "max_tokens": args.judge_max_tokens,
-            "response_format": {"type": "json_object"}}  # fmt: skip
+    return {
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0.0,
+        "max_tokens": args.judge_max_tokens,
+        "response_format": {"type": "json_object"},
+    }
 
 
 def conversation(pair: dict) -> str:
@@ -201,19 +227,28 @@ def two_plans(pair: dict, model_is: int) -> str:
 def batches(args: Args, pairs: list[dict]) -> list[tuple[int, list[dict]]]:
     """(which writer --generations is, the pairs) of each call of the extraction."""
     rng = random.Random(args.seed)
-    return [(rng.choice((1, 2)), pairs[i : i + args.batch_pairs]) for i in range(0, len(pairs), args.batch_pairs)]
+    return [
+        (rng.choice((1, 2)), pairs[i : i + args.batch_pairs]) for i in range(0, len(pairs), args.batch_pairs)
+    ]
 
 
 def extract_requests(args: Args, pairs: list[dict]) -> list[dict]:
-    show = lambda n, pair, model_is: f"# Conversation {n}\n{conversation(pair)}\n\n{two_plans(pair, model_is)}"
-    texts = ["\n\n".join(show(n, p, model_is) for n, p in enumerate(batch, 1)) for model_is, batch in batches(args, pairs)]
+    show = lambda n, pair, model_is: (
+        f"# Conversation {n}\n{conversation(pair)}\n\n{two_plans(pair, model_is)}"
+    )
+    texts = [
+        "\n\n".join(show(n, p, model_is) for n, p in enumerate(batch, 1))
+        for model_is, batch in batches(args, pairs)
+    ]
     return [request(args, EXTRACT.format(pairs=text, most=args.max_traits)) for text in texts]
 
 
 def merge_request(args: Args, found: list[list[dict]]) -> dict:
     """`found`: the traits of each batch."""
-    lists = ["\n".join([f"# Reader {n}", *(f"- {t['name']}: {t['description']}" for t in traits)])
-             for n, traits in enumerate(found, 1)]  # fmt: skip
+    lists = [
+        "\n".join([f"# Reader {n}", *(f"- {t['name']}: {t['description']}" for t in traits)])
+        for n, traits in enumerate(found, 1)
+    ]
     return request(args, MERGE.format(lists="\n\n".join(lists), most=args.max_traits))
 
 
@@ -221,8 +256,16 @@ def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[
     """Two requests a pair: --generations' plan first, then second."""
     listed = "\n".join(f"T{n}. {t['name']}: {t['description']}" for n, t in enumerate(traits, 1))
     keys = ", ".join(f'"T{n}": "..."' for n in range(1, len(traits) + 1))
-    return [request(args, COMPARE.format(conversation=conversation(p), plans=two_plans(p, model_is), traits=listed, keys=keys))
-            for p in pairs for model_is in (1, 2)]  # fmt: skip
+    return [
+        request(
+            args,
+            COMPARE.format(
+                conversation=conversation(p), plans=two_plans(p, model_is), traits=listed, keys=keys
+            ),
+        )
+        for p in pairs
+        for model_is in (1, 2)
+    ]
 
 
 # --- 3. what it says
@@ -260,7 +303,9 @@ def read_traits(text: str, most: int) -> list[dict]:
             raise ValueError("a trait needs a 'name' and a 'description', both strings")
         traits.append({k: " ".join(t[k].split()) for k in LIMITS})
         if not all(0 < len(traits[-1][k]) <= limit for k, limit in LIMITS.items()):
-            raise ValueError(f"the name or description of a trait is empty or has more characters than {LIMITS}")
+            raise ValueError(
+                f"the name or description of a trait is empty or has more characters than {LIMITS}"
+            )
     if len({t["name"].casefold() for t in traits}) < len(traits):
         raise ValueError("two traits have one name")
     return traits
@@ -302,16 +347,30 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
     both = [orders for orders in read.values() if len(orders) == 2]
     invalid = [r["invalid"] for r in rows if r["choices"] is None]
     if not both:
-        raise ValueError(f"no prompt has a readable reply in both orders; {len(invalid)} of {len(rows)} replies are invalid, "
-                         f"the first: {invalid[0]}")  # fmt: skip
-    out = {"n": len(both), "n_left_out": len({r["id"] for r in rows}) - len(both), "n_replies": len(rows),
-           "n_invalid": len(invalid), "traits": {}}  # fmt: skip
+        raise ValueError(
+            f"no prompt has a readable reply in both orders; {len(invalid)} of {len(rows)} replies are invalid, "
+            f"the first: {invalid[0]}"
+        )
+    out = {
+        "n": len(both),
+        "n_left_out": len({r["id"] for r in rows}) - len(both),
+        "n_replies": len(rows),
+        "n_invalid": len(invalid),
+        "traits": {},
+    }
     for trait in traits:
         name = trait["name"]
-        values = np.array([[choice_value(choices[name], m) for m, choices in sorted(orders.items())] for orders in both])
-        numbers = {"win_rate": float(values.mean()), "interval": evaluation.bootstrap(values.mean(axis=1), seed),
-                   "wins": int((values == 1).sum()), "ties": int((values == 0.5).sum()), "losses": int((values == 0).sum()),
-                   "flip_rate": float((values[:, 0] != values[:, 1]).mean())}  # fmt: skip
+        values = np.array(
+            [[choice_value(choices[name], m) for m, choices in sorted(orders.items())] for orders in both]
+        )
+        numbers = {
+            "win_rate": float(values.mean()),
+            "interval": evaluation.bootstrap(values.mean(axis=1), seed),
+            "wins": int((values == 1).sum()),
+            "ties": int((values == 0.5).sum()),
+            "losses": int((values == 0).sum()),
+            "flip_rate": float((values[:, 0] != values[:, 1]).mean()),
+        }
         if len(invalid) > max_invalid * len(rows):
             numbers["without_headline"], numbers["win_rate"] = numbers["win_rate"], None
         out["traits"][name] = {"description": trait["description"], **numbers}
@@ -323,10 +382,18 @@ def table(summary: dict) -> str:
     lines = [f"{'trait':40}  win rate [95 % interval]    wins   ties  losses  flips"]
     rank = lambda item: -item[1].get("without_headline", item[1]["win_rate"])
     for name, t in sorted(summary["traits"].items(), key=rank):
-        rate = "none    " if t["win_rate"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(t["win_rate"], *t["interval"])
-        lines.append(f"{name:40}  {rate:24}  {t['wins']:6} {t['ties']:6}  {t['losses']:6}  {t['flip_rate']:.3f}")
-    lines.append(f"{summary['n']} prompts in both orders, {summary['n_left_out']} left out; {summary['n_invalid']} of "
-                 f"{summary['n_replies']} replies invalid")  # fmt: skip
+        rate = (
+            "none    "
+            if t["win_rate"] is None
+            else "{:.3f} [{:.3f}, {:.3f}]".format(t["win_rate"], *t["interval"])
+        )
+        lines.append(
+            f"{name:40}  {rate:24}  {t['wins']:6} {t['ties']:6}  {t['losses']:6}  {t['flip_rate']:.3f}"
+        )
+    lines.append(
+        f"{summary['n']} prompts in both orders, {summary['n_left_out']} left out; {summary['n_invalid']} of "
+        f"{summary['n_replies']} replies invalid"
+    )
     return "\n".join(lines)
 
 
@@ -337,16 +404,25 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     """What goes into traits.json: {traits, prompts (ids that were looked at), batches}."""
     read = lambda text: read_traits(text, args.max_traits)
     replies = evaluation.ask_judge(args, extract_requests(args, pairs), read, run)
-    rows = [{"prompts": [p["id"] for p in batch], "model_is": model_is, "traits": reply.value, "invalid": reply.error}
-            for (model_is, batch), reply in zip(batches(args, pairs), replies, strict=True)]  # fmt: skip
+    rows = [
+        {
+            "prompts": [p["id"] for p in batch],
+            "model_is": model_is,
+            "traits": reply.value,
+            "invalid": reply.error,
+        }
+        for (model_is, batch), reply in zip(batches(args, pairs), replies, strict=True)
+    ]
     found, n_invalid = [r["traits"] for r in rows if r["traits"]], sum(bool(r["invalid"]) for r in rows)
     print(f"{len(found)} of {len(rows)} batches have traits; {n_invalid} replies are invalid", flush=True)
     if not found:
         runs.fail(f"no traits to merge; {run / 'judge.jsonl'} has what the judge said")
     merged = evaluation.ask_judge(args, [merge_request(args, found)], read, run)[0]
     if not merged.value:
-        runs.fail(f"the reply that merges the traits is invalid: {merged.error or 'no traits'}; {run / 'judge.jsonl'} has it. "
-                  "--traits takes a list of your own")  # fmt: skip
+        runs.fail(
+            f"the reply that merges the traits is invalid: {merged.error or 'no traits'}; {run / 'judge.jsonl'} has it. "
+            "--traits takes a list of your own"
+        )
     return {"traits": merged.value, "prompts": [p["id"] for p in pairs], "batches": rows}
 
 
@@ -358,7 +434,9 @@ def load_traits(path: str) -> dict:
         if not stored["traits"] or not isinstance(stored["prompts"], list):
             raise ValueError("'traits' is empty, or 'prompts' no list of ids")
     except (ValueError, OSError) as e:
-        runs.fail(f'--traits {path}: {e}; it must hold {{"traits": [{{"name": "...", "description": "..."}}, ...]}}')
+        runs.fail(
+            f'--traits {path}: {e}; it must hold {{"traits": [{{"name": "...", "description": "..."}}, ...]}}'
+        )
     return stored
 
 
@@ -366,9 +444,15 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
     """What must be equal for two results to be comparable, and a hash of it."""
     sha = lambda value: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
     place = evaluation.judge_place(args.judge, args.judge_url)
-    out = {"judge": args.judge, "judge_url": place, "judge_max_tokens": args.judge_max_tokens,
-           "template": sha(COMPARE), "traits": sha(traits), "prompts": sha([p["messages"] for p in pairs]),
-           "baseline": sha([p["baseline"] for p in pairs])}  # fmt: skip
+    out = {
+        "judge": args.judge,
+        "judge_url": place,
+        "judge_max_tokens": args.judge_max_tokens,
+        "template": sha(COMPARE),
+        "traits": sha(traits),
+        "prompts": sha([p["messages"] for p in pairs]),
+        "baseline": sha([p["baseline"] for p in pairs]),
+    }
     return {**out, "hash": sha(out)}
 
 
@@ -376,8 +460,11 @@ def print_estimate(args: Args, extracted: list[dict], compared: list[dict], trai
     """Calls, tokens and cost of every step. For traits that are not known yet the longest possible ones stand in."""
     full = [{k: "x" * limit for k, limit in LIMITS.items()}] * args.max_traits
     first = extract_requests(args, extracted)
-    steps = {"extract": first, "merge": [merge_request(args, [full] * len(first))] if first else [],
-             "compare": compare_requests(args, compared, traits or full)}  # fmt: skip
+    steps = {
+        "extract": first,
+        "merge": [merge_request(args, [full] * len(first))] if first else [],
+        "compare": compare_requests(args, compared, traits or full),
+    }
     judge = Endpoint(args.judge, Path(args.out or "results", "judge.jsonl"), args.judge_url, price=args.price)
     for name, requests in steps.items():
         print(f"{name}: {json.dumps(judge.estimate(requests))}")
@@ -390,14 +477,21 @@ def main(args: Args) -> None:
             runs.fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use {least} or more")
     given = load_traits(args.traits) if args.traits else {"traits": [], "prompts": []}
     pairs, dropped = match_plans(args)
-    print(f"{len(pairs)} pairs of plans; rows not used:", json.dumps(Counter(f"{d['file']}: {d['reason']}" for d in dropped)))
+    print(
+        f"{len(pairs)} pairs of plans; rows not used:",
+        json.dumps(Counter(f"{d['file']}: {d['reason']}" for d in dropped)),
+    )
     n = 0 if args.traits else args.extract_pairs
     extracted, rest = pairs[:n], [p for p in pairs[n:] if p["id"] not in given["prompts"]]
     compared = rest[: args.compare_pairs or None]
     if not compared:
-        runs.fail(f"of {len(pairs)} pairs none is left to compare: {len(pairs) - len(rest)} are for the extraction of traits; "
-                  "use a smaller --extract-pairs, or files with more plans")  # fmt: skip
-    print(f"traits from {args.traits or f'{len(extracted)} pairs'}; {len(compared)} of {len(rest)} other pairs to compare")
+        runs.fail(
+            f"of {len(pairs)} pairs none is left to compare: {len(pairs) - len(rest)} are for the extraction of traits; "
+            "use a smaller --extract-pairs, or files with more plans"
+        )
+    print(
+        f"traits from {args.traits or f'{len(extracted)} pairs'}; {len(compared)} of {len(rest)} other pairs to compare"
+    )
     if args.dry_run:
         return print_estimate(args, extracted, compared, given["traits"])
     run = runs.start_run(args, "traits", str(Path(args.generations).parent))
@@ -418,14 +512,29 @@ def main(args: Args) -> None:
     rows = [{**row, "choices": r.value, "invalid": r.error} for row, r in zip(asked, replies, strict=True)]
     (run / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     numbers = runs.or_fail(score_verdicts, rows, traits, args.max_invalid, args.seed)
-    summary = {"model": args.generations, "baseline": args.baseline, **numbers,
-               "fingerprint": fingerprint(args, traits, compared)}  # fmt: skip
+    summary = {
+        "model": args.generations,
+        "baseline": args.baseline,
+        **numbers,
+        "fingerprint": fingerprint(args, traits, compared),
+    }
     runs.write_summary(run, summary)
-    common = {"model": args.generations, "benchmark": f"traits against {args.baseline}", "temperature": args.temperature,
-              "n": numbers["n"], "n_invalid": numbers["n_invalid"], "judge": args.judge,
-              "fingerprint": summary["fingerprint"]["hash"]}  # fmt: skip
-    runs.add_to_index(run, [{**common, "metric": name, "value": t["win_rate"], **dict(zip(("low", "high"), t["interval"]))}
-                            for name, t in numbers["traits"].items()])  # fmt: skip
+    common = {
+        "model": args.generations,
+        "benchmark": f"traits against {args.baseline}",
+        "temperature": args.temperature,
+        "n": numbers["n"],
+        "n_invalid": numbers["n_invalid"],
+        "judge": args.judge,
+        "fingerprint": summary["fingerprint"]["hash"],
+    }
+    runs.add_to_index(
+        run,
+        [
+            {**common, "metric": name, "value": t["win_rate"], **dict(zip(("low", "high"), t["interval"]))}
+            for name, t in numbers["traits"].items()
+        ],
+    )
     print(table(summary))
 
 

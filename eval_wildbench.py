@@ -3,7 +3,7 @@
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl --mode reward --judge gpt-4o-2024-05-13
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl --mode score --judge local:Qwen/Qwen3-32B
     python eval_wildbench.py --model results/demo/runs/grpo-think-s0/model --tasks data/toy/benchmark_tasks.jsonl \\
-        --judge data/toy_world.py:judge --max-tokens 128 --temperatures 1.0 0.0
+        --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json        # no model, no judge
 
 Modes. `reward` (WB-Reward): the judge compares the answer with a reference's, A++, A+, A=B, B+ or B++, worth 100, 50, 0, -50
@@ -38,9 +38,9 @@ from typing import Literal
 import runs  # isort: skip
 import numpy as np
 
-import evaluation
+from benchmarks import shared as evaluation
 import utils
-from evaluation import bootstrap, shorten
+from benchmarks.shared import bootstrap, shorten
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Args:
     # judge
     mode: Literal["reward", "score", "program"] = "program"
     """What each is: the top of this script."""
-    judge: str = "data/toy_world.py:judge"
+    judge: str = "data/toy/world.py:judge"
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here; file.py:function (program)."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
@@ -132,7 +132,9 @@ GROUPS = {  # the benchmark's tags in its five task groups, and the groups' weig
 }
 
 
-def pair_value(choice, model_is: str, output_len: int = 0, reference_len: int = 0, margin: int = -1) -> float | None:
+def pair_value(
+    choice, model_is: str, output_len: int = 0, reference_len: int = 0, margin: int = -1
+) -> float | None:
     """Reward of one verdict from the model's side, -1 to 1; None for any other choice than the five, as written.
 
     With `margin` K >= 0 a slight win or loss is a tie when the winner's answer is more than K characters longer.
@@ -161,7 +163,11 @@ def macro_average(groups: dict[str, float]) -> float:
 
 def by_group(rows: list[dict], values: dict[str, float], scale) -> dict:
     """Scores of the five groups and their macro average; a task counts once for each of its tags, as officially."""
-    tags = {r["id"]: [r.get("primary_tag"), *(r.get("secondary_tags") or [])] for r in rows if r.get("primary_tag")}
+    tags = {
+        r["id"]: [r.get("primary_tag"), *(r.get("secondary_tags") or [])]
+        for r in rows
+        if r.get("primary_tag")
+    }
     groups = {}
     for name, (_, members) in GROUPS.items():
         part = [values[i] for i, own in tags.items() if i in values for tag in set(own) if tag in members]
@@ -170,7 +176,9 @@ def by_group(rows: list[dict], values: dict[str, float], scale) -> dict:
     return {"groups": groups, "macro": macro_average(groups) if len(groups) == len(GROUPS) else None}
 
 
-def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", margin: int = -1, seed: int = 0) -> dict:
+def score_verdicts(
+    rows: list[dict], mode: str, protocol: str = "official", margin: int = -1, seed: int = 0
+) -> dict:
     """The numbers of judged rows: `wb_reward` (-100 to 100) or `wb_score`, with interval over tasks, lengths and counts.
 
     Args:
@@ -181,7 +189,9 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", marg
     Raises ValueError when nothing can be read.
     """
     if mode == "reward":
-        read = [pair_value(r["choice"], r["model_is"], r["output_len"], r["reference_len"], margin) for r in rows]
+        read = [
+            pair_value(r["choice"], r["model_is"], r["output_len"], r["reference_len"], margin) for r in rows
+        ]
         worst, scale = -1.0, lambda mean: 100 * mean
     else:
         read = [mark_value(r["score"]) for r in rows]
@@ -198,9 +208,16 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", marg
     means = {name: float(np.mean(own)) for name, own in tasks.items()}
     written = [r["output_len"] for r in rows if r["output_len"]]
     low, high = bootstrap(list(means.values()), seed)
-    out = {f"wb_{mode}": scale(float(np.mean(values))), "interval": [scale(low), scale(high)], "n": len(rows),
-           "n_invalid": n_invalid, "n_tasks": len(means), "length": float(np.mean(written)) if written else 0.0,
-           "n_empty": len(rows) - len(written), **by_group(rows, means, scale)}  # fmt: skip
+    out = {
+        f"wb_{mode}": scale(float(np.mean(values))),
+        "interval": [scale(low), scale(high)],
+        "n": len(rows),
+        "n_invalid": n_invalid,
+        "n_tasks": len(means),
+        "length": float(np.mean(written)) if written else 0.0,
+        "n_empty": len(rows) - len(written),
+        **by_group(rows, means, scale),
+    }
     if n_invalid and protocol == "paper":
         out["note"] = f"{n_invalid} unreadable verdicts count as the worst one (--protocol paper)"
     if mode == "reward":
@@ -209,13 +226,20 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", marg
         pairs: dict[tuple, dict[str, float]] = {}
         for row, value in zip(rows, read):
             if value is not None:
-                pairs.setdefault((row["id"], row.get("reference")), {})[row["model_is"]] = float(np.sign(value))
+                pairs.setdefault((row["id"], row.get("reference")), {})[row["model_is"]] = float(
+                    np.sign(value)
+                )
         both = [p for p in pairs.values() if len(p) == 2]
         out["flip_rate"] = float(np.mean([p["A"] != p["B"] for p in both])) if both else None
         names = sorted({r["reference"] for r in rows if r.get("reference")})
         if len(names) > 1:  # the mixture is the mean over references
-            parts = [[v for r, v in zip(rows, counted) if v is not None and r.get("reference") == name] for name in names]
-            out["references"] = {name: scale(float(np.mean(part))) for name, part in zip(names, parts) if part}
+            parts = [
+                [v for r, v in zip(rows, counted) if v is not None and r.get("reference") == name]
+                for name in names
+            ]
+            out["references"] = {
+                name: scale(float(np.mean(part))) for name, part in zip(names, parts) if part
+            }
             out["wb_reward"] = float(np.mean(list(out["references"].values())))
     return out
 
@@ -265,7 +289,12 @@ Go through the points, name what is strong and what is weak, then give a mark fr
 Reply with one JSON object and nothing else:
 {"strengths": "...", "weaknesses": "...", "score": "..."}""",
 }
-WORDS = {("reward", "official"): 1000, ("reward", "paper"): 2000, ("score", "official"): 0, ("score", "paper"): 2000}
+WORDS = {
+    ("reward", "official"): 1000,
+    ("reward", "paper"): 2000,
+    ("score", "official"): 0,
+    ("score", "paper"): 2000,
+}
 
 
 def judge_prompt(template: str, task: dict, protocol: str, mode: str, **texts: str) -> str:
@@ -273,10 +302,12 @@ def judge_prompt(template: str, task: dict, protocol: str, mode: str, **texts: s
     words = WORDS[mode, protocol]
     turns = [f"{m['role'].upper()}: {m['content']}" for m in task["messages"][:-1]]
     query = task["messages"][-1]["content"]  # the paper's code leaves it whole
-    fields = {"history": shorten("\n\n".join(turns), words),
-              "user_query": query if protocol == "paper" else shorten(query, words),
-              "checklist": "\n".join(f"- {item}" for item in task.get("checklist") or []),
-              **{name: shorten(text, words) for name, text in texts.items()}}  # fmt: skip
+    fields = {
+        "history": shorten("\n\n".join(turns), words),
+        "user_query": query if protocol == "paper" else shorten(query, words),
+        "checklist": "\n".join(f"- {item}" for item in task.get("checklist") or []),
+        **{name: shorten(text, words) for name, text in texts.items()},
+    }
     return re.sub(r"\{\$(\w+)\}", lambda m: fields[m[1]], template)
 
 
@@ -307,8 +338,12 @@ def comparisons(args: Args, tasks: list[dict], answers: dict[str, str]) -> list[
     rows, rng = [], random.Random(args.seed)
     for task in tasks:
         answer = answers[task["id"]]
-        base = {"id": task["id"], "primary_tag": task.get("primary_tag"), "secondary_tags": task.get("secondary_tags") or [],
-                "output_len": len(answer)}  # fmt: skip
+        base = {
+            "id": task["id"],
+            "primary_tag": task.get("primary_tag"),
+            "secondary_tags": task.get("secondary_tags") or [],
+            "output_len": len(answer),
+        }
         if args.mode == "score":
             rows.append({**base, "score": None, "texts": {"model_output": answer}})
             continue
@@ -316,8 +351,14 @@ def comparisons(args: Args, tasks: list[dict], answers: dict[str, str]) -> list[
             other = task["references"][name].strip()
             for side in "AB" if args.orders == "both" else rng.choice("AB"):
                 first, second = (answer, other) if side == "A" else (other, answer)
-                row = {**base, "reference": name, "model_is": side, "reference_len": len(other), "choice": None,
-                       "texts": {"candidate_A": first, "candidate_B": second}}  # fmt: skip
+                row = {
+                    **base,
+                    "reference": name,
+                    "model_is": side,
+                    "reference_len": len(other),
+                    "choice": None,
+                    "texts": {"candidate_A": first, "candidate_B": second},
+                }
                 if args.protocol == "official" and not (first and second):
                     row["choice"] = "A++" if first else "B++" if second else "A=B"
                 rows.append(row)
@@ -326,16 +367,29 @@ def comparisons(args: Args, tasks: list[dict], answers: dict[str, str]) -> list[
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     """What must be equal for two results to be comparable, and a hash of it."""
-    used = ["mode", "judge", "judge_url", "protocol", "references", "orders", "length_margin", "judge_max_tokens"]
+    used = [
+        "mode",
+        "judge",
+        "judge_url",
+        "protocol",
+        "references",
+        "orders",
+        "length_margin",
+        "judge_max_tokens",
+    ]
     out = {k: getattr(args, k) for k in (used if args.mode != "program" else ["mode", "judge"])}
     sha = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
     if args.mode != "program":
         out["judge_url"] = evaluation.judge_place(args.judge, args.judge_url)
     if args.mode == "reward":
-        out["reference_texts"] = sha(json.dumps([[t["references"][name] for name in args.references] for t in tasks]))
+        out["reference_texts"] = sha(
+            json.dumps([[t["references"][name] for name in args.references] for t in tasks])
+        )
     out["words"] = WORDS.get((args.mode, args.protocol), 0)
     out["template"] = sha(template)
-    out["tasks"] = sha(json.dumps([[t["id"], t["messages"], t.get("checklist")] for t in tasks], sort_keys=True))
+    out["tasks"] = sha(
+        json.dumps([[t["id"], t["messages"], t.get("checklist")] for t in tasks], sort_keys=True)
+    )
     return {**out, "hash": sha(json.dumps(out, sort_keys=True))}
 
 
@@ -351,8 +405,15 @@ def judge_all(args: Args, rows: list[dict], tasks: dict[str, dict], template: st
 
 def judge_requests(args: Args, rows: list[dict], tasks: dict[str, dict], template: str) -> list[dict]:
     prompts = [judge_prompt(template, tasks[r["id"]], args.protocol, args.mode, **r["texts"]) for r in rows]
-    return [{"messages": [{"role": "user", "content": p}], "temperature": 0.0, "max_tokens": args.judge_max_tokens,
-             "response_format": {"type": "json_object"}} for p in prompts]  # fmt: skip
+    return [
+        {
+            "messages": [{"role": "user", "content": p}],
+            "temperature": 0.0,
+            "max_tokens": args.judge_max_tokens,
+            "response_format": {"type": "json_object"},
+        }
+        for p in prompts
+    ]
 
 
 def run_program(args: Args, rows: list[dict]) -> None:
@@ -391,17 +452,23 @@ def rescore(args: Args) -> None:
     """--from-judgments: stored verdicts to numbers."""
     if args.mode == "program" or not args.out:
         runs.fail("--from-judgments needs --mode score or reward, and --out OUT.json")
-    fields = ("choice", "model_is", "output_len", "reference_len") if args.mode == "reward" else ("model_output",)
+    fields = (
+        ("choice", "model_is", "output_len", "reference_len") if args.mode == "reward" else ("model_output",)
+    )
     rows = runs.read_rows(args.from_judgments, "session_id")
     for number, row in enumerate(rows, 1):
         row["id"] = row["session_id"]
         if missing := [f for f in fields if f not in row]:
             need = ", ".join(fields)
-            runs.fail(f"{args.from_judgments}:{number}: no field {missing[0]!r}; --mode {args.mode} needs {need}")
+            runs.fail(
+                f"{args.from_judgments}:{number}: no field {missing[0]!r}; --mode {args.mode} needs {need}"
+            )
         if args.mode == "score":
             row["score"] = row.get("score", (row.get("parsed_result") or {}).get("score"))
             row["output_len"] = len(row["model_output"].strip())
-    result = runs.or_fail(lambda: score_verdicts(rows, args.mode, args.protocol, args.length_margin, args.seed))
+    result = runs.or_fail(
+        lambda: score_verdicts(rows, args.mode, args.protocol, args.length_margin, args.seed)
+    )
     result |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
     Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
@@ -414,17 +481,25 @@ def compare(folders: tuple[str, ...]) -> None:
         path = Path(folder) / "summary.json"
         if not path.exists():
             runs.fail(f"{path} does not exist; --compare takes folders of finished evaluations")
-        summary, args = json.loads(path.read_text()), json.loads(path.with_name("config.json").read_text())["args"]
+        summary, args = (
+            json.loads(path.read_text()),
+            json.loads(path.with_name("config.json").read_text())["args"],
+        )
         if "fingerprint" not in summary:
             runs.fail(f"{folder} is no evaluation's folder; --compare takes those of eval_wildbench.py")
-        prints[folder], sampled[folder] = summary["fingerprint"], f"top-p {args['top_p']}  max-tokens {args['max_tokens']}"
+        prints[folder], sampled[folder] = (
+            summary["fingerprint"],
+            f"top-p {args['top_p']}  max-tokens {args['max_tokens']}",
+        )
         for temperature, numbers in summary["temperatures"].items():
             lines.append(f"{folder}  T={temperature}  {sampled[folder]}  {headline(numbers)}")
     first = next(iter(prints.values()))
     for folder, own in prints.items():
         if differ := [k for k in own.keys() | first.keys() if own.get(k) != first.get(k) and k != "hash"]:
-            runs.fail(f"{folder} was not judged as {folders[0]} was, the numbers cannot be compared. Different: "
-                      f"{', '.join(sorted(differ))}")  # fmt: skip
+            runs.fail(
+                f"{folder} was not judged as {folders[0]} was, the numbers cannot be compared. Different: "
+                f"{', '.join(sorted(differ))}"
+            )
     print(*lines, sep="\n")
     if len(set(sampled.values())) > 1:
         print("WARNING: they were not sampled alike", file=sys.stderr)
@@ -461,13 +536,19 @@ def main(args: Args) -> None:
     for task in tasks if args.mode == "reward" else ():
         has = task.get("references") or {}
         if missing := [name for name in args.references if name not in has]:
-            runs.fail(f"{args.tasks}: task {task['id']} has no reference {missing[0]!r}; it has {', '.join(has) or 'none'}")
+            runs.fail(
+                f"{args.tasks}: task {task['id']} has no reference {missing[0]!r}; it has {', '.join(has) or 'none'}"
+            )
     if not args.model_url:
         evaluation.load_tokenizer(args)
     if args.reward_model:
         runs.load_tokenizer(args.reward_model)
-        runs.or_fail(utils.RewardModel.check, args.reward_model, "", args.reward_on, evaluation.think_format(args))
-    print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {args.mode} by {args.judge}; protocol {args.protocol}")
+        runs.or_fail(
+            utils.RewardModel.check, args.reward_model, "", args.reward_on, evaluation.think_format(args)
+        )
+    print(
+        f"{len(tasks)} tasks x temperatures {args.temperatures}; {args.mode} by {args.judge}; protocol {args.protocol}"
+    )
     own, by_id = fingerprint(args, template, tasks), {t["id"]: t for t in tasks}
     if args.mode != "program":
         longest = comparisons(args, tasks, dict.fromkeys(by_id, "word " * args.max_tokens))
@@ -485,7 +566,9 @@ def main(args: Args) -> None:
         if args.reward_model:
             good = [r for r in rows if r["status"] == "ok"]
             reward_model = utils.RewardModel(args.reward_model, args.reward_on, evaluation.think_format(args))
-            for r, s in zip(good, reward_model.score([r["messages"] for r in good], [r["text"] for r in good])):
+            for r, s in zip(
+                good, reward_model.score([r["messages"] for r in good], [r["text"] for r in good])
+            ):
                 r["reward"] = s
             del reward_model  # the next vLLM needs its memory
         if args.mode == "program":
@@ -495,7 +578,9 @@ def main(args: Args) -> None:
             answers = {r["id"]: evaluation.answer(r) for r in rows}
             verdicts = comparisons(args, tasks, answers)
             judge_all(args, verdicts, by_id, template, run)
-            numbers = runs.or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed)
+            numbers = runs.or_fail(
+                score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed
+            )
         key, (low, high) = headline_key(numbers), numbers["interval"]
         if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
             numbers["without_headline"], numbers[key] = numbers[key], None
@@ -503,10 +588,30 @@ def main(args: Args) -> None:
         runs.append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **r} for r in verdicts])
         results[str(temperature)] = numbers | evaluation.describe(rows)
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
-        common = {"model": args.model, "benchmark": Path(args.tasks).stem, "temperature": temperature, "n": numbers["n_tasks"]}
-        index.append(common | {"metric": key, "value": numbers[key], "low": low, "high": high, "judge": args.judge,
-                               "n_invalid": numbers["n_invalid"], "fingerprint": own["hash"]})  # fmt: skip
-        for name in ("format_ok", "thinking_tokens", "response_tokens", *["proxy_reward"] * bool(args.reward_model)):
+        common = {
+            "model": args.model,
+            "benchmark": Path(args.tasks).stem,
+            "temperature": temperature,
+            "n": numbers["n_tasks"],
+        }
+        index.append(
+            common
+            | {
+                "metric": key,
+                "value": numbers[key],
+                "low": low,
+                "high": high,
+                "judge": args.judge,
+                "n_invalid": numbers["n_invalid"],
+                "fingerprint": own["hash"],
+            }
+        )
+        for name in (
+            "format_ok",
+            "thinking_tokens",
+            "response_tokens",
+            *["proxy_reward"] * bool(args.reward_model),
+        ):
             index.append(common | {"metric": name, "value": results[str(temperature)][name]})
     runs.write_summary(run, {"model": args.model, "fingerprint": own, "temperatures": results})
     runs.add_to_index(run, index)

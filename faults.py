@@ -26,7 +26,9 @@ STALLED, STOPPED = 124, 143  # exit codes: no progress, as of timeout(1); SIGTER
 # This process's run, from runs.start_run: its folder, a hash of its arguments, minutes without progress that end it,
 # checkpoints kept (0: all). Then when it last said that it is alive, whether ten times as long may pass, when SIGTERM came,
 # and the last step before the end.
-RUN = SimpleNamespace(folder=None, key="", minutes=1.0, keep=0, beat=-1e9, patient=False, sigterm=None, stopped=False)
+RUN = SimpleNamespace(
+    folder=None, key="", minutes=1.0, keep=0, beat=-1e9, patient=False, sigterm=None, stopped=False
+)
 LOCKS = []  # open files; the kernel lets go of a lock when the process ends, however it ends
 
 
@@ -48,7 +50,10 @@ def lock(folder: Path) -> None:
         message = f"{folder} is in use by {file.read().strip()}; wait for its end, or name another folder with --out"
         raise ValueError(message) from None
     except OSError as e:  # a file system without locks
-        print(f"WARNING: {folder} cannot be locked ({e}); two runs in it would not notice each other", file=sys.stderr)
+        print(
+            f"WARNING: {folder} cannot be locked ({e}); two runs in it would not notice each other",
+            file=sys.stderr,
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
@@ -90,7 +95,10 @@ def flaw(checkpoint: Path) -> str:
         return "was not written to its end"
     try:
         content = json.loads((checkpoint / "complete").read_text())
-        run, files = content["run"], {name: (size, digest) for name, (size, digest) in content["files"].items()}
+        run, files = (
+            content["run"],
+            {name: (size, digest) for name, (size, digest) in content["files"].items()},
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         files = {}
     if not files:
@@ -194,9 +202,14 @@ def _end(file, seconds: float) -> None:
     print(why, file=file, flush=True)
     faulthandler.dump_traceback(file=file)
     faulthandler.dump_traceback()
-    print(f"error: {why}; {RUN.folder}/stacks-rank*.txt say what each was doing; --resume continues from the last checkpoint",
-          file=sys.stderr, flush=True)  # fmt: skip
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that someone stopped must wake up to write its own stacks
+    print(
+        f"error: {why}; {RUN.folder}/stacks-rank*.txt say what each was doing; --resume continues from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
+    if (
+        "TORCHELASTIC_RUN_ID" in os.environ
+    ):  # a rank that someone stopped must wake up to write its own stacks
         with contextlib.suppress(OSError):
             for pid in Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
                 os.kill(int(pid), signal.SIGCONT)
@@ -222,6 +235,11 @@ def _on_sigterm(number, frame) -> None:
     now = time.monotonic()
     if RUN.sigterm is None:
         RUN.sigterm = now
-        os.write(2, b"SIGTERM: the run stops with a checkpoint at the end of this step; a second SIGTERM ends it at once\n")
-    elif now - RUN.sigterm > 5:  # sooner it is the same one: from the scheduler to all processes, and from the launcher
+        os.write(
+            2,
+            b"SIGTERM: the run stops with a checkpoint at the end of this step; a second SIGTERM ends it at once\n",
+        )
+    elif (
+        now - RUN.sigterm > 5
+    ):  # sooner it is the same one: from the scheduler to all processes, and from the launcher
         os._exit(STOPPED)

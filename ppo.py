@@ -18,14 +18,19 @@ import training
 import utils
 
 
-def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float,
-        lam: float) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def gae(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns (B, T) of rewards and values (B, T); `mask` is 1 on the policy's tokens. The others, padding or a
     user's turn in between, get 0 and are passed over.
 
     The value after a row's last token is 0. Source: Schulman et al. 2016, equation 16.
     """
-    advantages, following, value = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    advantages, following, value = (
+        torch.zeros_like(values),
+        torch.zeros_like(values[:, 0]),
+        torch.zeros_like(values[:, 0]),
+    )
     for t in reversed(range(values.size(1))):
         real, delta = mask[:, t].bool(), rewards[:, t] + gamma * value - values[:, t]
         following = torch.where(real, delta + gamma * lam * following, following)
@@ -63,7 +68,9 @@ class PPOConfig(GRPOConfig):
     """GRPOConfig that allows one sample a prompt, as there is no group to compare with."""
 
     def __post_init__(self):
-        per_process = self.per_device_train_batch_size * (self.steps_per_generation or self.gradient_accumulation_steps)
+        per_process = self.per_device_train_batch_size * (
+            self.steps_per_generation or self.gradient_accumulation_steps
+        )
         self.num_generations = max(2, per_process)  # what TRL's checks accept
         super().__post_init__()
         self.num_generations = 1
@@ -72,9 +79,17 @@ class PPOConfig(GRPOConfig):
 class PPOTrainer(rollout.RolloutTrainer):
     """RolloutTrainer with a critic: an AutoModelForTokenClassification of one output on the policy's tokens."""
 
-    def __init__(self, *args, critic, critic_learning_rate, gamma, lam, value_clip, kl_in_reward=0.0, **kwargs):
+    def __init__(
+        self, *args, critic, critic_learning_rate, gamma, lam, value_clip, kl_in_reward=0.0, **kwargs
+    ):
         super().__init__(*args, **kwargs)
-        self.gamma, self.lam, self.value_clip, self.kl_in_reward, self._sums = gamma, lam, value_clip, kl_in_reward, 0.0
+        self.gamma, self.lam, self.value_clip, self.kl_in_reward, self._sums = (
+            gamma,
+            lam,
+            value_clip,
+            kl_in_reward,
+            0.0,
+        )
         trained = [p for p in critic.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=critic_learning_rate, weight_decay=self.args.weight_decay)
         self.critic, self.critic_optimizer = self.accelerator.prepare(critic, optimizer)
@@ -83,12 +98,17 @@ class PPOTrainer(rollout.RolloutTrainer):
     def values(self, batch: dict) -> torch.Tensor:
         """Values (B, T) of the text before each completion token; longest rows first, in micro-batches, without padding."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask, n = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1), batch["completion_ids"].size(1)
+        mask, n = (
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].size(1),
+        )
         order, chunks = rollout.trimmed(mask, self.args.per_device_train_batch_size)
         out = []
         for rows, start, end in chunks:
             faults.beat()
-            logits = self.critic(input_ids=ids[rows, start:end], attention_mask=mask[rows, start:end], use_cache=False).logits
+            logits = self.critic(
+                input_ids=ids[rows, start:end], attention_mask=mask[rows, start:end], use_cache=False
+            ).logits
             cut = ids.size(1) - end
             out.append(torch.nn.functional.pad(logits[:, cut - n - 1 : -1, 0].float(), (0, cut)))
         return torch.cat(out)[order.argsort()]
@@ -102,7 +122,9 @@ class PPOTrainer(rollout.RolloutTrainer):
         values = self.values(output) * mask
         rewards = torch.zeros_like(values)
         scores = torch.tensor([row["reward"] for row in self._rows], device=values.device)
-        rewards[torch.arange(len(rewards)), (mask * torch.arange(mask.size(1), device=mask.device)).argmax(1)] = scores
+        rewards[
+            torch.arange(len(rewards)), (mask * torch.arange(mask.size(1), device=mask.device)).argmax(1)
+        ] = scores
         for weight, _, dense, _ in self._dense:
             rewards += weight * dense * mask
         if self.kl_in_reward:
@@ -115,11 +137,17 @@ class PPOTrainer(rollout.RolloutTrainer):
             rewards -= self.kl_in_reward * log_ratio
             self._metrics["train"]["kl"].append((total(log_ratio.sum()) / total(mask.sum())).item())
         advantages, returns = gae(rewards, values, known, self.gamma, self.lam)
-        returns = torch.where(known.bool(), returns, values)  # no error to learn from where there is no reward
+        returns = torch.where(
+            known.bool(), returns, values
+        )  # no error to learn from where there is no reward
         output |= {"values": values, "returns": returns, "advantages": whiten(advantages, known, total)}
-        (mean, _), (_, unexplained), (_, spread) = (moments(x, known, total) for x in (values, returns - values, returns))
+        (mean, _), (_, unexplained), (_, spread) = (
+            moments(x, known, total) for x in (values, returns - values, returns)
+        )
         self._metrics["train"]["value/mean"].append(mean.item())
-        self._metrics["train"]["value/explained_variance"].append((1 - unexplained / spread.clamp(min=1e-8)).item())
+        self._metrics["train"]["value/explained_variance"].append(
+            (1 - unexplained / spread.clamp(min=1e-8)).item()
+        )
         return (output["advantages"] * mask).sum(1) / mask.sum(1)
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
@@ -131,11 +159,21 @@ class PPOTrainer(rollout.RolloutTrainer):
         """The policy's loss by TRL, after a backward of the critic's: a mean over the tokens that the rollout has in this
         optimizer step, whatever its micro-batches are."""
         mask = loss_mask(inputs)
-        tokens = inputs["num_items_in_batch"] / self.accelerator.num_processes  # of the rollout, a process's share
-        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation  # of it, in this optimizer step
+        tokens = (
+            inputs["num_items_in_batch"] / self.accelerator.num_processes
+        )  # of the rollout, a process's share
+        share = (
+            self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        )  # of it, in this optimizer step
         last = self.accelerator.sync_gradients
-        with contextlib.nullcontext() if last or training.shards() > 1 else self.accelerator.no_sync(self.critic):
-            loss, clipped = value_loss(self.values(inputs), inputs["values"], inputs["returns"], self.value_clip)
+        with (
+            contextlib.nullcontext()
+            if last or training.shards() > 1
+            else self.accelerator.no_sync(self.critic)
+        ):
+            loss, clipped = value_loss(
+                self.values(inputs), inputs["values"], inputs["returns"], self.value_clip
+            )
             self.accelerator.backward((loss * mask).sum() / (tokens * share))
         if last:
             norm = self.accelerator.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
@@ -146,7 +184,11 @@ class PPOTrainer(rollout.RolloutTrainer):
         policy_loss = super()._compute_loss(model, inputs)
         self.beta = beta
         log_ratio = self._logps - inputs.get("old_per_token_logps", self._logps)
-        names = ["value/loss", "value/clip_fraction", "approximate_kl"]  # means over the tokens of an optimizer step
+        names = [
+            "value/loss",
+            "value/clip_fraction",
+            "approximate_kl",
+        ]  # means over the tokens of an optimizer step
         parts = [loss.detach(), clipped, log_ratio.exp() - 1 - log_ratio]
         self._sums = self._sums + torch.stack([mask.sum(), *[(x * mask).sum() for x in parts]])
         if last:
@@ -159,14 +201,18 @@ class PPOTrainer(rollout.RolloutTrainer):
 def check_launch() -> None:
     """Exits with 2 under a launch config that cannot train a policy and a critic."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        runs.fail("PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml")
+        runs.fail(
+            "PPO trains two models, DeepSpeed's engine holds one; launch with accelerate/8gpu_fsdp2.yaml"
+        )
 
 
 def critic_start(args, tokenizer) -> str:
     """The folder that the critic starts from; exits with 2 when its tokens are not the policy's, which it must read."""
     start = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
     if args.critic != "policy" and runs.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
-        runs.fail(f"--critic {args.critic}: {start} has another tokenizer than the policy; use --critic policy")
+        runs.fail(
+            f"--critic {args.critic}: {start} has another tokenizer than the policy; use --critic policy"
+        )
     return start
 
 
@@ -175,11 +221,15 @@ def load_critic(start: str, args):
     dtype = utils.DTYPE if args.lora_r else "float32"
     config = AutoConfig.from_pretrained(start, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
-    critic, new = training.load_weights(AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype)
+    critic, new = training.load_weights(
+        AutoModelForTokenClassification, start, new_head=True, config=config, dtype=dtype
+    )
     for name, parameter in critic.named_parameters():
         if name in new:
             torch.nn.init.zeros_(parameter)
-    critic = training.beside_policy(critic, args, exclude_modules=["score"], modules_to_save=["score"], task_type="TOKEN_CLS")
+    critic = training.beside_policy(
+        critic, args, exclude_modules=["score"], modules_to_save=["score"], task_type="TOKEN_CLS"
+    )
     for parameter in critic.parameters():
         if parameter.requires_grad:  # the head too: an update of 1e-5 is lost in bfloat16
             parameter.data = parameter.data.float()

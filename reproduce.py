@@ -100,20 +100,44 @@ TRAINING = {  # the paper's: (without thinking, with thinking)
     "SFT": ("sft-plain", "sft-think"),
     "math/reasoning SFT": ("", "released"),
     "math/reasoning SFT, then RLMT": ("", "rlmt"),
-    **{f"SFT+{a.upper()}": (f"rlhf{s}", f"rlmt{s}") for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))},
-    **{f"{a.upper()} (zero)": (f"rlhf-zero{s}", f"rlmt-zero{s}") for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))},
+    **{
+        f"SFT+{a.upper()}": (f"rlhf{s}", f"rlmt{s}")
+        for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))
+    },
+    **{
+        f"{a.upper()} (zero)": (f"rlhf-zero{s}", f"rlmt-zero{s}")
+        for a, s in (("grpo", ""), ("dpo", "-dpo"), ("ppo", "-ppo"))
+    },
 }
 VARIANTS = {  # sections of table 4
-    "prompts: UltraFeedback": "-ultrafeedback", "prompts: Tulu3 random": "-tulu3", "warm-start: GPT-4.1-mini": "-gpt4.1mini",
-    "reward model: Skywork-V2": "-skywork-v2", "reward model: ArmoRM": "-armorm",
-}  # fmt: skip
-CANNOT = {"-armorm": "the head of its reward model is code of its own, and none but the libraries' is run"}  # variant: why
-WILDBENCH, SUITE = "eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random", "eval_benchmarks.py"
+    "prompts: UltraFeedback": "-ultrafeedback",
+    "prompts: Tulu3 random": "-tulu3",
+    "warm-start: GPT-4.1-mini": "-gpt4.1mini",
+    "reward model: Skywork-V2": "-skywork-v2",
+    "reward model: ArmoRM": "-armorm",
+}
+CANNOT = {
+    "-armorm": "the head of its reward model is code of its own, and none but the libraries' is run"
+}  # variant: why
+WILDBENCH, SUITE = (
+    "eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random",
+    "eval_benchmarks.py",
+)
 BENCHMARKS = {  # the paper's column: (our benchmark, metric, times, command as the paper evaluates)
     "WB": ("wildbench", "wb_reward", 1, f"{WILDBENCH} --judge gpt-4o"),
-    "AE2": ("alpacaeval2", "lc_win_rate_paper", 1, f"{SUITE} alpacaeval2 --data data/alpacaeval2 --judge gpt-4o"),
+    "AE2": (
+        "alpacaeval2",
+        "lc_win_rate_paper",
+        1,
+        f"{SUITE} alpacaeval2 --data data/alpacaeval2 --judge gpt-4o",
+    ),
     "AH2": ("arenahard2", "score_paper", 1, f"{SUITE} arenahard2 --data data/arena_hard_v2 --judge gpt-4.1"),
-    "CWv3": ("creativewriting3", "overall_paper", 1, f"{SUITE} creativewriting3 --data data/creative_writing --judge gpt-4.1"),
+    "CWv3": (
+        "creativewriting3",
+        "overall_paper",
+        1,
+        f"{SUITE} creativewriting3 --data data/creative_writing --judge gpt-4.1",
+    ),
     "PopQA": ("popqa", "accuracy_paper", 100, f"{SUITE} popqa --data akariasai/PopQA"),
     "IFBench": ("ifbench", "prompt_strict", 100, f"{SUITE} ifbench --data allenai/IFBench_test"),
     "MMLU_Redux": ("mmlu_redux", "accuracy", 100, f"{SUITE} mmlu_redux --data data/mmlu_redux"),
@@ -126,47 +150,98 @@ BENCHMARKS = {  # the paper's column: (our benchmark, metric, times, command as 
 
 def paper_rows() -> pd.DataFrame:
     """Every printed number, with the `row` that makes its model ("" for models of others), averages left out."""
-    rows = pd.read_csv(HERE / "data" / "paper" / "rlmt_tables.csv", dtype={"table": str}, keep_default_na=False)
+    rows = pd.read_csv(
+        HERE / "data" / "paper" / "rlmt_tables.csv", dtype={"table": str}, keep_default_na=False
+    )
     rows = rows[rows.benchmark.isin(BENCHMARKS)].copy()
     names = {paper: name for name, (_, paper, _) in BASES.items()}
 
     def name(r) -> str:
         kind = TRAINING.get(r.training, ("", ""))[r.thinking == "yes"]
-        return f"{names[r.backbone]}-{kind}{VARIANTS.get(r.section, '')}" if kind and r.backbone in names else ""
+        return (
+            f"{names[r.backbone]}-{kind}{VARIANTS.get(r.section, '')}" if kind and r.backbone in names else ""
+        )
 
     rows["row"] = rows.apply(name, axis=1)
     return rows
 
 
 TOY_ROWS = [
-    "toy-prompted-think", "toy-prompted-plain", "toy-sft-think", "toy-sft-plain",
-    "toy-rlmt", "toy-rlhf", "toy-rlmt-dpo", "toy-rlhf-dpo", "toy-rlmt-ppo", "toy-rlhf-ppo", "toy-rlmt-zero", "toy-rlhf-zero",
-    "toy-rlmt-small-budgets", "toy-rlmt-large-budgets",
-    "toy-sft-think-careful", "toy-sft-plain-careful", "toy-rlmt-careful", "toy-rlhf-careful",
-    "toy-rlmt-medium-rm", "toy-rlhf-medium-rm", "toy-rlmt-weak-rm", "toy-rlhf-weak-rm",
-]  # fmt: skip
+    "toy-prompted-think",
+    "toy-prompted-plain",
+    "toy-sft-think",
+    "toy-sft-plain",
+    "toy-rlmt",
+    "toy-rlhf",
+    "toy-rlmt-dpo",
+    "toy-rlhf-dpo",
+    "toy-rlmt-ppo",
+    "toy-rlhf-ppo",
+    "toy-rlmt-zero",
+    "toy-rlhf-zero",
+    "toy-rlmt-small-budgets",
+    "toy-rlmt-large-budgets",
+    "toy-sft-think-careful",
+    "toy-sft-plain-careful",
+    "toy-rlmt-careful",
+    "toy-rlhf-careful",
+    "toy-rlmt-medium-rm",
+    "toy-rlhf-medium-rm",
+    "toy-rlmt-weak-rm",
+    "toy-rlhf-weak-rm",
+]
 TOY_COLUMNS = {  # of its table: (metric, temperature)
-    "gold, T=1": ("score", 1.0), "gold, greedy": ("score", 0.0), "proxy, T=1": ("proxy_reward", 1.0),
-    "format ok": ("format_ok", 1.0), "think tokens": ("thinking_tokens", 1.0), "response tokens": ("response_tokens", 1.0),
-}  # fmt: skip
+    "gold, T=1": ("score", 1.0),
+    "gold, greedy": ("score", 0.0),
+    "proxy, T=1": ("proxy_reward", 1.0),
+    "format ok": ("format_ok", 1.0),
+    "think tokens": ("thinking_tokens", 1.0),
+    "response tokens": ("response_tokens", 1.0),
+}
 
 
 REWARD_ROWS = [  # toy rows of the other rewards: sums and programs have a verifier, users an emotion, a rubric has a judge
-    "toy-sft-think-sums", "toy-sft-plain-sums", "toy-rlvr-think", "toy-rlvr-plain", "toy-rlvr-think-format",
-    "toy-rlvr-think-shaped", "toy-rlvr-think-majority", "toy-rlvr-think-certainty", "toy-rlvr-think-process",
-    "toy-rlvr-think-prime", "toy-rlvr-think-ppo", "toy-rlvr-think-ppo-process",
-    "toy-sft-think-code", "toy-sft-plain-code", "toy-rlvr-think-code", "toy-rlvr-plain-code",
-    "toy-sft-think", "toy-rlmt", "toy-rubric-think", "toy-rubric-think-judge",  # the first two are of the table `toy`
-    "toy-sft-think-users", "toy-sft-plain-users", "toy-rlver-think", "toy-rlver-plain", "toy-rlver-think-ppo",
-    "toy-rlver-think-turns", "toy-rlver-think-ppo-turns", "toy-rlver-think-challenging", "toy-rlver-plain-challenging",
-]  # fmt: skip
+    "toy-sft-think-sums",
+    "toy-sft-plain-sums",
+    "toy-rlvr-think",
+    "toy-rlvr-plain",
+    "toy-rlvr-think-format",
+    "toy-rlvr-think-shaped",
+    "toy-rlvr-think-majority",
+    "toy-rlvr-think-certainty",
+    "toy-rlvr-think-process",
+    "toy-rlvr-think-prime",
+    "toy-rlvr-think-ppo",
+    "toy-rlvr-think-ppo-process",
+    "toy-sft-think-code",
+    "toy-sft-plain-code",
+    "toy-rlvr-think-code",
+    "toy-rlvr-plain-code",
+    "toy-sft-think",
+    "toy-rlmt",
+    "toy-rubric-think",
+    "toy-rubric-think-judge",  # the first two are of the table `toy`
+    "toy-sft-think-users",
+    "toy-sft-plain-users",
+    "toy-rlver-think",
+    "toy-rlver-plain",
+    "toy-rlver-think-ppo",
+    "toy-rlver-think-turns",
+    "toy-rlver-think-ppo-turns",
+    "toy-rlver-think-challenging",
+    "toy-rlver-plain-challenging",
+]
 REWARD_COLUMNS = {  # (metric, temperature, benchmark: one of these; all if empty)
-    "right, T=1": ("score", 1.0, "sums_tasks code_tasks"), "right, greedy": ("score", 0.0, "sums_tasks code_tasks"),
-    "gold, T=1": ("score", 1.0, "benchmark_tasks"), "gold, greedy": ("score", 0.0, "benchmark_tasks"),
-    "emotion": ("mean_emotion", 1.0, "sentient"), "emotion, held-out user": ("mean_emotion", 1.0, "sentient_held_out"),
-    "success": ("success", 1.0, "sentient"), "failure": ("failure", 1.0, "sentient"),
+    "right, T=1": ("score", 1.0, "sums_tasks code_tasks"),
+    "right, greedy": ("score", 0.0, "sums_tasks code_tasks"),
+    "gold, T=1": ("score", 1.0, "benchmark_tasks"),
+    "gold, greedy": ("score", 0.0, "benchmark_tasks"),
+    "emotion": ("mean_emotion", 1.0, "sentient"),
+    "emotion, held-out user": ("mean_emotion", 1.0, "sentient_held_out"),
+    "success": ("success", 1.0, "sentient"),
+    "failure": ("failure", 1.0, "sentient"),
     "format ok": ("format_ok", 1.0, ""),
-}  # fmt: skip
+}
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
@@ -175,7 +250,9 @@ def rows_of(table: str) -> dict[str, list[str]]:
         return dict.fromkeys(TOY_ROWS if table == "toy" else REWARD_ROWS, [])
     rows = paper_rows()
     if table not in set(rows.table):
-        runs.fail(f"--table {table!r}: use one of {', '.join(sorted(set(rows.table), key=int))}, toy or rewards")
+        runs.fail(
+            f"--table {table!r}: use one of {', '.join(sorted(set(rows.table), key=int))}, toy or rewards"
+        )
     rows = rows[(rows.table == table) & (rows.row != "")]
     return {row: list(part.benchmark) for row, part in rows.groupby("row", sort=False)}
 
@@ -217,30 +294,60 @@ def add_row(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     elif m["kind"].startswith("sft"):
         preset = preset_of("train_sft_warmstart.py", name)
         released = released_of(args, "train_sft_warmstart.py", preset)
-        stages[folder] = ([], f"{ACCELERATE} train_sft_warmstart.py --preset {preset}".split() + released + common)
+        stages[folder] = (
+            [],
+            f"{ACCELERATE} train_sft_warmstart.py --preset {preset}".split() + released + common,
+        )
     else:
         script = f"train_{(m['algorithm'] or '-grpo')[1:]}.py"
         preset = preset_of(script, name)
-        command, waits = f"{ACCELERATE} {script} --preset {preset}".split() + released_of(args, script, preset), []
+        command, waits = (
+            f"{ACCELERATE} {script} --preset {preset}".split() + released_of(args, script, preset),
+            [],
+        )
         if not m["zero"] and m["base"] != "openthinker2-7b":
             teacher = m["variant"] if m["variant"] == "-gpt4.1mini" else ""
             start = f"{m['base']}-sft-{'think' if think else 'plain'}{teacher}"
             add_row(args, stages, start, [], seed)
-            command, waits = [*command, "--model", str(args.results / f"{start}-s{seed}" / "model")], [f"{start}-s{seed}"]
+            command, waits = (
+                [*command, "--model", str(args.results / f"{start}-s{seed}" / "model")],
+                [f"{start}-s{seed}"],
+            )
         gold = [f"--gold={args.gold}", f"--gold-prompts={args.gold_prompts}"] if args.gold_prompts else []
         stages[folder] = (waits, [*command, *gold, *common])
     for column in columns:
         benchmark, _, _, command = BENCHMARKS[column]
         wildbench, judged = command.startswith("eval_wildbench"), "--judge" in command
-        words = ["python", *command.split(), "--model", model, "--top-p", "0.95", "--max-tokens", "8192" if think else "4096",
-                 "--temperatures" if wildbench else "--temperature", "0.7"]  # fmt: skip
+        words = [
+            "python",
+            *command.split(),
+            "--model",
+            model,
+            "--top-p",
+            "0.95",
+            "--max-tokens",
+            "8192" if think else "4096",
+            "--temperatures" if wildbench else "--temperature",
+            "0.7",
+        ]
         words += ["--protocol", "paper"] if judged else []
         words += ["--judge-url", args.judge_url] if judged and args.judge_url else []
-        words += ["--budget", str(args.budget), "--price", *map(str, args.price)] if judged and any(args.price) else []
-        words += ["--think-format", f"zero_{m['kind'].removeprefix('prompted-')}"] if m["kind"].startswith("prompted") else []
+        words += (
+            ["--budget", str(args.budget), "--price", *map(str, args.price)]
+            if judged and any(args.price)
+            else []
+        )
+        words += (
+            ["--think-format", f"zero_{m['kind'].removeprefix('prompted-')}"]
+            if m["kind"].startswith("prompted")
+            else []
+        )
         words += ["--think-format", "think"] if name == "openthinker2-7b-released" else []
         evaluation = f"{folder}--{benchmark}"
-        stages[evaluation] = (after, [*words, "--seed", str(seed), "--out", str(args.results / evaluation), "--resume"])
+        stages[evaluation] = (
+            after,
+            [*words, "--seed", str(seed), "--out", str(args.results / evaluation), "--resume"],
+        )
 
 
 def preset_of(script: str, name: str) -> str:
@@ -257,9 +364,9 @@ def released_of(args: Args, script: str, preset: str) -> list[str]:
 
 TOY_DATA = {"small-budgets": "--budgets 11 14", "large-budgets": "--budgets 17 20", "careful": "--slips 0.5"}
 TOY_REWARD = {  # besides the shipped one, which is the strong one
-    "medium-rm": "data/toy_models.py reward --base data/toy/base --batch 12 --steps 150",
+    "medium-rm": "data/toy/models.py reward --base data/toy/base --batch 12 --steps 150",
     "weak-rm": "train_reward.py --preset toy",
-}  # fmt: skip
+}
 
 
 def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) -> None:
@@ -272,7 +379,7 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
     if variant in TOY_DATA:
         data = root / f"data-{variant}"
         waits = [data.name]
-        stages[data.name] = ([], f"python data/toy_world.py --out {data} {TOY_DATA[variant]}".split())
+        stages[data.name] = ([], f"python -m data.toy.world --out {data} {TOY_DATA[variant]}".split())
         flag, file = ("--traces", "sft_traces") if "-sft-" in name else ("--prompts", "rl_prompts")
         extra = [flag, str(data / f"{file}.jsonl")]
     if variant in TOY_REWARD:
@@ -295,7 +402,11 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
         command += " --gold-prompts data/toy/held_out_prompts.jsonl"
         command += "" if m["algorithm"] == "-dpo" else " --steps 14 --save-steps 7"
         # --allow-truncation: without thinking the toy base model never has the format, which is what that row shows
-        command += " --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160" if m["zero"] else ""
+        command += (
+            " --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160"
+            if m["zero"]
+            else ""
+        )
         stages[folder] = (waits, [*command.split(), *extra, *common])
     zero = m["zero"] or m["kind"].startswith("prompted")
     words = f"python eval_wildbench.py --model {model} --tasks data/toy/benchmark_tasks.jsonl --limit 256 --seed {seed}"
@@ -306,12 +417,14 @@ def add_toy(args: Args, stages: dict, name: str, columns: list[str], seed: int) 
 
 
 SUMS = {  # --rewards of the rows on sums, and what belongs to them
-    "": "math:1", "format": "math:1 format:0.2 --on-bad-format score",
+    "": "math:1",
+    "format": "math:1 format:0.2 --on-bad-format score",
     "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate --on-bad-format score",
-    "majority": "majority:1", "certainty": "self_certainty:1",
-    "process": "math:1 process:0.5 --process-model data/toy_sums.py:steps",
+    "majority": "majority:1",
+    "certainty": "self_certainty:1",
+    "process": "math:1 process:0.5 --process-model data/toy/sums.py:steps",
     "prime": "math:1 prime:1 --prime-learning-rate 1e-4 --scale-rewards none",  # the last as PRIME
-}  # fmt: skip
+}
 RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 
 
@@ -319,15 +432,28 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
     """A toy row of another reward: sums or programs, where a verifier knows what is right; users with moods; or a judge."""
     m, root = NAME.fullmatch(name), args.results / "toy"
     folder, variant, kind = f"{name}-s{seed}", (m["variant"] or "-")[1:], m["kind"].rpartition("-")[2]
-    common = [*["--no-think"] * (kind == "plain"), "--seed", str(seed), "--out", str(root / folder), "--resume"]
+    common = [
+        *["--no-think"] * (kind == "plain"),
+        "--seed",
+        str(seed),
+        "--out",
+        str(root / folder),
+        "--resume",
+    ]
     method = m["kind"].partition("-")[0]
-    task = variant if variant in ("code", "users") else {"rlver": "users", "rubric": "rubric"}.get(method, "sums")
+    task = (
+        variant
+        if variant in ("code", "users")
+        else {"rlver": "users", "rubric": "rubric"}.get(method, "sums")
+    )
     if method == "sft":
-        command = f"python train_sft_warmstart.py --preset toy --traces data/toy/{task}_traces.jsonl --epochs 2"
+        command = (
+            f"python train_sft_warmstart.py --preset toy --traces data/toy/{task}_traces.jsonl --epochs 2"
+        )
         waits = []
         if task == "code":  # its base model knows the words of code
             command, waits = f"{command} --model {root / 'code-base'}", ["code-base"]
-            stages["code-base"] = ([], f"python data/toy_code.py --base-out {root / 'code-base'}".split())
+            stages["code-base"] = ([], f"python -m data.toy.programs --base-out {root / 'code-base'}".split())
         stages[folder] = (waits, [*command.split(), *common])
     else:
         sft = "toy-sft-think" if task == "rubric" else f"toy-sft-{kind}-{task}"
@@ -338,45 +464,61 @@ def add_reward(args: Args, stages: dict, name: str, columns: list[str], seed: in
             command += " --algorithm ppo --prompts-per-step 128" if m["algorithm"] == "-ppo" else ""
             command += " --turn-weight 1" if variant == "turns" else ""
         elif task == "rubric":
-            command = ("python data/toy_judge.py -- python train_grpo.py --preset toy --prompts data/toy/rubric_prompts.jsonl "
-                       f"--rewards {RUBRICS[variant]} --judge toy-judge --steps 14")  # fmt: skip
+            command = (
+                "python -m data.toy.judge -- python train_grpo.py --preset toy --prompts data/toy/rubric_prompts.jsonl "
+                f"--rewards {RUBRICS[variant]} --judge toy-judge --steps 14"
+            )
         elif task == "code":
-            command = ("python train_grpo.py --preset toy --prompts data/toy/code_prompts.jsonl --rewards code:1 --steps 15 "
-                       "--gold data/toy_code.py:gold")  # fmt: skip
+            command = (
+                "python train_grpo.py --preset toy --prompts data/toy/code_prompts.jsonl --rewards code:1 --steps 15 "
+                "--gold data/toy/programs.py:gold"
+            )
         else:
-            command = f"python train_{(m['algorithm'] or '-grpo')[1:]}.py --preset toy --rewards {SUMS[variant]}"
+            command = (
+                f"python train_{(m['algorithm'] or '-grpo')[1:]}.py --preset toy --rewards {SUMS[variant]}"
+            )
             command += " --prompts data/toy/sums_prompts.jsonl"
-            command += " --steps 20 --gold data/toy_sums.py:gold"
+            command += " --steps 20 --gold data/toy/sums.py:gold"
         model = ["--model", str(root / f"{sft}-s{seed}" / "model")]
         stages[folder] = ([f"{sft}-s{seed}"], [*command.split(), *model, *common])
-    evaluate = ("python eval_sentient.py --profiles data/toy/users_test.jsonl --simulator data/toy_users.py:user "
-                "--held-out-simulator data/toy_users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10 "
-                "--max-tokens 48 --temperature 1")  # fmt: skip
+    evaluate = (
+        "python eval_sentient.py --profiles data/toy/users_test.jsonl --simulator data/toy/users.py:user "
+        "--held-out-simulator data/toy/users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10 "
+        "--max-tokens 48 --temperature 1"
+    )
     if task != "users":
-        tasks, judge = ("benchmark_tasks", "toy_world") if task == "rubric" else (f"{task}_tasks", f"toy_{task}")
-        evaluate = (f"python eval_wildbench.py --tasks data/toy/{tasks}.jsonl --limit 256 --judge data/{judge}.py:judge "
-                    "--temperatures 1.0 0.0 --max-tokens 128")  # fmt: skip
+        tasks, judge = (
+            ("benchmark_tasks", "world")
+            if task == "rubric"
+            else (f"{task}_tasks", {"sums": "sums", "code": "programs"}[task])
+        )
+        evaluate = (
+            f"python eval_wildbench.py --tasks data/toy/{tasks}.jsonl --limit 256 --judge data/toy/{judge}.py:judge "
+            "--temperatures 1.0 0.0 --max-tokens 128"
+        )
     words = [*evaluate.split(), "--model", str(root / folder / "model"), "--seed", str(seed)]
     stages[f"{folder}--gold"] = ([folder], [*words, "--out", str(root / f"{folder}--gold"), "--resume"])
 
 
 # --- 3. what a row needs and costs, before anything is run
 
-PREPARE = "python data/prepare.py"
+PREPARE = "python -m data.prepare"
 DATA = {  # file: how it is made; those of the benchmarks on the hub come by themselves
     "data/wildchat_if.jsonl": f"{PREPARE} wildchat-if --input wildchat-if_train.parquet --out data/wildchat_if.jsonl",
     "data/sft_prompts.jsonl": f"{PREPARE} tulu3-random --n 7500 --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl",
-    "data/traces.jsonl": "python data/make_traces.py --prompts data/sft_prompts.jsonl --out data/traces.jsonl "
+    "data/traces.jsonl": "python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl "
     "--teacher gemini-2.5-flash-preview-04-17 --teacher-url URL",
-    "data/traces_gpt4.1mini.jsonl": "python data/make_traces.py --prompts data/sft_prompts.jsonl "
+    "data/traces_gpt4.1mini.jsonl": "python -m data.make_traces --prompts data/sft_prompts.jsonl "
     "--out data/traces_gpt4.1mini.jsonl --teacher gpt-4.1-mini",
     "data/ultrafeedback.jsonl": f"{PREPARE} ultrafeedback --n 7560 --exclude data/sft_prompts.jsonl "
     "--out data/ultrafeedback.jsonl",
     "data/tulu3_random.jsonl": f"{PREPARE} tulu3-random --n 7560 --seed 1 --exclude data/sft_prompts.jsonl "
     "--out data/tulu3_random.jsonl",
     "data/wildbench.jsonl": f"{PREPARE} wildbench --out data/wildbench.jsonl",
-    **{f"data/{name}": "# a download: data/README.md, 'Benchmarks', says which files and where from" for name in (
-        "alpacaeval2", "arena_hard_v2", "creative_writing", "mmlu_redux", "zebralogic")},
+    **{
+        f"data/{name}": "# a download: data/README.md, 'Benchmarks', says which files and where from"
+        for name in ("alpacaeval2", "arena_hard_v2", "creative_writing", "mmlu_redux", "zebralogic")
+    },
 }
 
 
@@ -386,13 +528,19 @@ def data_of(stages: dict) -> list[str]:
     for name, (_, command) in stages.items():
         variant = variant_of(name)
         if "train_sft_warmstart.py" in command and "toy" not in command:
-            needed |= {"data/traces_gpt4.1mini.jsonl" if variant == "-gpt4.1mini" else "data/traces.jsonl",
-                       "data/sft_prompts.jsonl", "data/wildchat_if.jsonl"}  # fmt: skip
+            needed |= {
+                "data/traces_gpt4.1mini.jsonl" if variant == "-gpt4.1mini" else "data/traces.jsonl",
+                "data/sft_prompts.jsonl",
+                "data/wildchat_if.jsonl",
+            }
         elif "accelerate" in command:
-            prompts = {"-ultrafeedback": "ultrafeedback", "-tulu3": "tulu3_random"}.get(variant, "wildchat_if")
+            prompts = {"-ultrafeedback": "ultrafeedback", "-tulu3": "tulu3_random"}.get(
+                variant, "wildchat_if"
+            )
             needed.add(f"data/{prompts}.jsonl")
         needed |= set(command) & DATA.keys()
     return [path for path in DATA if path in needed]
+
 
 PAPER_HOURS = {  # GPU-hours on H100, as the released README reports them for an 8B model
     "train_sft_warmstart.py": lambda steps: 8 * 2.5,
@@ -425,15 +573,24 @@ def cost(name: str, command: list[str]) -> str:
 def check(stages: dict, root: Path, judge_url: str) -> None:
     """Says which stages are figures of others; exits with 2 where data or a key is missing that a stage to be run needs."""
     todo = {name: stages[name] for name in stages.keys() - runs.finished(stages, root)}
-    if figures := [name for name in stages if (root / name).exists() and status(root, name) == "figures only"]:
-        print(f"made before (figures only, no weights), not run again, {len(figures)} of {len(stages)}: {', '.join(figures)}\n"
-              "--results DIR makes them anew", flush=True)  # fmt: skip
+    if figures := [
+        name for name in stages if (root / name).exists() and status(root, name) == "figures only"
+    ]:
+        print(
+            f"made before (figures only, no weights), not run again, {len(figures)} of {len(stages)}: {', '.join(figures)}\n"
+            "--results DIR makes them anew",
+            flush=True,
+        )
     if missing := [path for path in data_of(todo) if not (HERE / path).exists()]:
         runs.fail(f"{', '.join(missing)} must be made first; --dry-run shows how")
     words = {word for _, command in todo.values() for word in command}
-    urls = [judge_url] * ("paper" in words) + [word.partition("@")[2] for word in words if word.startswith("--gold=judge:")]
+    urls = [judge_url] * ("paper" in words) + [
+        word.partition("@")[2] for word in words if word.startswith("--gold=judge:")
+    ]
     if endpoint.OPENAI_URL in map(endpoint.resolve_url, urls) and not endpoint.api_key():
-        runs.fail("a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by --judge-url")
+        runs.fail(
+            "a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by --judge-url"
+        )
 
 
 def show(args: Args, stages: dict) -> None:
@@ -447,7 +604,9 @@ def show(args: Args, stages: dict) -> None:
             print(f"# {line}")
             total += float(line.split()[1])
         print(shlex.join(command))
-    print(f"\n# {len(stages)} stages; training about {total:.0f} H100-hours; sampling for DPO and evaluation are not counted")
+    print(
+        f"\n# {len(stages)} stages; training about {total:.0f} H100-hours; sampling for DPO and evaluation are not counted"
+    )
 
 
 def root_of(args: Args, table: str) -> Path:
@@ -483,12 +642,20 @@ def ours(part: pd.DataFrame, times: float) -> dict:
     if part.empty:
         return {"ours": None, "low": None, "high": None, "seeds": 0, "task": None, "fingerprint": None}
     if part["fingerprint"].nunique() > 1:
-        runs.fail(f"{', '.join(part['run'])} were not judged alike (fingerprint in runs.csv), so they have no mean")
+        runs.fail(
+            f"{', '.join(part['run'])} were not judged alike (fingerprint in runs.csv), so they have no mean"
+        )
     mean, n = part["value"].mean(), len(part)
     half = stats.t.ppf(0.975, n - 1) * part["value"].sem() if n > 1 else 0.0
     low, high = part[["low", "high"]].iloc[0] if n == 1 else (mean - half, mean + half)
-    return {"ours": times * mean, "low": times * low, "high": times * high, "seeds": n,
-            "task": part["benchmark"].iloc[0], "fingerprint": part["fingerprint"].iloc[0]}  # fmt: skip
+    return {
+        "ours": times * mean,
+        "low": times * low,
+        "high": times * high,
+        "seeds": n,
+        "task": part["benchmark"].iloc[0],
+        "fingerprint": part["fingerprint"].iloc[0],
+    }
 
 
 def unlike(table: pd.DataFrame) -> list[str]:
@@ -497,7 +664,9 @@ def unlike(table: pd.DataFrame) -> list[str]:
     for (column, _), part in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
         groups = part.groupby("fingerprint", sort=False)["row"].unique().map(", ".join)
         if len(groups) > 1:
-            out.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {' against '.join(groups)}")
+            out.append(
+                f"{column}: not to be compared, as judge, instructions or tasks differ: {' against '.join(groups)}"
+            )
     return out
 
 
@@ -513,8 +682,18 @@ def paper_table(table: str, index: pd.DataFrame) -> pd.DataFrame:
         state = "measured" if numbers["seeds"] else nothing
         difference = numbers["ours"] - float(r.value) if numbers["seeds"] else None
         row = r.row or f"{r.model_name or r.backbone} ({r.training})"
-        lines.append({"table": table, "row": row, "section": r.section, "benchmark": r.benchmark, **numbers,
-                      "paper": float(r.value), "difference": difference, "status": state})  # fmt: skip
+        lines.append(
+            {
+                "table": table,
+                "row": row,
+                "section": r.section,
+                "benchmark": r.benchmark,
+                **numbers,
+                "paper": float(r.value),
+                "difference": difference,
+                "status": state,
+            }
+        )
     return pd.DataFrame(lines)
 
 
@@ -538,7 +717,9 @@ def rows_markdown(args: Args) -> str:
         for row in rows_of(table):
             tables.setdefault(row, []).append(table)
     stages = plan(args, dict.fromkeys(tables, []))
-    tables |= {name.removesuffix("-s0"): [] for name in stages if name.removesuffix("-s0") not in tables}  # start of others
+    tables |= {
+        name.removesuffix("-s0"): [] for name in stages if name.removesuffix("-s0") not in tables
+    }  # start of others
     out = ["| row | tables | training | H100-hours | status |", "|---|---|---|---|---|"]
     for row in sorted(tables):
         _, command = stages.get(f"{row}-s0", ([], []))
@@ -554,7 +735,9 @@ def toy_table(index: pd.DataFrame, table: str = "toy") -> pd.DataFrame:
     """One line a row and column of the tables `toy` and `rewards`."""
     lines = []
     for row in rows_of(table):
-        for column, (metric, temperature, *benchmark) in (TOY_COLUMNS if table == "toy" else REWARD_COLUMNS).items():
+        for column, (metric, temperature, *benchmark) in (
+            TOY_COLUMNS if table == "toy" else REWARD_COLUMNS
+        ).items():
             part = index[(index.row == row) & (index.metric == metric) & (index.temperature == temperature)]
             part = part[part.benchmark.isin(benchmark[0].split())] if benchmark and benchmark[0] else part
             part = part.drop_duplicates("seed")  # format_ok stands there for each of two users
@@ -568,8 +751,14 @@ def toy_markdown(table: pd.DataFrame) -> str:
     columns = list(dict.fromkeys(table.benchmark))
     out = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for row, part in table.groupby("row", sort=False):
-        cells = {r.benchmark: "" if pd.isna(r.ours) else f"{r.ours:.3g}" if pd.isna(r.low) else
-                 f"{r.ours:.3f} ± {(r.high - r.low) / 2:.3f}" for r in part.itertuples()}  # fmt: skip
+        cells = {
+            r.benchmark: ""
+            if pd.isna(r.ours)
+            else f"{r.ours:.3g}"
+            if pd.isna(r.low)
+            else f"{r.ours:.3f} ± {(r.high - r.low) / 2:.3f}"
+            for r in part.itertuples()
+        }
         state = part.seeds.max() or "not yet run"
         out.append(f"| {row} | {state} | " + " | ".join(cells[c] for c in columns) + " |")
     return "\n".join(out)
@@ -581,7 +770,9 @@ def render(args: Args) -> dict[str, str]:
     results, folder = args.results, args.results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     index, toy, texts = measured(results), measured(results / "toy"), {"rows": rows_markdown(args)}
-    tables = {f"table{table}": paper_table(table, index) for table in sorted(set(paper_rows().table), key=int)}
+    tables = {
+        f"table{table}": paper_table(table, index) for table in sorted(set(paper_rows().table), key=int)
+    }
     for name, numbers in (tables | {table: toy_table(toy, table) for table in ("toy", "rewards")}).items():
         rounded = numbers if name in tables else numbers.round(4)
         rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
@@ -612,20 +803,27 @@ def sweep(args: Args) -> None:
     runs.run_plan({n: s for n, s in stages.items() if n not in names}, root, args.lanes)
     for name in names:
         train_until(stages[name][1], root / name, args.stop_at)
-    early = {name: next(r["gold"] for r in held_out(root / name) if r["step"] >= args.stop_at) for name in names}
+    early = {
+        name: next(r["gold"] for r in held_out(root / name) if r["step"] >= args.stop_at) for name in names
+    }
     survivors = sorted(names, key=early.get, reverse=True)[: args.keep]
     runs.run_plan({name: ([], stages[name][1]) for name in survivors}, root, args.lanes)
     summary = {
-        "row": args.row, "started": len(names), "survivors": survivors,
+        "row": args.row,
+        "started": len(names),
+        "survivors": survivors,
         "rule": f"all seeds to step {args.stop_at}; the {args.keep} with the highest gold on the held-out prompts there go on",
-        "gold_at_decision": early, "curves": {name: held_out(root / name) for name in names},
-    }  # fmt: skip
+        "gold_at_decision": early,
+        "curves": {name: held_out(root / name) for name in names},
+    }
     path = root / f"{args.row}--sweep.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")
     first, last = list(early.values()), [summary["curves"][name][-1]["gold"] for name in survivors]
     print(f"{len(names)} seeds started, {len(survivors)} went on: {summary['rule']}")
     print(f"gold at step {args.stop_at}: mean of all {sum(first) / len(first):.4f}, best {max(first):.4f}")
-    print(f"gold at the end, of those chosen, so no estimate of a seed's mean: {sum(last) / len(last):.4f}; {path}")
+    print(
+        f"gold at the end, of those chosen, so no estimate of a seed's mean: {sum(last) / len(last):.4f}; {path}"
+    )
 
 
 def held_out(run: Path) -> list[dict]:
@@ -637,12 +835,16 @@ def train_until(command: list[str], run: Path, step: int) -> None:
     """Starts a training command, or goes on with it, and stops it once the held-out prompts of `step` are measured."""
     if any(r["step"] >= step for r in held_out(run)):
         if not any(run.glob("checkpoint-*")) and not (run / "model").exists():
-            runs.fail(f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or delete it")
+            runs.fail(
+                f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or delete it"
+            )
         return
     log = run.parent / "logs" / f"{run.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as f:
-        process = subprocess.Popen(runs.executable(command), cwd=HERE, stdout=f, stderr=f, start_new_session=True)
+        process = subprocess.Popen(
+            runs.executable(command), cwd=HERE, stdout=f, stderr=f, start_new_session=True
+        )
     while process.poll() is None and not any(r["step"] >= step for r in held_out(run)):
         time.sleep(1)
     if process.poll() is None:
@@ -656,7 +858,7 @@ def train_until(command: list[str], run: Path, step: int) -> None:
 
 def main(args: Args) -> None:
     if args.traces:
-        import trace_reader
+        import page as trace_reader
 
         if not args.out:
             runs.fail("--traces needs --out PAGE.html")
@@ -669,12 +871,18 @@ def main(args: Args) -> None:
         for table in [*sorted(set(paper_rows().table), key=int), "toy", "rewards"]:
             root = root_of(args, table)
             for row in rows_of(table):
-                print(f"table {table:4} {row:45}", *(f"s{s}: {status(root, f'{row}-s{s}')}" for s in args.seeds))
+                print(
+                    f"table {table:4} {row:45}", *(f"s{s}: {status(root, f'{row}-s{s}')}" for s in args.seeds)
+                )
         return
     if bool(args.gold) != bool(args.gold_prompts):
-        runs.fail("--gold and --gold-prompts belong together: what measures, and the prompts that it measures on")
+        runs.fail(
+            "--gold and --gold-prompts belong together: what measures, and the prompts that it measures on"
+        )
     if not args.table:
-        runs.fail("nothing to do: --list, --tables, --traces RUN, or --table with --dry-run, --run or --sweep")
+        runs.fail(
+            "nothing to do: --list, --tables, --traces RUN, or --table with --dry-run, --run or --sweep"
+        )
     rows = rows_of(args.table)
     if args.row and args.row not in rows:
         runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(rows)}")
@@ -696,8 +904,10 @@ def main(args: Args) -> None:
     check(stages, root, args.judge_url)
     if args.table in ("toy", "rewards"):
         os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        for script in ("toy_world.py", "toy_sums.py", "toy_code.py", "toy_users.py", "toy_judge.py"):
-            subprocess.run([sys.executable, f"data/{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+        for script in ("world", "sums", "programs", "users", "judge"):
+            subprocess.run(
+                [sys.executable, "-m", f"data.toy.{script}"], cwd=HERE, check=True, stdout=subprocess.DEVNULL
+            )
     runs.run_plan(stages, root, args.lanes)
     render(args)
 

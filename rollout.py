@@ -18,7 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in this process: its weights are synced in place
+os.environ.setdefault(
+    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+)  # the engine in this process: its weights are synced in place
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.nn import functional as F
 from trl import GRPOTrainer
 
-import dense
+from rewards import dense
 import faults
 import runs
 import training
@@ -83,7 +85,9 @@ def even_chunks(lengths: list[int], n: int) -> list[int]:
     return sizes
 
 
-def trimmed(attention_mask: torch.Tensor, batch_size: int | None) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int, int]]]:
+def trimmed(
+    attention_mask: torch.Tensor, batch_size: int | None
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, int, int]]]:
     """Rows of a mask (B, T) in order of length (B,), longest first, and in that order chunks of about equally many tokens,
     `batch_size` rows each on average: (rows, first column, last column + 1), without the columns that are padding in all of
     the chunk's rows."""
@@ -109,7 +113,10 @@ def split_rollout(batch: dict, n: int, updates: int, by_tokens: bool, gather=lam
         rows, parts = rows[lengths[rows].argsort(descending=True, stable=True)], n // updates
         longest = gather(lengths[rows][None]).amax(0).tolist()
         sizes = even_chunks(longest, parts) if by_tokens else [len(rows) // parts] * parts
-        out += [{k: v[part] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()} for part in rows.split(sizes)]
+        out += [
+            {k: v[part] if torch.is_tensor(v) and v.ndim else v for k, v in batch.items()}
+            for part in rows.split(sizes)
+        ]
     return out
 
 
@@ -125,17 +132,42 @@ class RolloutTrainer(GRPOTrainer):
     the mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
     """
 
-    def __init__(self, *args, reward_model, think_format, on_bad_format, format_margin, run, gold=None,
-                 held_out=(), max_logprob_gap=0.05, allow_truncation=False, compose=None, dense_rewards=(), entropies=False,
-                 attempts=0, zero_spread=0.05, ahead=False, **kwargs):  # fmt: skip
+    def __init__(
+        self,
+        *args,
+        reward_model,
+        think_format,
+        on_bad_format,
+        format_margin,
+        run,
+        gold=None,
+        held_out=(),
+        max_logprob_gap=0.05,
+        allow_truncation=False,
+        compose=None,
+        dense_rewards=(),
+        entropies=False,
+        attempts=0,
+        zero_spread=0.05,
+        ahead=False,
+        **kwargs,
+    ):
         self.reward_model, self.think_format, self.on_bad_format = reward_model, think_format, on_bad_format
-        self.format_margin, self.run, self.gold, self.max_logprob_gap = format_margin, run, gold, max_logprob_gap
+        self.format_margin, self.run, self.gold, self.max_logprob_gap = (
+            format_margin,
+            run,
+            gold,
+            max_logprob_gap,
+        )
         if kwargs["args"].use_vllm:
             patch_vllm()
         super().__init__(*args, reward_funcs=[total], **kwargs)
         on_gpu = torch.cuda.is_available()
-        self._pool = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if on_gpu else None,
-                                        initargs=(self.accelerator.device,) if on_gpu else ())  # fmt: skip
+        self._pool = ThreadPoolExecutor(
+            1,
+            initializer=torch.cuda.set_device if on_gpu else None,
+            initargs=(self.accelerator.device,) if on_gpu else (),
+        )
         self._stream = torch.cuda.Stream() if on_gpu else None
         # scoring beside vLLM: the prompts of this rollout ([]: not now), vLLM's number of the first request, what ended and
         # waits to be a batch, the batches that are being scored
@@ -145,19 +177,42 @@ class RolloutTrainer(GRPOTrainer):
         self._colocated = self.use_vllm and self.vllm_mode == "colocate"
         if self._colocated:
             self._observe(self.vllm_generation.llm.llm_engine)
-            self._seed(self.args.seed * 1_000_003 + self.accelerator.process_index)  # the engine has set its own
-        updates, bnpo = self.args.steps_per_generation // self.args.gradient_accumulation_steps, self.loss_type == "bnpo"
-        split = functools.partial(split_rollout, updates=updates, by_tokens=self.loss_type in ("dapo", "cispo"),
-                                  gather=self.accelerator.gather)  # fmt: skip
-        grpo_trainer.split_tensor_dict = _trl_split if bnpo else split  # bnpo is a mean within each micro-batch
+            self._seed(
+                self.args.seed * 1_000_003 + self.accelerator.process_index
+            )  # the engine has set its own
+        updates, bnpo = (
+            self.args.steps_per_generation // self.args.gradient_accumulation_steps,
+            self.loss_type == "bnpo",
+        )
+        split = functools.partial(
+            split_rollout,
+            updates=updates,
+            by_tokens=self.loss_type in ("dapo", "cispo"),
+            gather=self.accelerator.gather,
+        )
+        grpo_trainer.split_tensor_dict = (
+            _trl_split if bnpo else split
+        )  # bnpo is a mean within each micro-batch
         grpo_trainer.shuffle_sequence_dict = self._shuffle if bnpo or updates > 1 else lambda batch: batch
         training.skip_prompt_logits()
         self._rows = []  # of this rollout
         self._steps_cut_off = self._steps_malformed = 0  # of the first steps, how many were (-1: over)
         self.allow_truncation, self.held_out = allow_truncation, held_out
-        self.compose, self.entropies, self.attempts, self.zero_spread = compose, entropies, attempts, zero_spread
-        self._sampled, self._indicators = None, {}  # _resample's rollout with its rewards; `collapse` of the last one
-        self.dense_rewards, self._dense, self.stopped = dense_rewards, [], ""  # the second: their values in this rollout
+        self.compose, self.entropies, self.attempts, self.zero_spread = (
+            compose,
+            entropies,
+            attempts,
+            zero_spread,
+        )
+        self._sampled, self._indicators = (
+            None,
+            {},
+        )  # _resample's rollout with its rewards; `collapse` of the last one
+        self.dense_rewards, self._dense, self.stopped = (
+            dense_rewards,
+            [],
+            "",
+        )  # the second: their values in this rollout
         self._history = None  # `collapse` by step, from the log of the run
         self.beside = {}  # name: (model, optimizer) of what learns beside the policy, a part of every checkpoint
         for name, _, source in dense_rewards:
@@ -183,7 +238,9 @@ class RolloutTrainer(GRPOTrainer):
         if self._ready:  # by _take, from weights that were the trainer's
             return self._ready
         self._first = self.vllm_generation.llm.request_counter.counter if self._colocated else 0
-        with contextlib.nullcontext() if self._colocated or not self.use_vllm else faults.patient():  # a server gives no beat
+        with (
+            contextlib.nullcontext() if self._colocated or not self.use_vllm else faults.patient()
+        ):  # a server gives no beat
             completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.use_vllm:  # it stops at </response> by itself, see train_grpo.py
             self._check_sampler(prompt_ids, completion_ids, logprobs)
@@ -192,20 +249,31 @@ class RolloutTrainer(GRPOTrainer):
         return completion_ids, logprobs
 
     @torch.no_grad()
-    def _check_sampler(self, prompt_ids: list[list[int]], completion_ids: list[list[int]], logprobs: list[list[float]]):
+    def _check_sampler(
+        self, prompt_ids: list[list[int]], completion_ids: list[list[int]], logprobs: list[list[float]]
+    ):
         """Stops the run when the sampler's logprobs of the first four completions are not the trainer's."""
         rows = [(p, c, s) for p, c, s in zip(prompt_ids, completion_ids, logprobs) if c]
         rows = (rows * 4)[:4]  # as many forwards in every process, as sharded weights are gathered in each
         n_prompt, n_completion = max(len(p) for p, _, _ in rows), max(len(c) for _, c, _ in rows)
         pad = self.processing_class.pad_token_id
         ids = [[pad] * (n_prompt - len(p)) + p + c + [pad] * (n_completion - len(c)) for p, c, _ in rows]
-        mask = [[0] * (n_prompt - len(p)) + [1] * len(p + c) + [0] * (n_completion - len(c)) for p, c, _ in rows]
+        mask = [
+            [0] * (n_prompt - len(p)) + [1] * len(p + c) + [0] * (n_completion - len(c)) for p, c, _ in rows
+        ]
         device = self.accelerator.device
         ours, _, _ = self._get_per_token_logps_and_entropies(
             self.model, torch.tensor(ids, device=device), torch.tensor(mask, device=device), n_completion, 1
         )
-        gaps = [abs(ours[i, t].item() - s[t]) for i, (_, c, s) in enumerate(rows) for t in range(len(c)) if s[t] is not None]
-        gap = self.accelerator.gather(torch.tensor([sum(gaps) / max(1, len(gaps))], device=device)).max().item()
+        gaps = [
+            abs(ours[i, t].item() - s[t])
+            for i, (_, c, s) in enumerate(rows)
+            for t in range(len(c))
+            if s[t] is not None
+        ]
+        gap = (
+            self.accelerator.gather(torch.tensor([sum(gaps) / max(1, len(gaps))], device=device)).max().item()
+        )
         self._metrics["train"]["sampling/logprob_gap"].append(gap)
         if not gap <= self.max_logprob_gap:
             raise RuntimeError(
@@ -229,7 +297,10 @@ class RolloutTrainer(GRPOTrainer):
         if self._pending is None:
             self._begin(inputs)
         taken, self._pending = self._pending.result(), None
-        rollout, accumulation = self.args.steps_per_generation * self.num_iterations, self.args.gradient_accumulation_steps
+        rollout, accumulation = (
+            self.args.steps_per_generation * self.num_iterations,
+            self.args.gradient_accumulation_steps,
+        )
         later = self._coming[rollout - accumulation :]
         if later and self.state.global_step + rollout // accumulation < self.state.max_steps:
             self._begin(later[0])
@@ -237,11 +308,18 @@ class RolloutTrainer(GRPOTrainer):
 
     def _begin(self, inputs: list[dict]) -> None:
         """Checks the sampler on eight tokens and starts the rollout of `inputs` in the second thread."""
-        prompts, most = self._tokenize_prompts([x["prompt"] for x in inputs])[0], self.vllm_generation.max_completion_length
+        prompts, most = (
+            self._tokenize_prompts([x["prompt"] for x in inputs])[0],
+            self.vllm_generation.max_completion_length,
+        )
         self.vllm_generation.max_completion_length = 8
-        self._generate_single_turn(prompts[:4], None, {}, 1)  # with the trainer's weights? Later they are no longer these
+        self._generate_single_turn(
+            prompts[:4], None, {}, 1
+        )  # with the trainer's weights? Later they are no longer these
         self.vllm_generation.max_completion_length = most
-        self._pending = self._pool.submit(self._sample, prompts)  # in the stream in which vLLM was warmed up: it keeps to that
+        self._pending = self._pool.submit(
+            self._sample, prompts
+        )  # in the stream in which vLLM was warmed up: it keeps to that
 
     def _sample(self, prompts: list[list[int]]) -> tuple[list, list]:
         _, ids, logprobs, _ = self.vllm_generation.generate(prompts, None, 1)
@@ -272,7 +350,9 @@ class RolloutTrainer(GRPOTrainer):
 
         def score(messages, completions):
             with torch.cuda.stream(self._stream):
-                return self._preferences(messages, dict(zip(completions, self._read(list(completions.values())))))
+                return self._preferences(
+                    messages, dict(zip(completions, self._read(list(completions.values()))))
+                )
 
         def observed():
             faults.beat()
@@ -295,15 +375,22 @@ class RolloutTrainer(GRPOTrainer):
         ends = set(self.eos_token_ids)
         finished = [ids[-1] in ends for ids in completion_ids]
         bodies = [ids[:-1] if done else ids for ids, done in zip(completion_ids, finished)]
-        texts = self.processing_class.batch_decode(bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return [(t, utils.split_thinking(t, self.think_format, done), done) for t, done in zip(texts, finished)]
+        texts = self.processing_class.batch_decode(
+            bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return [
+            (t, utils.split_thinking(t, self.think_format, done), done) for t, done in zip(texts, finished)
+        ]
 
     def _preferences(self, messages: list[list[dict]], read: dict[int, tuple]) -> dict[int, float]:
         """The preference of what was `read`, by its place among the `messages`, without those in bad format that get a floor:
         they are not worth a forward of the reward model."""
         null = self.on_bad_format == "null"
-        texts = {i: "[NULL]" if null and utils.RESPONSE_AFTER[self.think_format] not in text else text
-                 for i, (text, parts, _) in read.items() if parts.status == "ok" or self.on_bad_format != "floor"}  # fmt: skip
+        texts = {
+            i: "[NULL]" if null and utils.RESPONSE_AFTER[self.think_format] not in text else text
+            for i, (text, parts, _) in read.items()
+            if parts.status == "ok" or self.on_bad_format != "floor"
+        }
         scores = self.reward_model.score([messages[i] for i in texts], list(texts.values()))
         faults.beat()
         return dict(zip(texts, scores))
@@ -316,25 +403,45 @@ class RolloutTrainer(GRPOTrainer):
         preferences = {i: score for early in self._early for i, score in early.result().items()}
         self._waiting, self._early = {}, []
         if self.reward_model:
-            preferences |= self._preferences(messages, {i: r for i, r in enumerate(read) if i not in preferences})
+            preferences |= self._preferences(
+                messages, {i: r for i, r in enumerate(read) if i not in preferences}
+            )
         gold = self.gold(messages, [p.response for p in parts]) if self.gold else [None] * len(texts)
         for i, (m, t, g) in enumerate(zip(messages, texts, gold)):
             if not math.isfinite(preferences.get(i, 0.0)):
-                raise RuntimeError(f"the reward model gave {preferences[i]} for prompt {m} and completion {t!r}")
+                raise RuntimeError(
+                    f"the reward model gave {preferences[i]} for prompt {m} and completion {t!r}"
+                )
             if self.gold and (not isinstance(g, float) or math.isinf(g)):
-                raise RuntimeError(f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a float, NaN for none")
+                raise RuntimeError(
+                    f"--gold gave {g!r} for prompt {m} and completion {t!r}; it must be a float, NaN for none"
+                )
         faults.beat()
         count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
         statistics = self._entropies(messages, completion_ids) if self.entropies else [{}] * len(texts)
         step = self.state.global_step + self.args.logging_steps  # the line of metrics.jsonl
         return [
-            {"step": step, "id": x["id"], "messages": x["prompt"], "text": t, "thinking": p.thinking,
-             "response": p.response, "status": p.status, "cut_off": not done and "</response>" not in t,
-             "rewards": {"preference": preferences.get(i), "gold": None if g is None or math.isnan(g) else g},
-             "n_tokens": len(ids), "n_thinking_tokens": count(p.thinking), **own}
+            {
+                "step": step,
+                "id": x["id"],
+                "messages": x["prompt"],
+                "text": t,
+                "thinking": p.thinking,
+                "response": p.response,
+                "status": p.status,
+                "cut_off": not done and "</response>" not in t,
+                "rewards": {
+                    "preference": preferences.get(i),
+                    "gold": None if g is None or math.isnan(g) else g,
+                },
+                "n_tokens": len(ids),
+                "n_thinking_tokens": count(p.thinking),
+                **own,
+            }
             for i, (x, t, p, done, g, ids, own) in enumerate(
-                zip(inputs, texts, parts, finished, gold, completion_ids, statistics))
-        ]  # fmt: skip
+                zip(inputs, texts, parts, finished, gold, completion_ids, statistics)
+            )
+        ]
 
     @torch.no_grad()
     def _entropies(self, messages: list[list[dict]], completion_ids: list[list[int]]) -> list[dict]:
@@ -342,8 +449,13 @@ class RolloutTrainer(GRPOTrainer):
         temperature of the rollout."""
         out, device = [], self.accelerator.device
         for m, ids in zip(messages, completion_ids):
-            whole, sums = torch.tensor([utils.encode_prompt(self.processing_class, m) + ids], device=device), 0.0
-            logits = self.model(whole, attention_mask=torch.ones_like(whole), logits_to_keep=len(ids) + 1).logits[0, :-1]
+            whole, sums = (
+                torch.tensor([utils.encode_prompt(self.processing_class, m) + ids], device=device),
+                0.0,
+            )
+            logits = self.model(
+                whole, attention_mask=torch.ones_like(whole), logits_to_keep=len(ids) + 1
+            ).logits[0, :-1]
             for part in logits.split(512):  # 0.3 GB each in float32 for a vocabulary of 152,000
                 logps = (part.float() / self.temperature).log_softmax(-1)
                 sums += torch.stack([-(logps.exp() * logps).sum(), -logps.mean(-1).sum()])
@@ -353,7 +465,9 @@ class RolloutTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Rewards (P*G, 1) over all processes; keeps this process's rows for the log."""
-        self._rows, rewards = self._sampled[2:] if self._sampled else self._total(self._score(inputs, completion_ids_list))
+        self._rows, rewards = (
+            self._sampled[2:] if self._sampled else self._total(self._score(inputs, completion_ids_list))
+        )
         if self.num_generations > 1:
             self._metrics["train"]["reward/flat_groups"].append(self._flat(rewards).float().mean().item())
         return rewards.unsqueeze(1)
@@ -367,7 +481,9 @@ class RolloutTrainer(GRPOTrainer):
         """This process's rows with `reward`, and the rewards (P*G,) of all processes. A completion in bad format gets a floor;
         one without a reward (a judge failed) the mean of its group, so that nothing is learned from it."""
         first, world = self.accelerator.process_index * len(rows), self.accelerator.num_processes
-        group_size = self.num_generations if self.num_generations > 1 else len(rows) * world  # one a prompt: the whole step
+        group_size = (
+            self.num_generations if self.num_generations > 1 else len(rows) * world
+        )  # one a prompt: the whole step
         local = [row["rewards"]["preference"] for row in rows]
         if self.compose:
             everyone = gather_object(rows)
@@ -375,15 +491,24 @@ class RolloutTrainer(GRPOTrainer):
             totals, parts, contributions, self._indicators = broadcast_object_list(composed)[0]
             local = totals[first : first + len(rows)]
             own = lambda columns, i: {name: values[first + i] for name, values in columns.items()}
-            rows = [{**row, "rewards": row["rewards"] | own(parts, i), "contributions": own(contributions, i)}
-                    for i, row in enumerate(rows)]  # fmt: skip
+            rows = [
+                {**row, "rewards": row["rewards"] | own(parts, i), "contributions": own(contributions, i)}
+                for i, row in enumerate(rows)
+            ]
         floored = [row["status"] != "ok" and self.on_bad_format == "floor" for row in rows]
         missing = [value is None and not floor for value, floor in zip(local, floored)]
-        values = [math.nan if floor else math.inf if value is None else value for value, floor in zip(local, floored)]
+        values = [
+            math.nan if floor else math.inf if value is None else value
+            for value, floor in zip(local, floored)
+        ]
         gather = lambda items: self.accelerator.gather(torch.tensor(items, device=self.accelerator.device))
-        rewards = fill_missing(floor_bad(gather(values), group_size, self.format_margin), gather(missing), group_size)
+        rewards = fill_missing(
+            floor_bad(gather(values), group_size, self.format_margin), gather(missing), group_size
+        )
         own = rewards[first : first + len(rows)].tolist()
-        return [{**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)], rewards
+        return [
+            {**row, "reward": reward, "missing": lacks} for row, reward, lacks in zip(rows, own, missing)
+        ], rewards
 
     def _resample(self, inputs: list[dict]) -> list[dict]:
         """Samples and rewards `inputs`. Groups whose rewards are about equal are replaced by groups of other prompts,
@@ -393,11 +518,15 @@ class RolloutTrainer(GRPOTrainer):
         inputs, logprobs = list(inputs), [None] * len(inputs)
         ids, rows, todo = list(logprobs), list(logprobs), list(range(len(inputs)))
         for attempt in range(self.attempts + 1):
-            most = max(1, *gather_object([len(todo)]))  # every process samples and scores as many as the others
+            most = max(
+                1, *gather_object([len(todo)])
+            )  # every process samples and scores as many as the others
             asked = list(islice(cycle(todo or [0]), most))
             prompts = self._tokenize_prompts([inputs[i]["prompt"] for i in asked])[0]
             new_ids, new_logprobs = self._generate_single_turn(prompts, None, {}, 1)
-            own = asked if self.entropies else asked[: max(1, len(todo))]  # the rest is thrown away; entropies are forwards
+            own = (
+                asked if self.entropies else asked[: max(1, len(todo))]
+            )  # the rest is thrown away; entropies are forwards
             new_rows = self._score([inputs[i] for i in own], new_ids[: len(own)])
             for n, i in enumerate(todo):
                 ids[i], rows[i], logprobs[i] = new_ids[n], new_rows[n], new_logprobs and new_logprobs[n]
@@ -418,7 +547,9 @@ class RolloutTrainer(GRPOTrainer):
         if self._history is None:  # now, as a resumed run's log has been cut back to its checkpoint
             path = self.run / "metrics.jsonl"
             lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-            self._history = [{name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines]
+            self._history = [
+                {name: line.get(f"collapse/{name}") for name in ("agreement", "entropy")} for line in lines
+            ]
         inputs = self._resample(inputs) if self.attempts else inputs
         self._ready = self._take(inputs) if self.ahead else None
         output = super()._generate_and_score_completions(inputs)
@@ -454,7 +585,9 @@ class RolloutTrainer(GRPOTrainer):
             )
         metrics["think/mean_tokens"].append(mean([r["n_thinking_tokens"] for r in rows]))
         metrics["think/response_tokens"].append(mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]))
-        for name in rows[0]["rewards"]:  # the preference of completions in good format, everything else of all
+        for name in rows[0][
+            "rewards"
+        ]:  # the preference of completions in good format, everything else of all
             values = [r["rewards"][name] for r in (good if name == "preference" else rows)]
             if known := [v for v in values if v is not None]:
                 metrics[f"reward/{name}"].append(mean(known))
@@ -469,7 +602,9 @@ class RolloutTrainer(GRPOTrainer):
         return output
 
     def _count_truncated(self, metrics: dict) -> None:
-        counts = torch.tensor([self.reward_model.n_truncated, self.reward_model.n_scored], device=self.accelerator.device)
+        counts = torch.tensor(
+            [self.reward_model.n_truncated, self.reward_model.n_scored], device=self.accelerator.device
+        )
         cut, scored = self.accelerator.reduce(counts, "sum").tolist()
         metrics["reward/truncated"].append(cut / max(1, scored))
         self.reward_model.n_truncated = self.reward_model.n_scored = 0  # the next step counts anew
@@ -481,8 +616,10 @@ class RolloutTrainer(GRPOTrainer):
     def token_rewards(self, output: dict) -> list[tuple[float, bool, torch.Tensor, torch.Tensor]]:
         """[(weight, whether a group scales them, dense rewards (B, T), where they stand (B, T, bool))] of each part; logs a
         row's sums."""
-        parts = [(name, weight, source.scaled, *source(self, self._rows, output))
-                 for name, weight, source in self.dense_rewards]  # fmt: skip
+        parts = [
+            (name, weight, source.scaled, *source(self, self._rows, output))
+            for name, weight, source in self.dense_rewards
+        ]
         for name, _, _, values, _ in parts:
             for row, total in zip(self._rows, values.sum(1).tolist()):
                 row["rewards"][name] = total
@@ -493,7 +630,9 @@ class RolloutTrainer(GRPOTrainer):
         already; those of dense rewards come on top, token by token. ppo.py puts its own there."""
         mask, first = output["completion_mask"], self.accelerator.process_index * len(self._rows)
         for weight, scaled, values, events in self._dense:
-            width = self.accelerator.gather(torch.tensor([mask.size(1)], device=self.accelerator.device)).max()
+            width = self.accelerator.gather(
+                torch.tensor([mask.size(1)], device=self.accelerator.device)
+            ).max()
             part = values, events & self.rewarded()
             values, events = (self.accelerator.gather(F.pad(x, (0, width - x.size(1)))) for x in part)
             scaled = scaled and self.scale_rewards != "none"
@@ -515,14 +654,20 @@ class RolloutTrainer(GRPOTrainer):
     # --- checkpoints, and held-out prompts: is the proxy still a proxy?
 
     def _save_checkpoint(self, model, trial):
-        ahead = self._pending.result() if self._pending else None  # first: what is saved must not change under way
+        ahead = (
+            self._pending.result() if self._pending else None
+        )  # first: what is saved must not change under way
         super()._save_checkpoint(model, trial)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if ahead:
             (folder / f"ahead-rank{self.accelerator.process_index}.json").write_text(json.dumps(ahead))
         for name in self.beside:  # as safetensors: dcp's own format holds pickles, which loading would run
             writer = dcp.HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
-            dcp.save(self._state_beside(name)[2], storage_writer=writer, no_dist=not torch.distributed.is_initialized())
+            dcp.save(
+                self._state_beside(name)[2],
+                storage_writer=writer,
+                no_dist=not torch.distributed.is_initialized(),
+            )
         if self.held_out:
             self._measure_held_out()
 
@@ -535,8 +680,12 @@ class RolloutTrainer(GRPOTrainer):
         for name in self.beside if checkpoint else ():
             model, optimizer, tensors = self._state_beside(name)
             reader = dcp.HuggingFaceStorageReader(str(Path(checkpoint) / name))
-            dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())  # in place
-            set_state_dict(*self.beside[name], model_state_dict=model, optim_state_dict=optimizer, options=FLAT)
+            dcp.load(
+                tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized()
+            )  # in place
+            set_state_dict(
+                *self.beside[name], model_state_dict=model, optim_state_dict=optimizer, options=FLAT
+            )
 
     def _state_beside(self, name: str) -> tuple[dict, dict, dict]:
         """The state of a model and of its optimizer, flat; and what a checkpoint holds: their tensors, tied ones once."""
@@ -544,17 +693,30 @@ class RolloutTrainer(GRPOTrainer):
         tensors = {key: value for key, value in optimizer.items() if torch.is_tensor(value)}
         local = lambda key: model[key].to_local() if hasattr(model[key], "to_local") else model[key]
         weights = {local(key).data_ptr() or key: key for key in model}  # an empty shard lies nowhere
-        return model, optimizer, {"model": {key: model[key] for key in weights.values()}, "optimizer": tensors}
+        return (
+            model,
+            optimizer,
+            {"model": {key: model[key] for key in weights.values()}, "optimizer": tensors},
+        )
 
     @torch.no_grad()
     def _measure_held_out(self):
         """One completion for each held-out prompt, as in training, into held_out_completions.jsonl, the means into
         held_out.jsonl; the best model by gold is kept in best_by_gold/. Leaves the state of the random generators as it was,
         so that nothing else of the run depends on it."""
-        rank, world, chunk = self.accelerator.process_index, self.accelerator.num_processes, self.args.generation_batch_size
-        n = math.ceil(len(self.held_out) / world)  # for each process; the last of them asks some again, which are not counted
+        rank, world, chunk = (
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.args.generation_batch_size,
+        )
+        n = math.ceil(
+            len(self.held_out) / world
+        )  # for each process; the last of them asks some again, which are not counted
         mine = [self.held_out[(rank * n + i) % len(self.held_out)] for i in range(n)]
-        prompt_ids, completion_ids = [utils.encode_prompt(self.processing_class, p["prompt"]) for p in mine], []
+        prompt_ids, completion_ids = (
+            [utils.encode_prompt(self.processing_class, p["prompt"]) for p in mine],
+            [],
+        )
         metrics = self._metrics["train"]
         gaps = list(metrics.get("sampling/logprob_gap", ()))
         self.model.eval()
@@ -562,32 +724,49 @@ class RolloutTrainer(GRPOTrainer):
             before = np.random.get_state()
             self._seed((self.args.seed * 1_000_003 + self.state.global_step) * world + rank)
             for start in range(0, n, chunk // world):
-                completion_ids += self._generate_single_turn(prompt_ids[start : start + chunk // world], None, {}, 1)[0]
+                completion_ids += self._generate_single_turn(
+                    prompt_ids[start : start + chunk // world], None, {}, 1
+                )[0]
             np.random.set_state(before)
         self.model.train()
         metrics.pop("sampling/logprob_gap", None)  # the next step logs its own
         metrics |= {"sampling/logprob_gap": gaps} if gaps else {}
         rows = gather_object(self._score(mine, completion_ids))[: len(self.held_out)]
         if self.reward_model:
-            self.reward_model.n_truncated = self.reward_model.n_scored = 0  # these are no part of the next step
-        better = [self.accelerator.is_main_process and training.log_held_out(self.run, self.state.global_step, rows)]
+            self.reward_model.n_truncated = self.reward_model.n_scored = (
+                0  # these are no part of the next step
+            )
+        better = [
+            self.accelerator.is_main_process and training.log_held_out(self.run, self.state.global_step, rows)
+        ]
         if broadcast_object_list(better)[0]:
             training.save_model(self, self.run / "best_by_gold", self.think_format)
 
     # --- forwards: rows of about equal length, no column that is padding in all of them
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs):
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
         forward, results = super()._get_per_token_logps_and_entropies, []
         order, chunks = trimmed(attention_mask, batch_size)
         for rows, start, end in chunks:
             faults.beat()
             cut = input_ids.size(1) - end  # completion columns that are padding in every row of this chunk
-            out = forward(model, input_ids[rows, start:end], attention_mask[rows, start:end], logits_to_keep - cut, **kwargs)
+            out = forward(
+                model,
+                input_ids[rows, start:end],
+                attention_mask[rows, start:end],
+                logits_to_keep - cut,
+                **kwargs,
+            )
             results.append([None if x is None else x if x.ndim == 0 else F.pad(x, (0, cut)) for x in out])
         logps, entropies, aux = zip(*results)
         back = order.argsort()
-        return (torch.cat(logps)[back], None if entropies[0] is None else torch.cat(entropies)[back],
-                None if aux[0] is None else torch.stack(aux).mean())  # fmt: skip
+        return (
+            torch.cat(logps)[back],
+            None if entropies[0] is None else torch.cat(entropies)[back],
+            None if aux[0] is None else torch.stack(aux).mean(),
+        )
 
 
 def total(**_):
@@ -608,7 +787,11 @@ def merged_params(self):
     for module in self.model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the last layers gathered, which TRL cannot read
-    if not is_peft_model(self.model) or self._dist.is_zero3 or (self._dist.is_fsdp and self._dist.fsdp_version == 1):
+    if (
+        not is_peft_model(self.model)
+        or self._dist.is_zero3
+        or (self._dist.is_fsdp and self._dist.fsdp_version == 1)
+    ):
         return (yield from _trl_params(self))
     whole = lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x
     for name, weight in self.model.named_parameters():
@@ -616,10 +799,18 @@ def merged_params(self):
             weight = whole(weight)
             if name.endswith(".base_layer.weight"):
                 layer = self.model.get_submodule(name.removesuffix(".base_layer.weight"))
-                delta = whole(layer.lora_B["default"].weight).float() @ whole(layer.lora_A["default"].weight).float()
+                delta = (
+                    whole(layer.lora_B["default"].weight).float()
+                    @ whole(layer.lora_A["default"].weight).float()
+                )
                 delta = layer.scaling["default"] * (delta.T if layer.fan_in_fan_out else delta)
                 weight = (weight.float() + delta).to(weight.dtype)
-            yield self._fix_param_name_to_vllm(name.removeprefix("base_model.model.").replace(".base_layer", "")), weight.data
+            yield (
+                self._fix_param_name_to_vllm(
+                    name.removeprefix("base_model.model.").replace(".base_layer", "")
+                ),
+                weight.data,
+            )
 
 
 def patch_vllm() -> None:
@@ -629,22 +820,29 @@ def patch_vllm() -> None:
     On the CPU linear layers pack their weights after loading, so TRL's per-parameter `load_weights` fails there;
     `reload_weights` works, except for a tied LM head, whose packed copy must be renewed. Measured in tests/test_rollout.py.
     """
-    if "MASTER_PORT" not in os.environ:  # TRL tries 29500 first, which two runs that start at once on one machine both get
+    if (
+        "MASTER_PORT" not in os.environ
+    ):  # TRL tries 29500 first, which two runs that start at once on one machine both get
         with socket.socket() as free:
             free.bind(("", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     on_gpu = torch.cuda.is_available()
     vllm_generation.VLLMGeneration._iter_named_params = merged_params
-    vllm_generation.LLM = functools.partial(_LLM, dtype=utils.DTYPE, enforce_eager=not on_gpu,
-                                            generation_config="vllm")  # fmt: skip
+    vllm_generation.LLM = functools.partial(
+        _LLM, dtype=utils.DTYPE, enforce_eager=not on_gpu, generation_config="vllm"
+    )
     if on_gpu:
         return
 
-    logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)  # it names the tied head every time
+    logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(
+        logging.ERROR
+    )  # it names the tied head every time
 
     def sync_weights(self):
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=((n, p.detach().clone()) for n, p in self._iter_named_params()))
+        runner.reload_weights(
+            weights_iterator=((n, p.detach().clone()) for n, p in self._iter_named_params())
+        )
         model = runner.model
         head = getattr(model, "lm_head", None)
         if head is not None and getattr(model.config, "tie_word_embeddings", False):

@@ -21,11 +21,15 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
 if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith(("train_", "bench")):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU; TRL refuses to see more
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it asks for an optional kernel at every start
+logging.getLogger("bitsandbytes").setLevel(
+    logging.ERROR
+)  # on a CPU it asks for an optional kernel at every start
 
 import jinja2
 import pandas as pd
@@ -70,29 +74,51 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     values = presets.get(name, {})
     if "--as-released" in words:
         if name not in (released or {}):
-            fail(f"--as-released: nothing was released for preset {name!r}; known: {', '.join(released or {}) or 'none'}")
+            fail(
+                f"--as-released: nothing was released for preset {name!r}; known: {', '.join(released or {}) or 'none'}"
+            )
         values = {**values, **released[name]}
     default, first = dataclasses.replace(args_class(), **values), os.environ.get("LOCAL_RANK", "0") == "0"
     args = tyro.cli(args_class, default=default)
     if first and values:
         print(f"--preset {name} sets", ", ".join(f"{field} {value}" for field, value in values.items()))
-    for field in ("steps", "rounds", "batch_size", "micro_batch_size", "prompts_per_step", "updates_per_rollout",
-                  "num_iterations", "rollout_batch_size", "max_prompt_tokens", "max_completion_tokens",
-                  "save_steps"):  # fmt: skip
+    for field in (
+        "steps",
+        "rounds",
+        "batch_size",
+        "micro_batch_size",
+        "prompts_per_step",
+        "updates_per_rollout",
+        "num_iterations",
+        "rollout_batch_size",
+        "max_prompt_tokens",
+        "max_completion_tokens",
+        "save_steps",
+    ):
         if getattr(args, field, 1) < 1:
             fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use 1 or more")
     for field, value in vars(args).items():
         spec = str(value)
-        url = spec.partition("@")[2] if spec.startswith("judge:") else spec if "url" in field or "://" in spec else ""
+        url = (
+            spec.partition("@")[2]
+            if spec.startswith("judge:")
+            else spec
+            if "url" in field or "://" in spec
+            else ""
+        )
         if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
-            fail(f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY")
+            fail(
+                f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY"
+            )
     if getattr(args, "stall_minutes", 1) <= 0:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
     lora = getattr(args, "lora_r", 0) and not default.lora_r
     if first and lora and args.learning_rate == default.learning_rate:
-        print(f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much")
+        print(
+            f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much"
+        )
     return args
 
 
@@ -119,7 +145,10 @@ def _read(path: Path, prompts: bool) -> dict[int, object]:
                     rows[number] = json.loads(line)
                 if prompts and rb"\ud" in line.lower():  # half a surrogate pair: no tokenizer takes it
                     json.dumps(rows[number], ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
+            except (
+                ValueError,
+                RecursionError,
+            ) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
                 fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
     return rows
 
@@ -134,7 +163,13 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
         fail(f"{path}: no such file; data/README.md says how to make it")
     try:
         rows = _read(path, "messages" in fields)
-    except (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeError) as e:  # cut off, not what its name says
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        pyarrow.ArrowException,
+        UnicodeError,
+    ) as e:  # cut off, not what its name says
         fail(f"{path}: cannot be read ({e or type(e).__name__})")
     for number, row in rows.items():
         if not isinstance(row, dict):
@@ -154,15 +189,19 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
                 fail(f"{path}:{number}: {field!r} is not a text but {json.dumps(row[field])[:50]}")
         messages = row.get("messages")
         if "messages" in fields and not (
-            isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
+            isinstance(messages, list)
+            and messages
+            and all(isinstance(m, dict) for m in messages)
             and all(isinstance(m.get(key), str) for m in messages for key in ("role", "content"))
-        ):  # fmt: skip
+        ):
             fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
         for role in [m["role"] for m in messages] if "messages" in fields else ():
             if role not in ROLES:  # a template would put it into the text, or drop the turn
                 fail(f"{path}:{number}: the role {role!r} in 'messages' is none of {', '.join(ROLES)}")
         if "messages" in fields and messages[-1]["role"] != "user":
-            fail(f"{path}:{number}: 'messages' must end with the user's turn, not with one of {messages[-1]['role']!r}")
+            fail(
+                f"{path}:{number}: 'messages' must end with the user's turn, not with one of {messages[-1]['role']!r}"
+            )
         if "messages" in fields and not messages[-1]["content"].strip():
             fail(f"{path}:{number}: the last turn of 'messages' is empty")
     if not rows:
@@ -184,7 +223,9 @@ def load_function(spec: str):
     path, _, name = spec.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         fail(f"{spec!r} is not file.py:function of an existing file")
-    module_spec = importlib.util.spec_from_file_location(path, path)  # its stem could be the name of another module
+    module_spec = importlib.util.spec_from_file_location(
+        path, path
+    )  # its stem could be the name of another module
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[path] = module
     module_spec.loader.exec_module(module)
@@ -195,7 +236,9 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name; exits with 2 when there is none, or the folder's weights are pickled."""
     pickled = sorted(Path(path).glob("*model*.bin"))
     if pickled and not any(Path(path).glob("*.safetensors")):
-        fail(f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. Convert it if you trust it")
+        fail(
+            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. Convert it if you trust it"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         with contextlib.suppress(OSError):  # a model may have several ends
@@ -203,7 +246,9 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             tokenizer.own_ends = [ends] if isinstance(ends, int) else ends or []
         return tokenizer
     except (OSError, ValueError, KeyError) as e:
-        fail(f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})")
+        fail(
+            f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})"
+        )
 
 
 def load_config(path: str):
@@ -237,8 +282,21 @@ def read_kept(path: Path) -> list[dict]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-INDEX = ("run", "time", "model", "benchmark", "metric", "value", "low", "high", "n", "n_invalid", "temperature", "judge",
-         "fingerprint")  # fmt: skip
+INDEX = (
+    "run",
+    "time",
+    "model",
+    "benchmark",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "n",
+    "n_invalid",
+    "temperature",
+    "judge",
+    "fingerprint",
+)
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:
@@ -250,9 +308,20 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
 
 
 START = ("out", "resume", "overwrite", "dry_run")  # how a run is started
-FREE = ("stall_minutes", "keep_checkpoints", "save_steps", "budget", "price", "concurrency", "micro_batch_size",
-        "reward_tokens_per_batch", "vllm_memory", "vllm_sleep", "max_logprob_gap",
-        "allow_truncation")  # fmt: skip  # what a resume may change: nothing is learned otherwise
+FREE = (
+    "stall_minutes",
+    "keep_checkpoints",
+    "save_steps",
+    "budget",
+    "price",
+    "concurrency",
+    "micro_batch_size",
+    "reward_tokens_per_batch",
+    "vllm_memory",
+    "vllm_sleep",
+    "max_logprob_gap",
+    "allow_truncation",
+)  # what a resume may change: nothing is learned otherwise
 
 
 def digests(config: dict) -> dict[str, str]:
@@ -260,7 +329,9 @@ def digests(config: dict) -> dict[str, str]:
     beginnings and ends, as gigabytes take too long."""
     words = [word for value in config.values() for word in (value if isinstance(value, list) else [value])]
     found = {}
-    for path in {Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word}:
+    for path in {
+        Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word
+    }:
         if path.is_file():
             with open(path, "rb") as f:
                 found[str(path)] = hashlib.file_digest(f, "sha256").hexdigest()
@@ -285,44 +356,64 @@ def start_run(args, script: str, model: str) -> Path:
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
-        fail("fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
-             "first; set it to false in the launch config")  # fmt: skip
+        fail(
+            "fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
+            "first; set it to false in the launch config"
+        )
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
     same = {k: v for k, v in config.items() if k not in (*START, *FREE)}
     if config.get("loss_type") == "bnpo":  # a mean within each micro-batch
         same["micro_batch_size"] = config["micro_batch_size"]
     key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
-    folder = Path(model).parent if Path(model).name == "model" else Path(model)  # of results/<run>/model: <run>
+    folder = (
+        Path(model).parent if Path(model).name == "model" else Path(model)
+    )  # of results/<run>/model: <run>
     preset = getattr(args, "preset", "")  # an evaluation has none
     name = f"{script}__{(preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
     if state.is_main_process:
         goes_on, files = (run / "config.json").exists() and args.resume, digests(same)
         contents = lambda: set(run.iterdir()) - {run / "lock"} if run.exists() else set()
-        differ = lambda before, now: [f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v]
+        differ = lambda before, now: [
+            f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v
+        ]
         if goes_on:
             before = json.loads((run / "config.json").read_text())
             if other := differ(before["args"], same):
                 fail(f"--resume: {run} was started with other arguments: {', '.join(other)}")
-            if changed := [path for path, digest in before.get("files", {}).items() if files.get(path) != digest]:
-                fail(f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew")
+            if changed := [
+                path for path, digest in before.get("files", {}).items() if files.get(path) != digest
+            ]:
+                fail(
+                    f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew"
+                )
             if free := differ(before["args"], {k: config[k] for k in FREE if k in config}):
                 print("goes on with", ", ".join(free))
         elif contents() and not args.overwrite:
             fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
         elif contents() and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
-            fail(f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant")
-        elif args.resume and not args.out and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json"))):
+            fail(
+                f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant"
+            )
+        elif (
+            args.resume
+            and not args.out
+            and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json")))
+        ):
             found = [(differ(json.loads(path.read_text())["args"], same), path.parent) for path in others]
             nearest, folder = min(found, key=lambda pair: len(pair[0]))
-            print(f"WARNING: --resume starts anew, as there is no {run}; {folder} has other arguments: {', '.join(nearest)}")
+            print(
+                f"WARNING: --resume starts anew, as there is no {run}; {folder} has other arguments: {', '.join(nearest)}"
+            )
         run.mkdir(parents=True, exist_ok=True)
         or_fail(faults.lock, run)
         for path in () if goes_on else contents():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         print(f"run folder: {run}", flush=True)
-        git = [subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
-               for a in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ".", ":!results", ":!notebooks"])]  # fmt: skip
+        git = [
+            subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+            for a in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ".", ":!results", ":!notebooks"])
+        ]
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
         everything = {"args": config, "processes": state.num_processes, "files": files}
@@ -332,14 +423,19 @@ def start_run(args, script: str, model: str) -> Path:
         env, path = "\n".join([git[0].strip(), *gpus, *packages, git[1]]), run / "env.txt"
         earlier = path.read_text() if goes_on and path.exists() else ""
         if earlier and not earlier.endswith(env):
-            print(f"WARNING: commit, changed files, packages or GPUs are not those of the last start; {path} has both")
+            print(
+                f"WARNING: commit, changed files, packages or GPUs are not those of the last start; {path} has both"
+            )
         if not earlier.endswith(env):
             faults.write(path, f"{earlier}\n\n# resumed\n{env}" if earlier else env)
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # on a machine of its own, without the others' disk
     (run / "lock").touch()
     faults.RUN.folder, faults.RUN.key = run, key
-    faults.RUN.minutes, faults.RUN.keep = getattr(args, "stall_minutes", 0), getattr(args, "keep_checkpoints", 0)
+    faults.RUN.minutes, faults.RUN.keep = (
+        getattr(args, "stall_minutes", 0),
+        getattr(args, "keep_checkpoints", 0),
+    )
     return run
 
 
@@ -374,15 +470,30 @@ def finished(plan: dict[str, tuple[list[str], list[str]]], root: Path) -> set[st
     again, bare, more = plan.keys() - done, set(), True
     while more:
         needed = ((a, Path(word)) for name in again for a in plan[name][0] for word in plan[name][1])
-        bare |= {a for a, path in needed if a in done and path.is_relative_to(root / a)
-                 and not (path.is_file() or any(path.glob("*.safetensors")))}  # fmt: skip
-        stale = {name for name, (after, _) in plan.items() if again & resumes & set(after) and (root / name).exists()}
+        bare |= {
+            a
+            for a, path in needed
+            if a in done
+            and path.is_relative_to(root / a)
+            and not (path.is_file() or any(path.glob("*.safetensors")))
+        }
+        stale = {
+            name
+            for name, (after, _) in plan.items()
+            if again & resumes & set(after) and (root / name).exists()
+        }
         more = (bare | stale) - again
         again |= more
     if bare | stale:
-        parts = {"figures without the weights that are needed now": bare, "made from a run to be made anew": stale - bare}
-        fail(f"in {root} are " + "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
-             + ". Delete these folders, or let another one (--results, --out) hold all that is made anew")  # fmt: skip
+        parts = {
+            "figures without the weights that are needed now": bare,
+            "made from a run to be made anew": stale - bare,
+        }
+        fail(
+            f"in {root} are "
+            + "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
+            + ". Delete these folders, or let another one (--results, --out) hold all that is made anew"
+        )
     return done
 
 
@@ -400,8 +511,13 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
         for name, (after, command) in plan.items():
             if name not in done and name not in running and len(running) < lanes and done.issuperset(after):
                 with open(root / "logs" / f"{name}.log", "w") as log:
-                    process = subprocess.Popen(executable(command), cwd=Path(__file__).parent, stdout=log, stderr=log,
-                                               env=os.environ | {"PYTHONUNBUFFERED": "1"})  # fmt: skip
+                    process = subprocess.Popen(
+                        executable(command),
+                        cwd=Path(__file__).parent,
+                        stdout=log,
+                        stderr=log,
+                        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                    )
                 running[name] = (process, time.monotonic())
         time.sleep(0.5)
         for name, (process, began) in list(running.items()):
@@ -411,7 +527,9 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
                 print((root / "logs" / f"{name}.log").read_text()[-3000:])
                 for other, _ in running.values():
                     other.terminate()
-                sys.exit(f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here.")
+                sys.exit(
+                    f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here."
+                )
             done.add(name)
             del running[name]
             clock = f"[{time.monotonic() - start:4.0f} s] {len(done)}/{len(plan)}"
@@ -421,4 +539,7 @@ def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: in
             for name in running:
                 text = (root / "logs" / f"{name}.log").read_text(errors="replace")
                 lines = [line for line in text.splitlines() if line.startswith("step ")]
-                print(f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}", flush=True)
+                print(
+                    f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}",
+                    flush=True,
+                )

@@ -153,7 +153,9 @@ PAPER = {"reward_on": "response"}  # equation 3
 RLHF = {"think": False}
 LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B"}
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-PRESETS: dict[str, dict] = {  # the defaults are table 6's; --model is the SFT run of the same name, if none stands here
+PRESETS: dict[
+    str, dict
+] = {  # the defaults are table 6's; --model is the SFT run of the same name, if none stands here
     "table3/llama3.1-8b-rlmt-dpo": PAPER,
     "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
     "table3/qwen2.5-7b-rlmt-dpo": PAPER,
@@ -166,11 +168,25 @@ PRESETS: dict[str, dict] = {  # the defaults are table 6's; --model is the SFT r
     "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | RLHF,
     "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | RLHF,
-    "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
-            "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
-            "rounds": 2, "prompts_per_round": 128, "rollout_batch_size": 256, "epochs": 1, "batch_size": 16,
-            "micro_batch_size": 16, "learning_rate": 2e-4, "weight_decay": 0.0, "gradient_checkpointing": False},  # our choice
-}  # fmt: skip
+    "toy": {
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "rounds": 2,
+        "prompts_per_round": 128,
+        "rollout_batch_size": 256,
+        "epochs": 1,
+        "batch_size": 16,
+        "micro_batch_size": 16,
+        "learning_rate": 2e-4,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },  # our choice
+}
 # Released: prompts with fewer than 4 completions in good format are left out. Not taken over: in training it cuts prompts to
 # their last 512 tokens (a default of TRL), and pairs to 4096; here a pair keeps what was sampled.
 RELEASED = {name: {"min_valid": 4} for name in PRESETS if name != "toy"}
@@ -192,7 +208,9 @@ def build_pairs(rows: list[dict], min_valid: int) -> tuple[list[dict], Counter]:
             skipped["too_few_valid" if valid else "no_valid"] += 1
             continue
         best, worst = (pick(valid, key=lambda r: r["reward"]) for pick in (max, min))
-        if best["reward"] == worst["reward"] or best["ids"] == worst["ids"]:  # equal texts may score 1e-7 apart
+        if (
+            best["reward"] == worst["reward"] or best["ids"] == worst["ids"]
+        ):  # equal texts may score 1e-7 apart
             skipped["tie"] += 1
         else:
             pairs.append({"id": name, "chosen": best, "rejected": worst})
@@ -253,7 +271,9 @@ def share(folder: Path, name: str, keys: list[str], work) -> dict[str, dict]:
     return read_parts(folder, name)
 
 
-def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, folder: Path, tokenizer, think_format: str):
+def sample_and_score(
+    args: Args, model: str, prompts: list[dict], number: int, folder: Path, tokenizer, think_format: str
+):
     """Completion rows of a round, on every process: sampled from `model`, scored, with their token ids."""
     device = str(PartialState().device)
     by_key = {f"{p['id']}#{k}": p["prompt"] for p in prompts for k in range(args.samples_per_prompt)}
@@ -263,9 +283,19 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
         seed = (args.seed * 1000 + number) * 1000 + PartialState().process_index
         stop = "</response>" if args.zero else ""
         for i, text, finished, out in generation.generate(
-            model, ids, tokenizer, args.temperature, args.max_completion_tokens, 1.0, runs.use_vllm(args.rollout), seed,
-            args.rollout_batch_size, stop, args.vllm_memory, {i for i, key in enumerate(keys) if key in done},
-        ):  # fmt: skip
+            model,
+            ids,
+            tokenizer,
+            args.temperature,
+            args.max_completion_tokens,
+            1.0,
+            runs.use_vllm(args.rollout),
+            seed,
+            args.rollout_batch_size,
+            stop,
+            args.vllm_memory,
+            {i for i, key in enumerate(keys) if key in done},
+        ):
             yield keys[i], {"text": text, "finished": finished, "ids": out}
 
     samples = share(folder, "samples", list(by_key), sample)
@@ -273,9 +303,15 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
 
     def score(keys: list[str], done):
         reward_model = runs.or_fail(
-            utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template,
-            args.reward_max_length, args.reward_tokens_per_batch, device,
-        )  # fmt: skip
+            utils.RewardModel,
+            args.reward_model,
+            args.reward_on,
+            think_format,
+            args.reward_chat_template,
+            args.reward_max_length,
+            args.reward_tokens_per_batch,
+            device,
+        )
         gold = training.load_gold(args, device, folder)
         for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
             if done >= set(chunk):
@@ -285,7 +321,9 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
             golds = gold(prompts, [parts[key].response for key in chunk]) if gold else [None] * len(chunk)
             for key, s, g in zip(chunk, scores, golds):
                 if not math.isfinite(s) or (gold and (not isinstance(g, float) or math.isinf(g))):
-                    raise RuntimeError(f"reward {s}, gold {g} for prompt {by_key[key]} and {samples[key]['text']!r}")
+                    raise RuntimeError(
+                        f"reward {s}, gold {g} for prompt {by_key[key]} and {samples[key]['text']!r}"
+                    )
                 yield key, {"preference": s, "gold": None if g is None or math.isnan(g) else g}
 
     good = [key for key in by_key if parts[key].status == "ok" or args.gold]
@@ -294,10 +332,22 @@ def sample_and_score(args: Args, model: str, prompts: list[dict], number: int, f
     rows = []
     for key, messages in by_key.items():
         s, p, reward = samples[key], parts[key], {k: v for k, v in scores.get(key, {}).items() if k != "key"}
-        rows.append({"step": number, "id": key.rpartition("#")[0], "messages": messages, "text": s["text"],
-                     "thinking": p.thinking, "response": p.response, "status": p.status, "rewards": reward,
-                     "reward": reward.get("preference"), "n_tokens": len(s["ids"]), "n_thinking_tokens": count(p.thinking),
-                     "ids": s["ids"]})  # fmt: skip
+        rows.append(
+            {
+                "step": number,
+                "id": key.rpartition("#")[0],
+                "messages": messages,
+                "text": s["text"],
+                "thinking": p.thinking,
+                "response": p.response,
+                "status": p.status,
+                "rewards": reward,
+                "reward": reward.get("preference"),
+                "n_tokens": len(s["ids"]),
+                "n_thinking_tokens": count(p.thinking),
+                "ids": s["ids"],
+            }
+        )
     return rows
 
 
@@ -314,7 +364,9 @@ class TokenDPOTrainer(DPOTrainer):
         return dataset
 
 
-def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to: Path, tokenizer, think_format: str) -> int:
+def train_round(
+    args: Args, model: str, pairs: list[dict], folder: Path, save_to: Path, tokenizer, think_format: str
+) -> int:
     """DPO on token ids {prompt_ids, chosen_ids, rejected_ids} from `model`, the reference, to `save_to`; returns the steps."""
     on_disk = folder / "pairs"
     training.skip_prompt_logits()
@@ -326,16 +378,24 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
     torch.manual_seed(args.seed)
     dtype = utils.DTYPE if args.lora_r else "float32"
     policy, _ = training.load_weights(AutoModelForCausalLM, model, dtype=dtype)
-    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
-    columns = {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins", "chosen logp": "logps/chosen",
-               "rejected logp": "logps/rejected"}  # fmt: skip
+    lora = LoraConfig(
+        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    columns = {
+        "loss": "loss",
+        "accuracy": "rewards/accuracies",
+        "margin": "rewards/margins",
+        "chosen logp": "logps/chosen",
+        "rejected logp": "logps/rejected",
+    }
     trainer = TokenDPOTrainer(
         model=policy,
         args=DPOConfig(
             **training.common_config(args, folder),
             num_train_epochs=args.epochs,
             per_device_train_batch_size=args.micro_batch_size,
-            gradient_accumulation_steps=args.batch_size // (args.micro_batch_size * PartialState().num_processes),
+            gradient_accumulation_steps=args.batch_size
+            // (args.micro_batch_size * PartialState().num_processes),
             beta=args.beta,
             # once, before training, kept beside the pairs; LoRA's reference is the policy, which FSDP shards only later
             precompute_ref_log_probs=not (args.lora_r and training.shards() > 1),
@@ -353,7 +413,9 @@ def train_round(args: Args, model: str, pairs: list[dict], folder: Path, save_to
         peft_config=lora if args.lora_r else None,
         callbacks=[training.RunLogger(folder, columns, think_format)],
     )
-    trainer._get_train_sampler = lambda dataset: training.SortedSteps(list(map(length, pairs)), args.batch_size, args.seed)
+    trainer._get_train_sampler = lambda dataset: training.SortedSteps(
+        list(map(length, pairs)), args.batch_size, args.seed
+    )
     training.train(trainer, folder, args.resume)
     training.save_model(trainer, save_to, think_format)
     return trainer.state.global_step
@@ -363,13 +425,18 @@ def summarise(rows: list[dict], pairs: list[dict], skipped: Counter) -> dict:
     """What a round sampled and paired."""
     mean = lambda values: sum(values) / len(values) if values else None
     good = [r for r in rows if r["status"] == "ok"]
-    out = {"reward": mean([r["reward"] for r in good]), "reward/preference": mean([r["reward"] for r in good]),
-           "think/format_ok": len(good) / len(rows), "think/truncated": mean([r["status"] == "truncated" for r in rows]),
-           "think/mean_tokens": mean([r["n_thinking_tokens"] for r in rows]),
-           "think/response_tokens": mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]),
-           "pairs": len(pairs), "skipped": dict(skipped),
-           "chosen_tokens": mean([p["chosen"]["n_tokens"] for p in pairs]),
-           "rejected_tokens": mean([p["rejected"]["n_tokens"] for p in pairs])}  # fmt: skip
+    out = {
+        "reward": mean([r["reward"] for r in good]),
+        "reward/preference": mean([r["reward"] for r in good]),
+        "think/format_ok": len(good) / len(rows),
+        "think/truncated": mean([r["status"] == "truncated" for r in rows]),
+        "think/mean_tokens": mean([r["n_thinking_tokens"] for r in rows]),
+        "think/response_tokens": mean([r["n_tokens"] - r["n_thinking_tokens"] for r in rows]),
+        "pairs": len(pairs),
+        "skipped": dict(skipped),
+        "chosen_tokens": mean([p["chosen"]["n_tokens"] for p in pairs]),
+        "rejected_tokens": mean([p["rejected"]["n_tokens"] for p in pairs]),
+    }
     if gold := [g for r in rows if (g := r["rewards"].get("gold")) is not None]:
         out["reward/gold"] = mean(gold)
     return out
@@ -379,16 +446,24 @@ def main(args: Args) -> None:
     think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
     state = training.processes()
     if args.batch_size % (args.micro_batch_size * state.num_processes):
-        runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-                  f"{state.num_processes} processes")  # fmt: skip
+        runs.fail(
+            f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
+            f"{state.num_processes} processes"
+        )
     offline = args.completions or args.pairs
     if offline and (args.rounds > 1 or (args.completions and args.pairs)):
-        runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1 and give one of the two")
+        runs.fail(
+            "--completions or --pairs is one round of training on a file; leave --rounds at 1 and give one of the two"
+        )
     runs.refuse_unused(
-        dict.fromkeys(("--budget", "--price"), "" if args.gold.startswith("judge:") else "without --gold judge:MODEL")
+        dict.fromkeys(
+            ("--budget", "--price"), "" if args.gold.startswith("judge:") else "without --gold judge:MODEL"
+        )
     )
     if not offline and args.samples_per_prompt < max(2, args.min_valid):
-        runs.fail(f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid")
+        runs.fail(
+            f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid"
+        )
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
@@ -401,22 +476,35 @@ def main(args: Args) -> None:
         if not pairs:
             runs.fail(f"{args.pairs}: no usable pair for the format {utils.THINK_FORMATS[think_format]!r}")
     elif args.completions:
-        state.print(f"pairs are made of {args.completions}; nothing is sampled or scored, whatever the flags for that say")
+        state.print(
+            f"pairs are made of {args.completions}; nothing is sampled or scored, whatever the flags for that say"
+        )
         stored = runs.read_rows(args.completions, "messages", "status", "ids")
     else:
-        training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
-                               "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
+        training.check_context(
+            args.model,
+            args.max_prompt_tokens + args.max_completion_tokens,
+            "--max-prompt-tokens and --max-completion-tokens",
+        )
         kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
         if not kept or per_round > len(kept):
-            runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-round {args.prompts_per_round}")
+            runs.fail(
+                f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-round {args.prompts_per_round}"
+            )
         sampler = "vLLM" if runs.use_vllm(args.rollout) else "transformers"
-        state.print(f"{args.rounds} rounds of {per_round} prompts x {args.samples_per_prompt} completions by {sampler}; "
-                    f"format {utils.THINK_FORMATS[think_format]!r}; the reward model reads {args.reward_on}")  # fmt: skip
+        state.print(
+            f"{args.rounds} rounds of {per_round} prompts x {args.samples_per_prompt} completions by {sampler}; "
+            f"format {utils.THINK_FORMATS[think_format]!r}; the reward model reads {args.reward_on}"
+        )
         training.check_rewards(args, think_format)
-        parts = {"sampling: vLLM": training.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
+        parts = (
+            {"sampling: vLLM": training.vllm_gib(args.model, args.vllm_memory)} if sampler == "vLLM" else {}
+        )
         others = training.others_gib(args).values()
-        parts["scoring"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(others)
+        parts["scoring"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification) + sum(
+            others
+        )
         parts["training: policy"] = training.trained_gib(args.model, args.lora_r)
         state.print(training.memory_line(parts, at_once=False))
     trained = kept
@@ -457,16 +545,31 @@ def main(args: Args) -> None:
                 runs.append_jsonl(run / "completions.jsonl", [{**r, "pair": role.get(id(r))} for r in rows])
             state.print(f"round {number}/{args.rounds}: {json.dumps(total)}", flush=True)
             if not best_and_worst:
-                runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
-            pairs = [{"prompt_ids": utils.encode_prompt(tokenizer, p["chosen"]["messages"]), "chosen_ids": p["chosen"]["ids"],
-                      "rejected_ids": p["rejected"]["ids"]} for p in best_and_worst]  # fmt: skip
+                runs.fail(
+                    f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/"
+                )
+            pairs = [
+                {
+                    "prompt_ids": utils.encode_prompt(tokenizer, p["chosen"]["messages"]),
+                    "chosen_ids": p["chosen"]["ids"],
+                    "rejected_ids": p["rejected"]["ids"],
+                }
+                for p in best_and_worst
+            ]
         total["steps"] = train_round(args, model, pairs, folder, save_to, tokenizer, think_format)
         if held_out:
             for log in ("held_out.jsonl", "held_out_completions.jsonl"):
                 training.cut_log(run / log, number - 1)
             (folder / "held-out").mkdir(exist_ok=True)
-            rows = sample_and_score(replace(args, samples_per_prompt=1), str(save_to), held_out, number, folder / "held-out",
-                                    tokenizer, think_format)  # fmt: skip
+            rows = sample_and_score(
+                replace(args, samples_per_prompt=1),
+                str(save_to),
+                held_out,
+                number,
+                folder / "held-out",
+                tokenizer,
+                think_format,
+            )
             if state.is_main_process and training.log_held_out(run, number, rows):
                 shutil.copytree(save_to, run / "best_by_gold", dirs_exist_ok=True)
         if state.is_main_process:
@@ -475,7 +578,10 @@ def main(args: Args) -> None:
         totals.append(total)
         model = str(save_to)
     if state.is_main_process:
-        faults.write(run / "metrics.jsonl", "".join(json.dumps({"step": i, **t}) + "\n" for i, t in enumerate(totals, 1)))
+        faults.write(
+            run / "metrics.jsonl",
+            "".join(json.dumps({"step": i, **t}) + "\n" for i, t in enumerate(totals, 1)),
+        )
     training.finish(run, {"rounds": totals, "prompts": len(kept), "dropped": len(dropped)})
 
 

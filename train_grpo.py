@@ -32,7 +32,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import GRPOConfig
 
-import dense
+from rewards import dense
 import rewards
 import rollout
 import training
@@ -188,14 +188,33 @@ class Args:
 
 
 PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
+INSTRUCT = {
+    **PAPER,
+    "on_bad_format": "null",
+    "learning_rate": 3e-7,
+}  # README: strict for instruct; table 7, footnote
 RLHF = {"think": False}
-LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896}  # released, both sides:
+LLAMA_ZERO = {
+    **PAPER,
+    "zero": True,
+    "model": "meta-llama/Llama-3.1-8B",
+    "max_prompt_tokens": 896,
+}  # released, both sides:
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}  # room for the instruction
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # its head is code of its own, which is not run here
-VERIFIED = {"prompts": "data/verifiable.jsonl", "rewards": ("math:1",), "on_bad_format": "score", "temperature": 1.0}
-PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
+ARMORM = {
+    **PAPER,
+    "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1",
+}  # its head is code of its own, which is not run here
+VERIFIED = {
+    "prompts": "data/verifiable.jsonl",
+    "rewards": ("math:1",),
+    "on_bad_format": "score",
+    "temperature": 1.0,
+}
+PRESETS: dict[
+    str, dict
+] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
     "table1/llama3.1-8b-rlmt": PAPER,
     "table1/llama3.1-8b-rlhf": PAPER | RLHF,
     "table1/qwen2.5-7b-rlmt": PAPER,
@@ -216,41 +235,123 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "table4/llama3.1-8b-rlhf-skywork-v2": SKYWORK_V2 | RLHF,
     "table4/llama3.1-8b-rlmt-armorm": ARMORM,
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
-    "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},  # its own thinking is the warm start
+    "table9/openthinker2-7b-rlmt": {
+        **PAPER,
+        "model": "open-thoughts/OpenThinker2-7B",
+    },  # its own thinking is the warm start
     # other rewards, as far as their papers say; what they leave open is as above
-    "rlvr/tulu3.1": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False, "prompts_per_step": 48,
-                     "group_size": 16, "updates_per_rollout": 2, "beta": 0.01, "learning_rate": 5e-7,
-                     "max_prompt_tokens": 2048, "max_completion_tokens": 2048, "steps": 600},  # its card; one pass
-    "rlvr/dapo": {**VERIFIED, "rewards": ("math:2", "overlong:soft"), "overlong_buffer": 4096, "max_completion_tokens": 20480,
-                  "prompts_per_step": 512, "group_size": 16, "updates_per_rollout": 16, "beta": 0.0, "epsilon_high": 0.28,
-                  "dynamic_sampling": 10},  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, and
+    "rlvr/tulu3.1": {
+        **VERIFIED,
+        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
+        "think": False,
+        "prompts_per_step": 48,
+        "group_size": 16,
+        "updates_per_rollout": 2,
+        "beta": 0.01,
+        "learning_rate": 5e-7,
+        "max_prompt_tokens": 2048,
+        "max_completion_tokens": 2048,
+        "steps": 600,
+    },  # its card; one pass
+    "rlvr/dapo": {
+        **VERIFIED,
+        "rewards": ("math:2", "overlong:soft"),
+        "overlong_buffer": 4096,
+        "max_completion_tokens": 20480,
+        "prompts_per_step": 512,
+        "group_size": 16,
+        "updates_per_rollout": 16,
+        "beta": 0.0,
+        "epsilon_high": 0.28,
+        "dynamic_sampling": 10,
+    },  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, and
     # its data are its own, its model has 32B
-    "rlvr/instructions": {**VERIFIED, "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
-                          "rewards": ("instructions:1",)},  # the start of IFBench's runs, 2507.02833
+    "rlvr/instructions": {
+        **VERIFIED,
+        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
+        "think": False,
+        "rewards": ("instructions:1",),
+    },  # the start of IFBench's runs, 2507.02833
     "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
-    "judge/olmo3": {"rewards": ("judge_mark:1",), "judge": "Qwen/Qwen3-32B", "judge_url": "http://localhost:8000/v1",
-                    "on_bad_format": "score", "temperature": 1.0, "max_prompt_tokens": 2048, "max_completion_tokens": 32768,
-                    "beta": 0.0, "epsilon_high": 0.272, "scale_rewards": "none", "importance_correction": "token_truncate",
-                    "dynamic_sampling": 3, "steps": 1400,  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
-                    "stall_minutes": 10.0},  # this judge thinks before its first mark
-    "rubric/rar": {"prompts": "data/rubrics.jsonl", "model": "Qwen/Qwen2.5-7B", "think": False, "rewards": ("rubric:1",),
-                   "judge": "gpt-4o-mini", "prompts_per_step": 96, "group_size": 16, "learning_rate": 5e-6, "temperature": 1.0,
-                   "max_completion_tokens": 2560},  # 2507.17746; context 3584
-    "unsupervised/ttrl": {**VERIFIED, "model": "Qwen/Qwen2.5-Math-7B", "think": False, "rewards": ("majority:1",),
-                          "group_size": 32, "learning_rate": 5e-7, "max_completion_tokens": 3072},  # 2504.16084; 64 vote there
-    "unsupervised/intuitor": {**VERIFIED, "model": "Qwen/Qwen2.5-3B", "think": False, "rewards": ("self_certainty:1",),
-                              "group_size": 7},  # 2505.19590
-    "dense/prime": {**VERIFIED, "model": "PRIME-RL/Eurus-2-7B-SFT", "think": False, "rewards": ("math:1", "prime:1"),
-                    "group_size": 4, "prompts_per_step": 256, "learning_rate": 5e-7,
-                    "scale_rewards": "none"},  # 2502.01456, without its filter of prompts by their accuracy
-    "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
-            "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
-            "steps": 40, "prompts_per_step": 16, "micro_batch_size": 32, "beta": 0.04, "learning_rate": 3e-4,
-            "weight_decay": 0.0, "gradient_checkpointing": False, "format_margin": 2.0},  # our choice
-}  # fmt: skip
+    "judge/olmo3": {
+        "rewards": ("judge_mark:1",),
+        "judge": "Qwen/Qwen3-32B",
+        "judge_url": "http://localhost:8000/v1",
+        "on_bad_format": "score",
+        "temperature": 1.0,
+        "max_prompt_tokens": 2048,
+        "max_completion_tokens": 32768,
+        "beta": 0.0,
+        "epsilon_high": 0.272,
+        "scale_rewards": "none",
+        "importance_correction": "token_truncate",
+        "dynamic_sampling": 3,
+        "steps": 1400,  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
+        "stall_minutes": 10.0,
+    },  # this judge thinks before its first mark
+    "rubric/rar": {
+        "prompts": "data/rubrics.jsonl",
+        "model": "Qwen/Qwen2.5-7B",
+        "think": False,
+        "rewards": ("rubric:1",),
+        "judge": "gpt-4o-mini",
+        "prompts_per_step": 96,
+        "group_size": 16,
+        "learning_rate": 5e-6,
+        "temperature": 1.0,
+        "max_completion_tokens": 2560,
+    },  # 2507.17746; context 3584
+    "unsupervised/ttrl": {
+        **VERIFIED,
+        "model": "Qwen/Qwen2.5-Math-7B",
+        "think": False,
+        "rewards": ("majority:1",),
+        "group_size": 32,
+        "learning_rate": 5e-7,
+        "max_completion_tokens": 3072,
+    },  # 2504.16084; 64 vote there
+    "unsupervised/intuitor": {
+        **VERIFIED,
+        "model": "Qwen/Qwen2.5-3B",
+        "think": False,
+        "rewards": ("self_certainty:1",),
+        "group_size": 7,
+    },  # 2505.19590
+    "dense/prime": {
+        **VERIFIED,
+        "model": "PRIME-RL/Eurus-2-7B-SFT",
+        "think": False,
+        "rewards": ("math:1", "prime:1"),
+        "group_size": 4,
+        "prompts_per_step": 256,
+        "learning_rate": 5e-7,
+        "scale_rewards": "none",
+    },  # 2502.01456, without its filter of prompts by their accuracy
+    "toy": {
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "steps": 40,
+        "prompts_per_step": 16,
+        "micro_batch_size": 32,
+        "beta": 0.04,
+        "learning_rate": 3e-4,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+        "format_margin": 2.0,
+    },  # our choice
+}
 # Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
 # steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than thinking.
-RELEASED = {name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45} for name in PRESETS if name.startswith("table")}
+RELEASED = {
+    name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+    for name in PRESETS
+    if name.startswith("table")
+}
 for name in ("table1/llama3.1-8b-instruct-rlmt", "table1/qwen2.5-7b-instruct-rlmt", "table1/qwen2.5-7b-rlhf"):
     RELEASED[name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
 for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
@@ -266,27 +367,36 @@ def main(args: Args) -> None:
     completions = args.prompts_per_step * args.group_size
     accumulation, rest = divmod(completions, args.micro_batch_size * world * args.updates_per_rollout)
     if rest:
-        runs.fail(f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-"
-                  f"size {args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates")  # fmt: skip
+        runs.fail(
+            f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-"
+            f"size {args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates"
+        )
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
     training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
-                           "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
+    training.check_context(
+        args.model,
+        args.max_prompt_tokens + args.max_completion_tokens,
+        "--max-prompt-tokens and --max-completion-tokens",
+    )
     kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
-        runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
+        runs.fail(
+            f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+        )
     held_out = training.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
     training.check_vllm(args, use_vllm)
-    state.print(f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = "
-                f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
-                f"updates; {args.steps} steps\n"
-                f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
-                f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
+    state.print(
+        f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = "
+        f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
+        f"updates; {args.steps} steps\n"
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
+        f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
+    )
     training.check_rewards(args, think_format)
     rewards.load(args)
     dense.load(args)
@@ -306,17 +416,29 @@ def main(args: Args) -> None:
 
     # --- 2. models
     device = str(state.device)
-    reward_model = runs.or_fail(
-        utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
-        args.reward_tokens_per_batch, device,
-    ) if training.has_preference(args) else None  # fmt: skip
+    reward_model = (
+        runs.or_fail(
+            utils.RewardModel,
+            args.reward_model,
+            args.reward_on,
+            think_format,
+            args.reward_chat_template,
+            args.reward_max_length,
+            args.reward_tokens_per_batch,
+            device,
+        )
+        if training.has_preference(args)
+        else None
+    )
     gold = training.load_gold(args, device, run)
     torch.manual_seed(args.seed)
     policy, _ = training.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
-    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
     # --- 3. rollouts, rewards, updates
     updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
@@ -333,8 +455,13 @@ def main(args: Args) -> None:
         top_p=args.top_p,
         top_k=0,
         repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": tokenizer.stop_ids, "stop": ["</response>"] if args.zero else None,
-                           "include_stop_str_in_output": True} if use_vllm else None,  # fmt: skip
+        generation_kwargs={
+            "stop_token_ids": tokenizer.stop_ids,
+            "stop": ["</response>"] if args.zero else None,
+            "include_stop_str_in_output": True,
+        }
+        if use_vllm
+        else None,
         use_vllm=use_vllm,
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
@@ -342,7 +469,9 @@ def main(args: Args) -> None:
         vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
-        vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,
+        vllm_importance_sampling_mode="sequence_mask"
+        if args.importance_correction == "none"
+        else args.importance_correction,
         beta=args.beta,
         use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
         epsilon=args.epsilon,
@@ -356,9 +485,16 @@ def main(args: Args) -> None:
         weight_decay=args.weight_decay,
         max_grad_norm=args.max_grad_norm,
     )
-    columns = {"reward": "reward", "gold": "reward/gold", "kl": "kl", "think": "think/mean_tokens",
-               "response": "think/response_tokens", "format ok": "think/format_ok", "truncated": "think/truncated",
-               "gap": "sampling/logprob_gap"}  # fmt: skip
+    columns = {
+        "reward": "reward",
+        "gold": "reward/gold",
+        "kl": "kl",
+        "think": "think/mean_tokens",
+        "response": "think/response_tokens",
+        "format ok": "think/format_ok",
+        "truncated": "think/truncated",
+        "gap": "sampling/logprob_gap",
+    }
     trainer = rollout.RolloutTrainer(
         model=policy,
         args=config,
@@ -386,8 +522,15 @@ def main(args: Args) -> None:
 
     # --- 4. save
     training.save_model(trainer, run / "model", think_format)
-    training.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
-                      "dropped": len(dropped)})  # fmt: skip
+    training.finish(
+        run,
+        {
+            "steps": trainer.state.global_step // updates,
+            "stopped": trainer.stopped,
+            "prompts": len(kept),
+            "dropped": len(dropped),
+        },
+    )
 
 
 if __name__ == "__main__":

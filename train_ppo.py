@@ -29,7 +29,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-import dense
+from rewards import dense
 import ppo
 import rewards
 import training
@@ -178,13 +178,27 @@ class Args:
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
-PAPER = {"reward_on": "response", "on_bad_format": "score",  # equation 3; released configs, strict mode off
-         "vllm_sleep": True}  # four 8B models and vLLM: no room for the update's activations in 80 GB otherwise
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict for instruct; table 7, footnote
+PAPER = {
+    "reward_on": "response",
+    "on_bad_format": "score",  # equation 3; released configs, strict mode off
+    "vllm_sleep": True,
+}  # four 8B models and vLLM: no room for the update's activations in 80 GB otherwise
+INSTRUCT = {
+    **PAPER,
+    "on_bad_format": "null",
+    "learning_rate": 3e-7,
+}  # README: strict for instruct; table 7, footnote
 RLHF = {"think": False}
-LLAMA_ZERO = {**PAPER, "zero": True, "model": "meta-llama/Llama-3.1-8B", "max_prompt_tokens": 896}  # as in train_grpo.py
+LLAMA_ZERO = {
+    **PAPER,
+    "zero": True,
+    "model": "meta-llama/Llama-3.1-8B",
+    "max_prompt_tokens": 896,
+}  # as in train_grpo.py
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
+PRESETS: dict[
+    str, dict
+] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
     "table3/llama3.1-8b-rlmt-ppo": PAPER,
     "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
     "table3/qwen2.5-7b-rlmt-ppo": PAPER,
@@ -197,18 +211,46 @@ PRESETS: dict[str, dict] = {  # the defaults are table 7's; --model is the SFT r
     "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | RLHF,
-    "rlvr/tulu3": {"prompts": "data/verifiable.jsonl", "model": "allenai/Llama-3.1-Tulu-3-8B-DPO", "think": False,
-                   "on_bad_format": "score", "rewards": ("math:10",), "kl": "reward", "kl_coef": 0.05, "lam": 0.95,
-                   "learning_rate": 3e-7, "prompts_per_step": 224, "num_iterations": 4, "temperature": 1.0,
-                   "critic": "reward_model", "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM", "max_prompt_tokens": 2048,
-                   "max_completion_tokens": 2048, "steps": 446},  # 2411.15124, its math alone; not its -10 for an answer
+    "rlvr/tulu3": {
+        "prompts": "data/verifiable.jsonl",
+        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
+        "think": False,
+        "on_bad_format": "score",
+        "rewards": ("math:10",),
+        "kl": "reward",
+        "kl_coef": 0.05,
+        "lam": 0.95,
+        "learning_rate": 3e-7,
+        "prompts_per_step": 224,
+        "num_iterations": 4,
+        "temperature": 1.0,
+        "critic": "reward_model",
+        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
+        "max_prompt_tokens": 2048,
+        "max_completion_tokens": 2048,
+        "steps": 446,
+    },  # 2411.15124, its math alone; not its -10 for an answer
     # without an end, nor its linear decay
-    "toy": {"prompts": "data/toy/rl_prompts.jsonl", "reward_model": "data/toy/reward_model", "rollout": "hf",
-            "gold": "data/toy_world.py:gold", "temperature": 1.0, "max_prompt_tokens": 128, "max_completion_tokens": 128,
-            "steps": 40, "prompts_per_step": 128, "micro_batch_size": 32, "kl_coef": 0.04, "learning_rate": 3e-4,
-            "critic": "reward_model", "critic_learning_rate": 1e-3, "weight_decay": 0.0, "gradient_checkpointing": False,
-            "format_margin": 2.0},  # our choice
-}  # fmt: skip
+    "toy": {
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "steps": 40,
+        "prompts_per_step": 128,
+        "micro_batch_size": 32,
+        "kl_coef": 0.04,
+        "learning_rate": 3e-4,
+        "critic": "reward_model",
+        "critic_learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+        "format_margin": 2.0,
+    },  # our choice
+}
 # Released: configs for the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an entropy bonus, 234
 # steps of which the README uses checkpoint 135, the same at a constant rate (table 7: 120 steps).
 RELEASED = dict.fromkeys(
@@ -222,29 +264,40 @@ def main(args: Args) -> None:
     state = training.processes()
     world = state.num_processes
     ppo.check_launch()
-    accumulation, rest = divmod(args.prompts_per_step, args.micro_batch_size * world * args.updates_per_rollout)
+    accumulation, rest = divmod(
+        args.prompts_per_step, args.micro_batch_size * world * args.updates_per_rollout
+    )
     if rest:
-        runs.fail(f"--prompts-per-step {args.prompts_per_step} cannot be split into --micro-batch-size "
-                  f"{args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates")  # fmt: skip
+        runs.fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be split into --micro-batch-size "
+            f"{args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates"
+        )
 
     # --- 1. data
     tokenizer = runs.load_tokenizer(args.model)
     training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    training.check_context(args.model, args.max_prompt_tokens + args.max_completion_tokens,
-                           "--max-prompt-tokens and --max-completion-tokens")  # fmt: skip
+    training.check_context(
+        args.model,
+        args.max_prompt_tokens + args.max_completion_tokens,
+        "--max-prompt-tokens and --max-completion-tokens",
+    )
     kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
-        runs.fail(f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}")
+        runs.fail(
+            f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+        )
     held_out = training.load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
     training.check_vllm(args, use_vllm)
-    state.print(f"{args.prompts_per_step} prompts with one completion a step = "
-                f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
-                f"updates; {args.steps} steps\n"
-                f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
-                f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}")  # fmt: skip
+    state.print(
+        f"{args.prompts_per_step} prompts with one completion a step = "
+        f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
+        f"updates; {args.steps} steps\n"
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
+        f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
+    )
     training.check_rewards(args, think_format)
     rewards.load(args)
     dense.load(args)
@@ -265,10 +318,20 @@ def main(args: Args) -> None:
 
     # --- 2. models
     device = str(state.device)
-    reward_model = runs.or_fail(
-        utils.RewardModel, args.reward_model, args.reward_on, think_format, args.reward_chat_template, args.reward_max_length,
-        args.reward_tokens_per_batch, device,
-    ) if training.has_preference(args) else None  # fmt: skip
+    reward_model = (
+        runs.or_fail(
+            utils.RewardModel,
+            args.reward_model,
+            args.reward_on,
+            think_format,
+            args.reward_chat_template,
+            args.reward_max_length,
+            args.reward_tokens_per_batch,
+            device,
+        )
+        if training.has_preference(args)
+        else None
+    )
     gold = training.load_gold(args, device, run)
     torch.manual_seed(args.seed)
     policy, _ = training.load_weights(
@@ -276,7 +339,9 @@ def main(args: Args) -> None:
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
     critic = ppo.load_critic(ppo.critic_start(args, tokenizer), args)
-    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
     # --- 3. rollouts, rewards, updates
     updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
@@ -292,8 +357,13 @@ def main(args: Args) -> None:
         top_p=1.0,
         top_k=0,
         repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": tokenizer.stop_ids, "stop": ["</response>"] if args.zero else None,
-                           "include_stop_str_in_output": True} if use_vllm else None,  # fmt: skip
+        generation_kwargs={
+            "stop_token_ids": tokenizer.stop_ids,
+            "stop": ["</response>"] if args.zero else None,
+            "include_stop_str_in_output": True,
+        }
+        if use_vllm
+        else None,
         use_vllm=use_vllm,
         vllm_mode="server" if args.vllm_server_url else "colocate",
         vllm_server_base_url=args.vllm_server_url or None,
@@ -301,7 +371,9 @@ def main(args: Args) -> None:
         vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
         vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
-        vllm_importance_sampling_mode="sequence_mask" if args.importance_correction == "none" else args.importance_correction,
+        vllm_importance_sampling_mode="sequence_mask"
+        if args.importance_correction == "none"
+        else args.importance_correction,
         beta=0.0 if args.kl == "none" else args.kl_coef,
         use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
         epsilon=args.epsilon,
@@ -312,10 +384,17 @@ def main(args: Args) -> None:
         weight_decay=args.weight_decay,
         max_grad_norm=args.max_grad_norm,
     )
-    columns = {"reward": "reward", "gold": "reward/gold", "kl": "kl", "explained": "value/explained_variance",
-               "think": "think/mean_tokens",
-               "response": "think/response_tokens", "format ok": "think/format_ok", "truncated": "think/truncated",
-               "gap": "sampling/logprob_gap"}  # fmt: skip
+    columns = {
+        "reward": "reward",
+        "gold": "reward/gold",
+        "kl": "kl",
+        "explained": "value/explained_variance",
+        "think": "think/mean_tokens",
+        "response": "think/response_tokens",
+        "format ok": "think/format_ok",
+        "truncated": "think/truncated",
+        "gap": "sampling/logprob_gap",
+    }
     trainer = ppo.PPOTrainer(
         model=policy,
         args=config,
@@ -347,8 +426,15 @@ def main(args: Args) -> None:
 
     # --- 4. save
     training.save_model(trainer, run / "model", think_format)
-    training.finish(run, {"steps": trainer.state.global_step // updates, "stopped": trainer.stopped, "prompts": len(kept),
-                      "dropped": len(dropped)})  # fmt: skip
+    training.finish(
+        run,
+        {
+            "steps": trainer.state.global_step // updates,
+            "stopped": trainer.stopped,
+            "prompts": len(kept),
+            "dropped": len(dropped),
+        },
+    )
 
 
 if __name__ == "__main__":

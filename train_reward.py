@@ -76,19 +76,35 @@ class Args:
 
 
 PRESETS: dict[str, dict] = {
-    "toy": {"model": "data/toy/base", "pairs": "data/toy/preference_pairs.jsonl", "max_length": 256, "batch_size": 32,
-            "micro_batch_size": 32, "learning_rate": 1e-3, "gradient_checkpointing": False, "held_out": 0.2},  # our choice
-}  # fmt: skip
+    "toy": {
+        "model": "data/toy/base",
+        "pairs": "data/toy/preference_pairs.jsonl",
+        "max_length": 256,
+        "batch_size": 32,
+        "micro_batch_size": 32,
+        "learning_rate": 1e-3,
+        "gradient_checkpointing": False,
+        "held_out": 0.2,
+    },  # our choice
+}
 
 
-def build_pairs(rows: list[dict], tokenizer, reward_on: str, max_length: int) -> tuple[list[dict], list[dict]]:
+def build_pairs(
+    rows: list[dict], tokenizer, reward_on: str, max_length: int
+) -> tuple[list[dict], list[dict]]:
     """Tokenised pairs {chosen_ids, rejected_ids} and the dropped ones {id, reason, tokens}."""
     kept, dropped = [], []
     for row in rows:
         texts = [row["chosen"], row["rejected"]]
         if reward_on == "think+response":
-            texts = [utils.join_thinking(row[f"{side}_thinking"], row[side], "think") for side in ("chosen", "rejected")]
-        turns = (utils.without_control(tokenizer, [*row["messages"], {"role": "assistant", "content": t}]) for t in texts)
+            texts = [
+                utils.join_thinking(row[f"{side}_thinking"], row[side], "think")
+                for side in ("chosen", "rejected")
+            ]
+        turns = (
+            utils.without_control(tokenizer, [*row["messages"], {"role": "assistant", "content": t}])
+            for t in texts
+        )
         chosen, rejected = (tokenizer.apply_chat_template(t, return_dict=False) for t in turns)
         if chosen == rejected:
             dropped.append({"id": row["id"], "reason": "identical"})
@@ -108,8 +124,15 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
     m = torch.tensor(margins, dtype=torch.float64)
     p, right = torch.sigmoid(m.abs()), (m > 0).double() + 0.5 * (m == 0).double()
     index = ((p - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
-    bins = [{"predicted": p[index == b].mean().item(), "right": right[index == b].mean().item(), "n": int((index == b).sum())}
-            for b in range(n_bins) if (index == b).any()]  # fmt: skip
+    bins = [
+        {
+            "predicted": p[index == b].mean().item(),
+            "right": right[index == b].mean().item(),
+            "n": int((index == b).sum()),
+        }
+        for b in range(n_bins)
+        if (index == b).any()
+    ]
     ece = sum(b["n"] * abs(b["predicted"] - b["right"]) for b in bins) / len(margins)
     return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
 
@@ -119,22 +142,32 @@ def main(args: Args) -> None:
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:
-        runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-                  f"{world} processes")  # fmt: skip
+        runs.fail(
+            f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
+            f"{world} processes"
+        )
 
     # --- 1. data
     fields = ["chosen_thinking", "rejected_thinking"] if args.reward_on == "think+response" else []
     rows = runs.read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
     tokenizer = runs.load_tokenizer(args.model)
-    state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template))
+    state.print(
+        runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template)
+    )
     prompts = sorted({json.dumps(row["messages"]) for row in rows})
     random.Random(args.seed).shuffle(prompts)
     unseen = set(prompts[: max(2, int(args.held_out * len(prompts)))])  # several pairs may share a prompt
-    sides = [[row for row in rows if (json.dumps(row["messages"]) in unseen) == side] for side in (True, False)]
-    (held, dropped), (train, others) = (build_pairs(side, tokenizer, args.reward_on, args.max_length) for side in sides)
+    sides = [
+        [row for row in rows if (json.dumps(row["messages"]) in unseen) == side] for side in (True, False)
+    ]
+    (held, dropped), (train, others) = (
+        build_pairs(side, tokenizer, args.reward_on, args.max_length) for side in sides
+    )
     dropped += others
-    state.print(f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; "
-                f"{args.batch_size} a step = {args.micro_batch_size} x {accumulation} x {world} processes")
+    state.print(
+        f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; "
+        f"{args.batch_size} a step = {args.micro_batch_size} x {accumulation} x {world} processes"
+    )
     if not held:
         runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
     if len(train) < args.batch_size:
@@ -146,8 +179,9 @@ def main(args: Args) -> None:
 
     # --- 2. model
     torch.manual_seed(args.seed)
-    model, _ = training.load_weights(AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1,
-                                     dtype=torch.float32)  # fmt: skip
+    model, _ = training.load_weights(
+        AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1, dtype=torch.float32
+    )
     model.config.reward_on = args.reward_on  # for who scores with it
 
     # --- 3. train
@@ -167,7 +201,9 @@ def main(args: Args) -> None:
         ),
         train_dataset=Dataset.from_list(train),
         processing_class=tokenizer,
-        callbacks=[training.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)],
+        callbacks=[
+            training.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)
+        ],
     )
     lengths = [max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in train]
     trainer._get_train_sampler = lambda dataset: training.SortedSteps(lengths, args.batch_size, args.seed)

@@ -4,7 +4,7 @@ A step: conversations with P simulated users, G each (GRPO) or one (PPO). The po
 moves (simulator.py), until the user ends the talk or the turns are over. Reward = final emotion / 100, and 0 where a reply
 broke the think format. All turns of a conversation share it; the user's tokens are in the context and not in the loss.
 
-    python data/toy_users.py && python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 \\
+    python -m data.toy.users && python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 \\
         --out results/users-sft                                                          # CPU, a minute
     python train_rlver.py --preset toy --model results/users-sft/model                   # CPU, minutes
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think --profiles FILE.jsonl \\
@@ -33,7 +33,7 @@ from trl import GRPOConfig
 
 import ppo
 import rollout
-import simulator
+from rewards import simulated_user as simulator
 import training
 import utils
 from endpoint import Endpoint
@@ -145,11 +145,25 @@ PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its
     "rlver-plain": {"think": False},
     "rlver-think-ppo": {"ask_thinking": True, "algorithm": "ppo", "steps": 350},
     "rlver-plain-ppo": {"think": False, "algorithm": "ppo", "steps": 350},
-    "toy": {"profiles": "data/toy/users_train.jsonl", "simulator": "data/toy_users.py:user", "rollout": "hf", "start": 40,
-            "low": 10, "turns": 3, "max_turn_tokens": 48, "max_tokens": 400, "steps": 20, "prompts_per_step": 16,
-            "group_size": 8, "micro_batch_size": 32, "learning_rate": 3e-4, "critic_learning_rate": 1e-3, "weight_decay": 0.0,
-            "gradient_checkpointing": False},  # our choice
-}  # fmt: skip
+    "toy": {
+        "profiles": "data/toy/users_train.jsonl",
+        "simulator": "data/toy/users.py:user",
+        "rollout": "hf",
+        "start": 40,
+        "low": 10,
+        "turns": 3,
+        "max_turn_tokens": 48,
+        "max_tokens": 400,
+        "steps": 20,
+        "prompts_per_step": 16,
+        "group_size": 8,
+        "micro_batch_size": 32,
+        "learning_rate": 3e-4,
+        "critic_learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },  # our choice
+}
 
 
 class Conversations:
@@ -162,7 +176,9 @@ class Conversations:
     def __init__(self, *args, profiles, setting, user, max_tokens, turn_weight, **kwargs):
         self.profiles, self.setting, self.user, self.max_tokens = profiles, setting, user, max_tokens
         self.turn_weight = turn_weight
-        super().__init__(*args, rollout_func=lambda prompts, trainer: trainer.converse(prompts), compose=emotions, **kwargs)
+        super().__init__(
+            *args, rollout_func=lambda prompts, trainer: trainer.converse(prompts), compose=emotions, **kwargs
+        )
 
     def _generate_and_score_completions(self, inputs):
         self._inputs = inputs
@@ -178,10 +194,15 @@ class Conversations:
         if not self.turn_weight:
             return []
         values = torch.zeros(output["completion_ids"].shape, device=output["completion_ids"].device)
-        events, own = torch.zeros_like(values, dtype=torch.bool), output["tool_mask"].bool() & output["completion_mask"].bool()
+        events, own = (
+            torch.zeros_like(values, dtype=torch.bool),
+            output["tool_mask"].bool() & output["completion_mask"].bool(),
+        )
         last = own & ~torch.cat([own[:, 1:], torch.zeros_like(own[:, :1])], dim=1)  # of a reply
         for n, row in enumerate(self._rows):
-            emotions = [self.setting["start"]] + [m["emotion-point"] for m in row["dialogue"][1:] if m["role"] == "user"]
+            emotions = [self.setting["start"]] + [
+                m["emotion-point"] for m in row["dialogue"][1:] if m["role"] == "user"
+            ]
             places = last[n].nonzero().flatten().tolist()
             levels = [e / 100 for e in emotions[1 : len(places)]]
             changes = [b - a for a, b in pairwise([emotions[0] / 100, *levels, row["reward"]])]
@@ -217,8 +238,12 @@ class Conversations:
                     masks[i] += [0] * len(turn)
                     logprobs[i] += [0.0] * len(turn) if sampled else []
             live = [i for i in live if not self._talks[i]["ended"]]
-        return {"prompt_ids": heads, "completion_ids": bodies, "env_mask": masks,
-                "logprobs": logprobs if self.use_vllm else None}  # fmt: skip
+        return {
+            "prompt_ids": heads,
+            "completion_ids": bodies,
+            "env_mask": masks,
+            "logprobs": logprobs if self.use_vllm else None,
+        }
 
     def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
         count = lambda text: len(self.processing_class(text, add_special_tokens=False)["input_ids"])
@@ -226,14 +251,25 @@ class Conversations:
         for x, talk, ids in zip(inputs, self._talks, completion_ids):
             own = [m for m in talk["history"] if m["role"] == "assistant"]
             emotion = simulator.final_emotion(talk)
-            rows.append({
-                "step": step, "id": x["id"], "messages": x["prompt"],
-                "text": self.processing_class.decode(ids), "thinking": "\n\n".join(m["thinking"] for m in own),
-                "response": own[-1]["content"], "status": next((m["status"] for m in own if m["status"] != "ok"), "ok"),
-                "cut_off": own[-1]["status"] == "truncated", "rewards": {"gold": None, "preference": None},
-                "n_tokens": sum(count(m["text"]) for m in own), "n_thinking_tokens": sum(count(m["thinking"]) for m in own),
-                "dialogue": talk["history"], "emotion": emotion, "ended": talk["ended"], "turns": len(own),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "step": step,
+                    "id": x["id"],
+                    "messages": x["prompt"],
+                    "text": self.processing_class.decode(ids),
+                    "thinking": "\n\n".join(m["thinking"] for m in own),
+                    "response": own[-1]["content"],
+                    "status": next((m["status"] for m in own if m["status"] != "ok"), "ok"),
+                    "cut_off": own[-1]["status"] == "truncated",
+                    "rewards": {"gold": None, "preference": None},
+                    "n_tokens": sum(count(m["text"]) for m in own),
+                    "n_thinking_tokens": sum(count(m["thinking"]) for m in own),
+                    "dialogue": talk["history"],
+                    "emotion": emotion,
+                    "ended": talk["ended"],
+                    "turns": len(own),
+                }
+            )
         return rows
 
 
@@ -254,7 +290,11 @@ def emotions(rows: list[dict], group_size: int):
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     """Tokens between two replies: the end of turn if it is not there yet, the user's turn, and the opening of the next."""
     mark = "(reply)"
-    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}, {"role": "user", "content": content}]
+    messages = [
+        {"role": "user", "content": "."},
+        {"role": "assistant", "content": mark},
+        {"role": "user", "content": content},
+    ]
     messages = utils.without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(text.partition(mark)[2], add_special_tokens=False)["input_ids"]
@@ -264,25 +304,41 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 def check_turns(tokenizer, prompt: list[dict]) -> None:
     """Exits with 2 where a conversation's tokens, put together turn by turn, are not those of the template at once."""
     said, then = "<think>\na\n</think>\n\nb", {"role": "user", "content": "c"}
-    ids = utils.encode_prompt(tokenizer, prompt) + utils.encode_completion(tokenizer, said) + turn_ids(tokenizer, "c", True)
+    ids = (
+        utils.encode_prompt(tokenizer, prompt)
+        + utils.encode_completion(tokenizer, said)
+        + turn_ids(tokenizer, "c", True)
+    )
     if ids != utils.encode_prompt(tokenizer, [*prompt, {"role": "assistant", "content": said}, then]):
-        runs.fail("the chat template renders a conversation otherwise than its turns; give --chat-template chatml or llama3")
+        runs.fail(
+            "the chat template renders a conversation otherwise than its turns; give --chat-template chatml or llama3"
+        )
 
 
 def main(args: Args) -> None:
     think_format, state = "think" if args.think else "plain", training.processes()
-    group, world, on_gpu = args.group_size if args.algorithm == "grpo" else 1, state.num_processes, torch.cuda.is_available()
+    group, world, on_gpu = (
+        args.group_size if args.algorithm == "grpo" else 1,
+        state.num_processes,
+        torch.cuda.is_available(),
+    )
     accumulation, rest = divmod(args.prompts_per_step * group, args.micro_batch_size * world)
     if rest:
-        runs.fail(f"{args.prompts_per_step * group} conversations a step cannot be split into --micro-batch-size "
-                  f"{args.micro_batch_size} x {world} processes")  # fmt: skip
+        runs.fail(
+            f"{args.prompts_per_step * group} conversations a step cannot be split into --micro-batch-size "
+            f"{args.micro_batch_size} x {world} processes"
+        )
     if args.algorithm == "grpo" and group < 2:
         runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
     if args.algorithm == "ppo":
         ppo.check_launch()
-    runs.refuse_unused(dict.fromkeys(("--lam", "--value-clip", "--critic-learning-rate"),
-                                     "" if args.algorithm == "ppo" else "without --algorithm ppo")
-                       | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""})  # fmt: skip
+    runs.refuse_unused(
+        dict.fromkeys(
+            ("--lam", "--value-clip", "--critic-learning-rate"),
+            "" if args.algorithm == "ppo" else "without --algorithm ppo",
+        )
+        | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""}
+    )
     if args.ask_thinking and not args.think:
         runs.fail("--ask-thinking asks for what --no-think calls malformed; leave one out")
     if not args.simulator:
@@ -292,23 +348,38 @@ def main(args: Args) -> None:
     tokenizer = runs.load_tokenizer(args.model)
     training.check_think_format(args.model, think_format)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    setting = {**simulator.RLVER, "start": args.start, "max_change": args.max_change or None, "low": args.low,
-               "turns": args.turns, "kind": args.user, "seed": args.seed}  # fmt: skip
+    setting = {
+        **simulator.RLVER,
+        "start": args.start,
+        "max_change": args.max_change or None,
+        "low": args.low,
+        "turns": args.turns,
+        "kind": args.user,
+        "seed": args.seed,
+    }
     profiles = {p["id"]: p for p in simulator.read_profiles(args.profiles)}
-    prompts = [{"id": i, "prompt": simulator.chat_messages(simulator.start(p, setting), args.ask_thinking)}
-               for i, p in profiles.items()]  # fmt: skip
+    prompts = [
+        {"id": i, "prompt": simulator.chat_messages(simulator.start(p, setting), args.ask_thinking)}
+        for i, p in profiles.items()
+    ]
     longest = max(len(utils.encode_prompt(tokenizer, p["prompt"])) for p in prompts)
     training.check_context(args.model, args.max_tokens, "--max-tokens")
     if longest + args.max_turn_tokens > args.max_tokens:
-        runs.fail(f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply")
+        runs.fail(
+            f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply"
+        )
     if len(prompts) < args.prompts_per_step:
-        runs.fail(f"{args.profiles}: {len(prompts)} users are fewer than --prompts-per-step {args.prompts_per_step}")
+        runs.fail(
+            f"{args.profiles}: {len(prompts)} users are fewer than --prompts-per-step {args.prompts_per_step}"
+        )
     check_turns(tokenizer, prompts[0]["prompt"])
     function = runs.load_function(args.simulator) if ".py:" in args.simulator else None
     use_vllm = runs.use_vllm(args.rollout)
-    state.print(f"{len(prompts)} users; {args.prompts_per_step} x {group} conversations a step, {args.steps} steps of "
-                f"{args.algorithm}; {args.user} users, at most {args.turns} turns; rollouts by "
-                f"{'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}")  # fmt: skip
+    state.print(
+        f"{len(prompts)} users; {args.prompts_per_step} x {group} conversations a step, {args.steps} steps of "
+        f"{args.algorithm}; {args.user} users, at most {args.turns} turns; rollouts by "
+        f"{'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}"
+    )
     parts = {"policy": training.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:
         parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
@@ -320,8 +391,13 @@ def main(args: Args) -> None:
     if args.dry_run:
         return
     run = runs.start_run(args, "rlver", args.model)
-    user = function or Endpoint(args.simulator, run / f"simulator-{state.process_index}.jsonl", args.simulator_url,
-                                budget=args.budget / world, price=args.price)  # fmt: skip
+    user = function or Endpoint(
+        args.simulator,
+        run / f"simulator-{state.process_index}.jsonl",
+        args.simulator_url,
+        budget=args.budget / world,
+        price=args.price,
+    )
 
     # --- 2. models
     torch.manual_seed(args.seed)
@@ -329,12 +405,19 @@ def main(args: Args) -> None:
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
     )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
     policy.generation_config.eos_token_id = tokenizer.stop_ids
-    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
     trainer_class, config_class, own, critic = GRPOConversations, GRPOConfig, {"num_generations": group}, {}
     if args.algorithm == "ppo":
         trainer_class, config_class, own = PPOConversations, ppo.PPOConfig, {}
-        critic = {"critic": ppo.load_critic(args.model, args), "critic_learning_rate": args.critic_learning_rate, "gamma": 1.0,
-                  "lam": args.lam, "value_clip": args.value_clip}  # fmt: skip
+        critic = {
+            "critic": ppo.load_critic(args.model, args),
+            "critic_learning_rate": args.critic_learning_rate,
+            "gamma": 1.0,
+            "lam": args.lam,
+            "value_clip": args.value_clip,
+        }
 
     # --- 3. conversations, emotions, updates
     config = config_class(
@@ -363,9 +446,16 @@ def main(args: Args) -> None:
         weight_decay=args.weight_decay,
         max_grad_norm=args.max_grad_norm,
     )
-    columns = {"emotion": "reward/emotion", "success": "dialogue/success", "turns": "dialogue/turns",
-               "think": "think/mean_tokens", "response": "think/response_tokens", "format ok": "think/format_ok",
-               "kl": "kl", "gap": "sampling/logprob_gap"}  # fmt: skip
+    columns = {
+        "emotion": "reward/emotion",
+        "success": "dialogue/success",
+        "turns": "dialogue/turns",
+        "think": "think/mean_tokens",
+        "response": "think/response_tokens",
+        "format ok": "think/format_ok",
+        "kl": "kl",
+        "gap": "sampling/logprob_gap",
+    }
     trainer = trainer_class(
         model=policy,
         args=config,

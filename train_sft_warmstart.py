@@ -98,13 +98,23 @@ PRESETS: dict[str, dict] = {  # the defaults are table 5's, for Llama-3.1-8B
     "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
     "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
     "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
-    "toy": {"model": "data/toy/base", "traces": "data/toy/sft_traces.jsonl", "max_length": 512, "micro_batch_size": 16,
-            "learning_rate": 2e-3, "gradient_checkpointing": False},  # our choice: what a 0.9M model needs
-}  # fmt: skip
-RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}  # 8 GPUs x 1; table 5 prints 16 for all
+    "toy": {
+        "model": "data/toy/base",
+        "traces": "data/toy/sft_traces.jsonl",
+        "max_length": 512,
+        "micro_batch_size": 16,
+        "learning_rate": 2e-3,
+        "gradient_checkpointing": False,
+    },  # our choice: what a 0.9M model needs
+}
+RELEASED = {
+    name: {"batch_size": 8} for name in PRESETS if "qwen" in name
+}  # 8 GPUs x 1; table 5 prints 16 for all
 
 
-def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) -> tuple[list[dict], list[dict]]:
+def build_rows(
+    rows: list[dict], tokenizer, think_format: str, max_length: int
+) -> tuple[list[dict], list[dict]]:
     """Tokenised rows {input_ids, labels} and the dropped ones {id, reason, tokens}.
 
     A row is dropped when its own text breaks the think format (tags or control tokens inside, nothing to answer) or when it is
@@ -123,7 +133,10 @@ def build_rows(rows: list[dict], tokenizer, think_format: str, max_length: int) 
         if status != "ok":
             dropped.append({"id": row["id"], "reason": status})
             continue
-        prompt, completion = utils.encode_prompt(tokenizer, row["messages"]), utils.encode_completion(tokenizer, text)
+        prompt, completion = (
+            utils.encode_prompt(tokenizer, row["messages"]),
+            utils.encode_completion(tokenizer, text),
+        )
         if len(prompt) + len(completion) > max_length:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(prompt) + len(completion)})
             continue
@@ -137,8 +150,10 @@ def main(args: Args) -> None:
     world = state.num_processes
     accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
     if rest:
-        runs.fail(f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-                   f"{world} processes")  # fmt: skip
+        runs.fail(
+            f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
+            f"{world} processes"
+        )
     if args.load_in_4bit and not args.lora_r:
         runs.fail("--load-in-4bit trains adapters only; add --lora-r 64, say")
 
@@ -149,16 +164,24 @@ def main(args: Args) -> None:
     kept, dropped = build_rows(rows, tokenizer, think_format, args.max_length)
     reasons = {r: sum(d["reason"] == r for d in dropped) for r in sorted({d["reason"] for d in dropped})}
     tokens = sum(len(r["input_ids"]) for r in kept)
-    state.print(f"{len(rows)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
-                f"{tokens / max(1, len(kept)):.0f} tokens a row")  # fmt: skip
+    state.print(
+        f"{len(rows)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
+        f"{tokens / max(1, len(kept)):.0f} tokens a row"
+    )
     if reasons.get("too_long", 0) > 0.01 * len(rows):
         longest = max(d.get("tokens", 0) for d in dropped)
-        runs.fail(f"{reasons['too_long']} of {len(rows)} traces are longer than --max-length {args.max_length} and would lose "
-                   f"their end; {longest} fits all")  # fmt: skip
+        runs.fail(
+            f"{reasons['too_long']} of {len(rows)} traces are longer than --max-length {args.max_length} and would lose "
+            f"their end; {longest} fits all"
+        )
     if len(kept) < len(rows) / 2:
-        runs.fail(f"{args.traces}: only {len(kept)} of {len(rows)} traces can be trained on ({reasons}); no tags belong into "
-                  "thinking and response: data/prepare.py traces takes texts apart")  # fmt: skip
-    state.print(f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes")
+        runs.fail(
+            f"{args.traces}: only {len(kept)} of {len(rows)} traces can be trained on ({reasons}); no tags belong into "
+            "thinking and response: data/prepare.py traces takes texts apart"
+        )
+    state.print(
+        f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes"
+    )
     if args.dry_run:
         ids, n = kept[0]["input_ids"], kept[0]["labels"].count(-100)
         prompt, completion = tokenizer.decode(ids[:n]), tokenizer.decode(ids[n:])
@@ -168,8 +191,16 @@ def main(args: Args) -> None:
     runs.write_dropped(run, dropped)
 
     # --- 2. model
-    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                                      bnb_4bit_compute_dtype=torch.bfloat16) if args.load_in_4bit else None  # fmt: skip
+    quantization = (
+        BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+        if args.load_in_4bit
+        else None
+    )
     torch.manual_seed(args.seed)
     model, _ = training.load_weights(
         AutoModelForCausalLM,
@@ -180,7 +211,9 @@ def main(args: Args) -> None:
     )
     if args.load_in_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
-    lora = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
     # --- 3. train
     training.skip_prompt_logits()

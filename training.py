@@ -43,10 +43,14 @@ def processes() -> PartialState:
     """The first call of a training script: this process among those that accelerate launched, which wait for each other for
     hours, not NCCL's ten minutes: a checkpoint of 128 GB takes its time, and what hangs is ended by `faults`."""
     if not torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        driver = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        driver = shutil.which("nvidia-smi") and subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True
+        )
         if driver and not driver.returncode and "GPU 0" in driver.stdout:
-            runs.fail(f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
-                      f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU")  # fmt: skip
+            runs.fail(
+                f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
+                f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
+            )
     return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=6))
 
 
@@ -61,11 +65,15 @@ def check_vllm(args, use_vllm: bool) -> None:
     runs.refuse_unused({"--vllm-sleep": "" if sleeps else "but on a GPU, for a vLLM in this process"})
     others = args.vllm_server_url or args.vllm_sleep and sleeps or getattr(args, "dynamic_sampling", 0)
     if args.async_rollouts and (not use_vllm or others):
-        runs.fail("--async-rollouts needs --rollout vllm in this process, --no-vllm-sleep, and neither --vllm-server-url nor "
-                  "--dynamic-sampling")  # fmt: skip
+        runs.fail(
+            "--async-rollouts needs --rollout vllm in this process, --no-vllm-sleep, and neither --vllm-server-url nor "
+            "--dynamic-sampling"
+        )
     if args.async_rollouts and args.importance_correction == "none":
-        runs.fail("--async-rollouts trains on what an older policy sampled; correct for it: "
-                  "--importance-correction token_truncate")  # fmt: skip
+        runs.fail(
+            "--async-rollouts trains on what an older policy sampled; correct for it: "
+            "--importance-correction token_truncate"
+        )
 
 
 def has_preference(args) -> bool:
@@ -77,10 +85,20 @@ def check_rewards(args, think_format: str) -> None:
     """Exits with 2 when `args.reward_model` cannot score this format, or `args.gold` is nothing that `load_gold` takes."""
     if has_preference(args):
         runs.load_tokenizer(args.reward_model)
-        runs.or_fail(utils.RewardModel.check, args.reward_model, args.reward_chat_template, args.reward_on, think_format)
-        learned = getattr(runs.load_config(args.reward_model), "reward_on", args.reward_on)  # train_reward.py says so
+        runs.or_fail(
+            utils.RewardModel.check,
+            args.reward_model,
+            args.reward_chat_template,
+            args.reward_on,
+            think_format,
+        )
+        learned = getattr(
+            runs.load_config(args.reward_model), "reward_on", args.reward_on
+        )  # train_reward.py says so
         if learned != args.reward_on:
-            PartialState().print(f"WARNING: {args.reward_model} was trained on {learned}, and --reward-on is {args.reward_on}")
+            PartialState().print(
+                f"WARNING: {args.reward_model} was trained on {learned}, and --reward-on is {args.reward_on}"
+            )
     if ".py:" in args.gold:
         runs.load_function(args.gold)
     elif args.gold and not args.gold.startswith("judge:"):
@@ -99,7 +117,9 @@ def check_think_format(model: str, think_format: str) -> None:
     """Exits with 2 when a checkpoint of ours was trained to another think format than the one asked for."""
     path = Path(model) / "think_format.json"
     if path.exists() and (trained := json.loads(path.read_text())["think_format"]) != think_format:
-        runs.fail(f"{model} was trained to the format {trained!r}, not {think_format!r}; change --think, --zero or --model")
+        runs.fail(
+            f"{model} was trained to the format {trained!r}, not {think_format!r}; change --think, --zero or --model"
+        )
 
 
 # --- 2. prompts, held-out prompts, gold
@@ -118,10 +138,14 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
         else:
             kept.append({"id": row["id"], "prompt": messages})
     if cleaned:
-        PartialState().print(f"{len(cleaned)} prompts less the control tokens that were written out in them: "
-                             + ", ".join(map(str, cleaned[:5])))  # fmt: skip
-    PartialState().print(f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
-                         + (f": {', '.join(str(d['id']) for d in dropped[:5])} ..." if dropped else ""))  # fmt: skip
+        PartialState().print(
+            f"{len(cleaned)} prompts less the control tokens that were written out in them: "
+            + ", ".join(map(str, cleaned[:5]))
+        )
+    PartialState().print(
+        f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
+        + (f": {', '.join(str(d['id']) for d in dropped[:5])} ..." if dropped else "")
+    )
     return kept, dropped
 
 
@@ -133,8 +157,12 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
         runs.fail("--gold-prompts needs --gold: what the completions are measured by")
     held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens)
     trained = {json.dumps(p["prompt"]) for p in prompts}
-    if same := [p["id"] for p in held_out if json.dumps(p["prompt"]) in trained] + [d["id"] for d in too_long]:
-        runs.fail(f"--gold-prompts {args.gold_prompts}: {len(same)} are trained on or too long, e.g. {same[0]}; take them out")
+    if same := [p["id"] for p in held_out if json.dumps(p["prompt"]) in trained] + [
+        d["id"] for d in too_long
+    ]:
+        runs.fail(
+            f"--gold-prompts {args.gold_prompts}: {len(same)} are trained on or too long, e.g. {same[0]}; take them out"
+        )
     return held_out
 
 
@@ -147,10 +175,14 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     table = pd.json_normalize(rows)  # rewards.gold, rewards.preference (of good format only)
     ok = table["status"] == "ok"
     gold = table["rewards.gold"].astype(float)  # missing where a judge failed
-    line = {"gold": gold.mean(), "gold_se": gold.sem(),
-            "proxy": table.loc[ok, "rewards.preference"].mean(), "format_ok": ok.mean(),
-            "think_tokens": table["n_thinking_tokens"].mean(),
-            "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean()}  # fmt: skip
+    line = {
+        "gold": gold.mean(),
+        "gold_se": gold.sem(),
+        "proxy": table.loc[ok, "rewards.preference"].mean(),
+        "format_ok": ok.mean(),
+        "think_tokens": table["n_thinking_tokens"].mean(),
+        "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean(),
+    }
     line = {k: None if pd.isna(v) else float(v) for k, v in line.items()}
     line = {"step": step, "n": len(table), "n_gold": int(gold.count())} | line
     path = run / "held_out.jsonl"
@@ -164,8 +196,10 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     if best and None not in (line["proxy"], best["proxy"]) and line["proxy"] > best["proxy"]:
         error = ((line["gold_se"] or 0.0) ** 2 + (best["gold_se"] or 0.0) ** 2) ** 0.5
         if line["gold"] < best["gold"] - 2 * error:
-            print(f"WARNING: step {step}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) while gold falls "
-                  f"({best['gold']:.4g} -> {line['gold']:.4g}); best_by_gold/ is of step {best['step']}")  # fmt: skip
+            print(
+                f"WARNING: step {step}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) while gold falls "
+                f"({best['gold']:.4g} -> {line['gold']:.4g}); best_by_gold/ is of step {best['step']}"
+            )
     return best is None or line["gold"] > best["gold"]
 
 
@@ -180,22 +214,36 @@ def load_gold(args, device: str, run: Path):
     if spec.startswith("judge:"):
         name, _, url = spec.removeprefix("judge:").partition("@")
         state = PartialState()
-        judge = Endpoint(name, run / f"gold-{state.process_index}.jsonl", url, budget=args.budget / state.num_processes,
-                         price=args.price)  # fmt: skip
+        judge = Endpoint(
+            name,
+            run / f"gold-{state.process_index}.jsonl",
+            url,
+            budget=args.budget / state.num_processes,
+            price=args.price,
+        )
 
         def gold(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-            marks = rewards.judge_mark([{"messages": m, "response": y} for m, y in zip(prompts, responses)], judge)
-            return [0.0 if not y.strip() else math.nan if mark is None else float(mark) for mark, y in zip(marks, responses)]
+            marks = rewards.judge_mark(
+                [{"messages": m, "response": y} for m, y in zip(prompts, responses)], judge
+            )
+            return [
+                0.0 if not y.strip() else math.nan if mark is None else float(mark)
+                for mark, y in zip(marks, responses)
+            ]
 
         return gold
     if ".py:" not in spec:
-        return utils.RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
+        return utils.RewardModel(
+            spec, think_format="plain", device=device
+        ).score  # it is given responses only
     function = runs.load_function(spec)
 
     def one(prompt: list[dict], response: str) -> float:
         faults.beat()
         value = function(prompt, response)
-        return float(value) if isinstance(value, numbers.Real) else value  # what else it is the trainer says, and ends
+        return (
+            float(value) if isinstance(value, numbers.Real) else value
+        )  # what else it is the trainer says, and ends
 
     return lambda prompts, responses: [one(m, y) for m, y in zip(prompts, responses)]
 
@@ -213,7 +261,11 @@ def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
     """Parameters of a model and of its LoRA adapter, without loading weights."""
     with torch.device("meta"):
         model = auto_class.from_config(runs.load_config(path), trust_remote_code=False)
-    linear = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n not in ("lm_head", "score")]
+    linear = [
+        m
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and n not in ("lm_head", "score")
+    ]
     return model.num_parameters(), sum(lora_r * (m.in_features + m.out_features) for m in linear)
 
 
@@ -226,7 +278,12 @@ def trained_gib(path: str, lora_r: int) -> float:
 
 def frozen_gib(path: str, auto_class, n_bytes: int = 0, parts: int = 1) -> float:
     """Weights of a model that is not trained; by default bfloat16 on a GPU and a copy for each process."""
-    return n_parameters(path, auto_class)[0] * (n_bytes or (2 if torch.cuda.is_available() else 4)) / parts / 2**30
+    return (
+        n_parameters(path, auto_class)[0]
+        * (n_bytes or (2 if torch.cuda.is_available() else 4))
+        / parts
+        / 2**30
+    )
 
 
 def vllm_gib(path: str, share: float) -> float:
@@ -251,14 +308,29 @@ def others_gib(args) -> dict[str, float]:
 def memory_line(parts: dict[str, float], at_once: bool = True) -> str:
     """For the screen; exits with 2 when the parts, which are there `at_once` or one after the other, do not fit on a GPU and
     the launch config puts none of them elsewhere."""
-    place, needed = "GPU" if torch.cuda.is_available() else "process", (sum if at_once else max)(parts.values())
-    offload = [os.environ.get(name, "false").lower() for name in (
-        "FSDP_OFFLOAD_PARAMS", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE")]
+    place, needed = (
+        "GPU" if torch.cuda.is_available() else "process",
+        (sum if at_once else max)(parts.values()),
+    )
+    offload = [
+        os.environ.get(name, "false").lower()
+        for name in (
+            "FSDP_OFFLOAD_PARAMS",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+        )
+    ]
     away = not {"true", "cpu", "nvme"}.isdisjoint(offload)
     listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
-    if place == "GPU" and not away and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30):
-        runs.fail(f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ({listed}): use more GPUs, "
-                  "--lora-r or a smaller --vllm-memory")  # fmt: skip
+    if (
+        place == "GPU"
+        and not away
+        and needed > (has := torch.cuda.get_device_properties(0).total_memory / 2**30)
+    ):
+        runs.fail(
+            f"{needed:.0f} GiB are needed of a GPU's {has:.0f}, without activations ({listed}): use more GPUs, "
+            "--lora-r or a smaller --vllm-memory"
+        )
     return f"GiB a {place}, without activations: {listed}"
 
 
@@ -304,11 +376,15 @@ def save_model(trainer, folder: Path, think_format: str | None) -> None:
     trainer.save_model(str(adapter or part))
     if PartialState().is_main_process:
         if adapter:
-            start = AutoModelForCausalLM.from_pretrained(model.peft_config["default"].base_model_name_or_path, **utils.SAFE)
+            start = AutoModelForCausalLM.from_pretrained(
+                model.peft_config["default"].base_model_name_or_path, **utils.SAFE
+            )
             PeftModel.from_pretrained(start, adapter).merge_and_unload().save_pretrained(part)
         tokenizer.save_pretrained(part)
         if think_format:  # a policy
-            GenerationConfig(eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id).save_pretrained(part)
+            GenerationConfig(
+                eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id
+            ).save_pretrained(part)
             (part / "think_format.json").write_text(json.dumps({"think_format": think_format}))
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
@@ -336,7 +412,9 @@ def shard_reference(trainer_module) -> None:
     load, prepare = trainer_module.create_model_from_path, trainer_module.prepare_fsdp
     trainer_module.create_model_from_path = functools.partial(load, device_map=None)
     trainer_module.prepare_fsdp = lambda model, accelerator: (
-        fsdp2_prepare_model(accelerator, model).eval() if accelerator.is_fsdp2 else prepare(model, accelerator)
+        fsdp2_prepare_model(accelerator, model).eval()
+        if accelerator.is_fsdp2
+        else prepare(model, accelerator)
     )
 
 
@@ -350,21 +428,32 @@ def skip_prompt_logits() -> None:
 # --- 5. training: one way to start, resume, log and end
 
 # under several processes on a CPU the Trainer loads a checkpoint to the device cpu:0, a name that torch.load does not know
-torch.serialization.register_package(11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
+torch.serialization.register_package(
+    11, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None
+)
 
 
 def common_config(args, run: Path, updates: int = 1) -> dict:
     """What every Trainer here is given beside its own hyperparameters; a log line and a checkpoint count `updates` steps."""
     on_gpu = torch.cuda.is_available()
     return {
-        "output_dir": str(run), "seed": args.seed, "bf16": on_gpu, "use_cpu": not on_gpu, "dataloader_pin_memory": on_gpu,
-        "gradient_checkpointing": args.gradient_checkpointing, "ddp_find_unused_parameters": False,
-        "save_strategy": "steps", "save_steps": args.save_steps * updates, "logging_steps": updates,
-        "save_total_limit": None, "report_to": [], "disable_tqdm": True,  # RunLogger deletes, when the new one is whole
+        "output_dir": str(run),
+        "seed": args.seed,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "gradient_checkpointing": args.gradient_checkpointing,
+        "ddp_find_unused_parameters": False,
+        "save_strategy": "steps",
+        "save_steps": args.save_steps * updates,
+        "logging_steps": updates,
+        "save_total_limit": None,
+        "report_to": [],
+        "disable_tqdm": True,  # RunLogger deletes, when the new one is whole
         "logging_nan_inf_filter": False,  # else a loss that is NaN is logged as the mean of those before
         # under FSDP gradients of micro-batches are added up in shards; else each GPU would hold all of them
         "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": shards() > 1}},
-    }  # fmt: skip
+    }
 
 
 def last_checkpoint(run: Path) -> Path | None:
@@ -392,12 +481,18 @@ def cut_log(path: Path, last: int) -> None:
 def check_disk(trainer, run: Path) -> None:
     """Warns where the checkpoints that a run keeps do not fit the disk."""
     models = [trainer.model, *(model for model, _ in getattr(trainer, "beside", {}).values())]
-    one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (16 if shards() > 1 else 12)
-    most = max(1, faults.RUN.keep) + 1 - len(faults.numbered(run))  # an old one goes when the new one is whole
+    one = sum(p.numel() for model in models for p in model.parameters() if p.requires_grad) * (
+        16 if shards() > 1 else 12
+    )
+    most = (
+        max(1, faults.RUN.keep) + 1 - len(faults.numbered(run))
+    )  # an old one goes when the new one is whole
     if (free := shutil.disk_usage(run).free) < most * one:
         gib = [f"{n / 2**30:.3g} GiB" for n in (one, free)]
-        PartialState().print(f"WARNING: {run} will run out of disk: {most} checkpoints of {gib[0]}, {gib[1]} free; "
-                             "--keep-checkpoints 1, or another --out")  # fmt: skip
+        PartialState().print(
+            f"WARNING: {run} will run out of disk: {most} checkpoints of {gib[0]}, {gib[1]} free; "
+            "--keep-checkpoints 1, or another --out"
+        )
 
 
 def train(trainer, run: Path, resume: bool) -> None:
@@ -407,17 +502,26 @@ def train(trainer, run: Path, resume: bool) -> None:
     checkpoint = last_checkpoint(run) if resume and PartialState().is_main_process else None
     checkpoint = broadcast_object_list([checkpoint])[0]
     if resume:
-        PartialState().print(f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True)
+        PartialState().print(
+            f"resumes from {checkpoint or 'the beginning: there is no checkpoint'}", flush=True
+        )
     for log in ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl"):
         cut_log(run / log, int(checkpoint.name.split("-")[1]) if checkpoint else -1)
     check_disk(trainer, run)
     trainer.remove_callback(PrinterCallback)
-    trainer.model.get_input_embeddings().register_forward_pre_hook(lambda *_: faults.beat())  # also within generate
-    batches, prepare = collections.deque(maxlen=trainer.args.gradient_accumulation_steps), trainer._prepare_inputs
+    trainer.model.get_input_embeddings().register_forward_pre_hook(
+        lambda *_: faults.beat()
+    )  # also within generate
+    batches, prepare = (
+        collections.deque(maxlen=trainer.args.gradient_accumulation_steps),
+        trainer._prepare_inputs,
+    )
     trainer._prepare_inputs = lambda inputs: batches.append(prepare(inputs)) or batches[-1]
     trainer._save_checkpoint = faults.patient()(trainer._save_checkpoint)
     epoch, left = trainer._run_epoch, lambda: trainer.state.global_step < trainer.state.max_steps
-    trainer._run_epoch = lambda **kwargs: left() and epoch(**kwargs)  # else a resume from the last step trains one more
+    trainer._run_epoch = lambda **kwargs: (
+        left() and epoch(**kwargs)
+    )  # else a resume from the last step trains one more
     try:
         with faults.stoppable(), faults.watched():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -425,8 +529,11 @@ def train(trainer, run: Path, resume: bool) -> None:
         explain(e, trainer, run, batches)
         raise
     if faults.RUN.stopped:
-        PartialState().print(f"stopped by SIGTERM after step {trainer.state.global_step}; --resume continues from "
-                             f"checkpoint-{trainer.state.global_step}", flush=True)  # fmt: skip
+        PartialState().print(
+            f"stopped by SIGTERM after step {trainer.state.global_step}; --resume continues from "
+            f"checkpoint-{trainer.state.global_step}",
+            flush=True,
+        )
         leave()
         sys.exit(faults.STOPPED)
 
@@ -435,15 +542,20 @@ def explain(error: BaseException, trainer, run: Path, batches) -> None:
     """The last line of a run that failed: after which step, how full the disk is, where --resume continues. The `batches` of a
     step that is not finite are kept in not_finite-rank<k>.safetensors, as <micro-batch>.<name>."""
     if isinstance(error, FloatingPointError):
-        tensors = {f"{i}.{k}": v.clone() for i, b in enumerate(batches) for k, v in b.items() if torch.is_tensor(v)}
+        tensors = {
+            f"{i}.{k}": v.clone() for i, b in enumerate(batches) for k, v in b.items() if torch.is_tensor(v)
+        }
         save_file(tensors, run / f"not_finite-rank{PartialState().process_index}.safetensors")
     if torch.distributed.is_initialized():
         GROUPS.append(torch.distributed.group.WORLD)  # as in `leave`
     whole = [c.name for c in faults.numbered(run) if (c / "complete").exists()]
-    print(f"error: the run ended after step {trainer.state.global_step} by {type(error).__name__}: "
-          f"{' '.join(str(error).split())[:300]}; {shutil.disk_usage(run).free / 2**20:.0f} MiB are free in {run}; "
-          + (f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"),
-          file=sys.stderr, flush=True)  # fmt: skip
+    print(
+        f"error: the run ended after step {trainer.state.global_step} by {type(error).__name__}: "
+        f"{' '.join(str(error).split())[:300]}; {shutil.disk_usage(run).free / 2**20:.0f} MiB are free in {run}; "
+        + (f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 class SortedSteps(torch.utils.data.Sampler):
@@ -496,10 +608,16 @@ class RunLogger(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "train_runtime" in logs:  # the Trainer's closing line is no step
             return
-        finite = lambda value: value is not None and math.isfinite(value)  # TRL makes None of a mean that is NaN
-        bad = [k for k in ("loss", "grad_norm", "value/loss", "value/grad_norm") if not finite(logs.get(k, 0.0))]
+        finite = lambda value: (
+            value is not None and math.isfinite(value)
+        )  # TRL makes None of a mean that is NaN
+        bad = [
+            k for k in ("loss", "grad_norm", "value/loss", "value/grad_norm") if not finite(logs.get(k, 0.0))
+        ]
         if bad:  # the same on every rank, and before a checkpoint is written
-            raise FloatingPointError(f"{bad[0]} is {logs[bad[0]]}; the batch is in {self.run}/not_finite-rank*.safetensors")
+            raise FloatingPointError(
+                f"{bad[0]} is {logs[bad[0]]}; the batch is in {self.run}/not_finite-rank*.safetensors"
+            )
         if not state.is_world_process_zero:
             return
         seconds = time.monotonic() - self.began
@@ -510,9 +628,17 @@ class RunLogger(TrainerCallback):
             logs["num_tokens"] += self.offset
             shown.append(f"tokens/s {(logs['num_tokens'] - self.tokens) / (seconds - self.seconds):.0f}")
             self.tokens, self.seconds = logs["num_tokens"], seconds
-        runs.append_jsonl(self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}])
+        runs.append_jsonl(
+            self.run / "metrics.jsonl", [{"step": state.global_step, "seconds": round(seconds, 2), **logs}]
+        )
         left = seconds / max(1, state.global_step - self.first_step) * (state.max_steps - state.global_step)
-        print(f"step {state.global_step}/{state.max_steps}", *shown, f"left {left / 60:.1f} min", sep="  ", flush=True)
+        print(
+            f"step {state.global_step}/{state.max_steps}",
+            *shown,
+            f"left {left / 60:.1f} min",
+            sep="  ",
+            flush=True,
+        )
 
     @faults.patient()
     def on_save(self, args, state, control, **kwargs):

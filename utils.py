@@ -11,8 +11,13 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 import faults
 
 
-SAFE = {"use_safetensors": True, "trust_remote_code": False}  # of every model that is loaded: no pickle and no code of its own
-DEVICE, DTYPE = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")  # of one that is not trained
+SAFE = {
+    "use_safetensors": True,
+    "trust_remote_code": False,
+}  # of every model that is loaded: no pickle and no code of its own
+DEVICE, DTYPE = (
+    ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+)  # of one that is not trained
 
 # --- 1. the think format
 
@@ -75,18 +80,24 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
 def join_thinking(thinking: str, response: str, think_format: str) -> str:
     """The completion a model of `think_format` should write; inverse of `split_thinking`."""
     z, y = thinking.strip(), response.strip()
-    return {"think": f"<think>\n{z}\n</think>\n\n{y}", "plain": y, "zero_plain": f"<response> {y} </response>",
-            "zero_think": f"<think> {z} </think> <response> {y} </response>"}[think_format]  # fmt: skip
+    return {
+        "think": f"<think>\n{z}\n</think>\n\n{y}",
+        "plain": y,
+        "zero_plain": f"<response> {y} </response>",
+        "zero_think": f"<think> {z} </think> <response> {y} </response>",
+    }[think_format]
 
 
 # --- 2. chat rendering
 
 _ASKED = "A user asks a question, and an assistant answers it. "
 ZERO_INSTRUCTION = {
-    "zero_think": _ASKED + "The assistant first thinks about how to answer well, and only then answers. The thinking stands "
+    "zero_think": _ASKED
+    + "The assistant first thinks about how to answer well, and only then answers. The thinking stands "
     "between <think> and </think>, and the answer between <response> and </response>, like this: <think> thinking </think> "
     "<response> answer </response>",
-    "zero_plain": _ASKED + "The answer stands between <response> and </response>, like this: <response> answer </response>",
+    "zero_plain": _ASKED
+    + "The answer stands between <response> and </response>, like this: <response> answer </response>",
 }
 _THOUGHT = "<think>\nZ\n</think>\n\nY"  # what a template must leave as it is
 _TURNS = (
@@ -99,18 +110,26 @@ CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and 
     "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "plain": "{{ bos_token if bos_token else '' }}" + _TURNS,
-    **{k: "{{ bos_token if bos_token else '' }}" + text + "\n\n" + _TURNS for k, text in ZERO_INSTRUCTION.items()},
+    **{
+        k: "{{ bos_token if bos_token else '' }}" + text + "\n\n" + _TURNS
+        for k, text in ZERO_INSTRUCTION.items()
+    },
 }
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Special tokens by id, also those that no attribute of the tokenizer names (as <|eot_id|> in Llama 3.1's)."""
-    return {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content not in TAGS}
+    return {
+        i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content not in TAGS
+    }
 
 
 def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
     """The messages without control tokens in their texts, which would open or close a turn; none is left by another either."""
-    texts, marks = [m["content"] for m in messages], "|".join(map(re.escape, control_tokens(tokenizer).values())) or "$^"
+    texts, marks = (
+        [m["content"] for m in messages],
+        "|".join(map(re.escape, control_tokens(tokenizer).values())) or "$^",
+    )
     while any(re.search(marks, text) for text in texts):
         texts = [re.sub(marks, "", text) for text in texts]
     return [{**m, "content": text} for m, text in zip(messages, texts)]
@@ -124,8 +143,12 @@ def _render(tokenizer: Tokenizer, *answers: str) -> str:
 
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer's own template leaves thinking where it is, adds none, and does not change from day to day."""
-    start = tokenizer.apply_chat_template([{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True)
-    keeps = _render(tokenizer, _THOUGHT, _THOUGHT).count(_THOUGHT) == 2 and "think>" not in start + _render(tokenizer, "Y")
+    start = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True
+    )
+    keeps = _render(tokenizer, _THOUGHT, _THOUGHT).count(_THOUGHT) == 2 and "think>" not in start + _render(
+        tokenizer, "Y"
+    )
     return keeps and "strftime_now" not in tokenizer.get_chat_template()
 
 
@@ -137,24 +160,35 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     if it keeps thinking verbatim; else ours for its family, ValueError if there is none. Returns one line about what was done.
     """
     vocab, control = tokenizer.get_vocab(), control_tokens(tokenizer)
-    name = chat_template if chat_template != "auto" else think_format if think_format.startswith("zero") else ""
+    name = (
+        chat_template if chat_template != "auto" else think_format if think_format.startswith("zero") else ""
+    )
     if not name and tokenizer.chat_template and _keeps_thinking(tokenizer):
         name = "its own"
     elif not name:
         marks = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
         name = next((family for family, mark in marks.items() if mark in vocab), "plain")
         if name == "plain" and tokenizer.chat_template:
-            raise ValueError("this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one "
-                             f"that does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}")  # fmt: skip
+            raise ValueError(
+                "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one "
+                f"that does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
+            )
     if name != "its own":
         tokenizer.chat_template = CHAT_TEMPLATES.get(name) or Path(name).read_text()
     after = tokenizer(_render(tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False)["input_ids"]
-    end = next((i for i in after if i in control), None)  # what the template writes after the assistant's words
+    end = next(
+        (i for i in after if i in control), None
+    )  # what the template writes after the assistant's words
     if end is None:
-        raise ValueError("the chat template ends the assistant's turn by no special token; pass --chat-template FILE")
+        raise ValueError(
+            "the chat template ends the assistant's turn by no special token; pass --chat-template FILE"
+        )
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *getattr(tokenizer, "own_ends", ())} - {None})
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    if tokenizer.pad_token_id in (None, end):  # a spare token, else the last special one, else the last: padding is masked
+    if tokenizer.pad_token_id in (
+        None,
+        end,
+    ):  # a spare token, else the last special one, else the last: padding is masked
         spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
         spare += sorted(vocab, key=lambda t: (vocab[t] in control, vocab[t]), reverse=True)
         tokenizer.pad_token = next(t for t in spare if vocab.get(t, end) != end)
@@ -163,9 +197,13 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
     """Token ids of the conversation up to where the assistant writes: the same in SFT, rollouts and training."""
-    ids = tokenizer.apply_chat_template(without_control(tokenizer, messages), add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(
+        without_control(tokenizer, messages), add_generation_prompt=True, return_dict=False
+    )
     if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise ValueError(f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}...")
+        raise ValueError(
+            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
+        )
     return ids
 
 
@@ -184,29 +222,61 @@ class RewardModel:
     `split_thinking(...).response` where the completion is well formed and the text as it is elsewhere (paper, equation 3).
     """
 
-    def __init__(self, path: str, reward_on: str = "think+response", think_format: str = "think", chat_template: str = "",
-                 max_length: int = 0, tokens_per_batch: int = 0, device: str = DEVICE, dtype: str = DTYPE):  # fmt: skip
+    def __init__(
+        self,
+        path: str,
+        reward_on: str = "think+response",
+        think_format: str = "think",
+        chat_template: str = "",
+        max_length: int = 0,
+        tokens_per_batch: int = 0,
+        device: str = DEVICE,
+        dtype: str = DTYPE,
+    ):
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, info = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, output_loading_info=True, **SAFE)
-        if bad := sorted(info["missing_keys"]) or [n for n, p in model.named_parameters() if not p.isfinite().all()]:
-            raise ValueError(f"reward model {path} has no weights for {bad[0]}" + " (not finite)" * (not info["missing_keys"]))
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, **SAFE
+        )
+        if bad := sorted(info["missing_keys"]) or [
+            n for n, p in model.named_parameters() if not p.isfinite().all()
+        ]:
+            raise ValueError(
+                f"reward model {path} has no weights for {bad[0]}"
+                + " (not finite)" * (not info["missing_keys"])
+            )
         self.model, model.config.use_cache = model.to(device).eval(), False
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
             self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
         self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9
-        self.tokens_per_batch = tokens_per_batch or (2048 if self.model.device.type == "cpu" else 16384)  # measured: bench.py
+        self.tokens_per_batch = tokens_per_batch or (
+            2048 if self.model.device.type == "cpu" else 16384
+        )  # measured: bench.py
         self.reward_on, self.think_format, self.n_scored, self.n_truncated = reward_on, think_format, 0, 0
 
     @staticmethod
-    def check(path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain") -> Tokenizer:
+    def check(
+        path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
+    ) -> Tokenizer:
         """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
-        tokenizer, config = (auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig))
-        tokenizer.chat_template = Path(chat_template).read_text() if chat_template else tokenizer.chat_template
+        tokenizer, config = (
+            auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig)
+        )
+        tokenizer.chat_template = (
+            Path(chat_template).read_text() if chat_template else tokenizer.chat_template
+        )
         if not tokenizer.chat_template:
-            raise ValueError(f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)")
-        if reward_on == "think+response" and "think" in think_format and _THOUGHT not in _render(tokenizer, _THOUGHT):
-            raise ValueError(f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
-                             "pass --reward-chat-template FILE or --reward-on response")  # fmt: skip
+            raise ValueError(
+                f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)"
+            )
+        if (
+            reward_on == "think+response"
+            and "think" in think_format
+            and _THOUGHT not in _render(tokenizer, _THOUGHT)
+        ):
+            raise ValueError(
+                f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
+                "pass --reward-chat-template FILE or --reward-on response"
+            )
         if config.num_labels != 1:
             raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
         return tokenizer
@@ -219,13 +289,18 @@ class RewardModel:
         self.n_scored += 1
         if len(ids) > self.max_length:
             self.n_truncated += 1
-            tail = self.tokenizer(_render(self.tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False)["input_ids"]
+            tail = self.tokenizer(
+                _render(self.tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False
+            )["input_ids"]
             ids = ids[: self.max_length - len(tail)] + tail
         return ids
 
     def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
         """Rewards (B,) of completions (raw text of the policy) to prompts (lists of messages), in their order."""
-        parts, alone = [split_thinking(t, self.think_format) for t in completions], self.reward_on == "response"
+        parts, alone = (
+            [split_thinking(t, self.think_format) for t in completions],
+            self.reward_on == "response",
+        )
         texts = [p.response if alone and p.status == "ok" else t for p, t in zip(parts, completions)]
         return self.score_ids([self.encode(m, t) for m, t in zip(prompts, texts, strict=True)])
 
@@ -241,8 +316,12 @@ class RewardModel:
             # the head reads the last token that is not `pad`: the last real one with a pad id that ends no row
             pad = min(set(range(len(rows) + 1)) - {ids[r][-1] for r in rows})
             self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
-            batch = torch.tensor([ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device)
-            mask = torch.tensor([[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device)
+            batch = torch.tensor(
+                [ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device
+            )
+            mask = torch.tensor(
+                [[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device
+            )
             faults.beat()
             scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
         return [scores[i] for i in range(len(ids))]

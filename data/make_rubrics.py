@@ -1,19 +1,17 @@
 """Writes a rubric for each prompt that has a reference answer, by a judge (RaR, arXiv 2507.17746, section 3): rows for
 `--rewards rubric:1`.
 
-    python data/make_rubrics.py --prompts FILE.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
+    python -m data.make_rubrics --prompts FILE.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
 
 Every reply is kept beside `--out` as it comes, so the same command goes on after a stop. Prompts without a rubric that can be
 read are counted and left out.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import rewards
 import runs
 from endpoint import Endpoint
@@ -42,8 +40,14 @@ def main(args: Args) -> None:
         runs.fail(f"{args.out} exists; name another file by --out")
     rows = runs.read_rows(args.prompts, "messages", "reference")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    judge = Endpoint(args.judge, args.out.with_suffix(".replies.jsonl"), args.judge_url, args.concurrency, budget=args.budget,
-                     price=args.price)  # fmt: skip
+    judge = Endpoint(
+        args.judge,
+        args.out.with_suffix(".replies.jsonl"),
+        args.judge_url,
+        args.concurrency,
+        budget=args.budget,
+        price=args.price,
+    )
     rubrics = rewards.write_rubrics(rows, judge)
     made = [row | {"rubric": rubric} for row, rubric in zip(rows, rubrics, strict=True) if rubric]
     runs.append_jsonl(args.out, made)

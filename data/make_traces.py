@@ -1,8 +1,8 @@
 """Ask a teacher for warm-start traces (paper section 2.3): each prompt answered with thinking and response.
 
-    python data/make_traces.py --prompts data/sft_prompts.jsonl --out data/traces.jsonl --teacher gpt-4.1-mini \\
+    python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl --teacher gpt-4.1-mini \\
         --budget 60 --price 0.4 1.6
-    python data/make_traces.py ... --resume      # the same command goes on after Ctrl-C, kill -9 or the end of the budget
+    python -m data.make_traces ... --resume      # the same command goes on after Ctrl-C, kill -9 or the end of the budget
 
 The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as system message and writes a simulated
 thinking trace and the response in tags (the paper's teacher did so with wording and examples of its own). With
@@ -27,7 +27,6 @@ from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import runs  # noqa: E402
 import utils  # noqa: E402
 from endpoint import Endpoint, Reply  # noqa: E402
@@ -46,18 +45,44 @@ The answer as the reader is to see it, complete without the thinking, and with n
 
 Write each of the four tags once and nowhere else. Keep to the language of the conversation."""
 REFUSALS = (  # how a refusing response begins, in lower case, with "can't" for "cannot" and "i'm" for "i am"
-    "i'm sorry, but i", "i'm sorry, i can't", "i'm really sorry, but i", "sorry, but i", "sorry, i can't",
-    "i apologize, but i", "i can't help with", "i can't help you", "i can't assist", "i can't comply", "i can't fulfill",
-    "i can't provide", "i can't create", "i can't write", "i can't generate", "i can't answer", "i can't discuss",
-    "i can't do that", "i'm unable to", "i'm not able to", "i won't be able to", "i won't help", "i won't provide",
-    "i must decline", "i have to decline", "as an ai, i can't", "as an ai language model, i can't",
-)  # fmt: skip
+    "i'm sorry, but i",
+    "i'm sorry, i can't",
+    "i'm really sorry, but i",
+    "sorry, but i",
+    "sorry, i can't",
+    "i apologize, but i",
+    "i can't help with",
+    "i can't help you",
+    "i can't assist",
+    "i can't comply",
+    "i can't fulfill",
+    "i can't provide",
+    "i can't create",
+    "i can't write",
+    "i can't generate",
+    "i can't answer",
+    "i can't discuss",
+    "i can't do that",
+    "i'm unable to",
+    "i'm not able to",
+    "i won't be able to",
+    "i won't help",
+    "i won't provide",
+    "i must decline",
+    "i have to decline",
+    "as an ai, i can't",
+    "as an ai language model, i can't",
+)
 NAMED = re.compile(  # a prompt with one of these words may want an answer in another script
     r"language|translat|transliterat|english|russian|ukrain|bulgarian|serbian|greek|hebrew|arabic|persian|farsi|urdu|hindi|marathi"
     r"|nepali|bengali|punjabi|gujarati|tamil|telugu|kannada|malayalam|sinhala|thai|burmese|khmer|armenian|georgian|amharic"
-    r"|chinese|mandarin|cantonese|japanese|korean|翻[译譯訳]|英[文语語]|перев[оеё]|английск", re.I)  # fmt: skip
+    r"|chinese|mandarin|cantonese|japanese|korean|翻[译譯訳]|英[文语語]|перев[оеё]|английск",
+    re.I,
+)
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
-OTHER_TAGS = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)  # of the format or like it, inside a text
+OTHER_TAGS = re.compile(
+    r"</?\s*(think|thinking|thought|response)\s*>", re.I
+)  # of the format or like it, inside a text
 FIRST = 32  # prompts; if none of the first gives a good trace, nothing more is spent
 
 
@@ -163,7 +188,9 @@ def trace_of(row: dict, reply: Reply, args: Args) -> dict | str:
         "refusal": refuses(response),
         "short_thinking": len(thinking) < MIN_THINKING,
         "wrong_language": wrong_language(row["messages"], response),
-        "broken_unicode": re.search("[\ud800-\udfff]", thinking + response),  # half a surrogate pair: not writable as UTF-8
+        "broken_unicode": re.search(
+            "[\ud800-\udfff]", thinking + response
+        ),  # half a surrogate pair: not writable as UTF-8
     }
     trace = {**row, "thinking": thinking, "response": response, "teacher": args.teacher}
     return next((reason for reason, true in faults.items() if true), trace)
@@ -176,9 +203,14 @@ def load_prompts(args: Args) -> tuple[list[dict], list[str]]:
     """Prompt rows {id, messages} without repeats, and the ids of those: the endpoint answers equal requests once."""
     rows, repeats, ids, seen = [], [], set(), set()
     for number, row in enumerate(runs.read_rows(args.prompts, "messages"), 1):
-        row = {"id": str(row["id"]), "messages": [{k: m[k] for k in ("role", "content")} for m in row["messages"]]}
+        row = {
+            "id": str(row["id"]),
+            "messages": [{k: m[k] for k in ("role", "content")} for m in row["messages"]],
+        }
         if row["id"] in ids:
-            runs.fail(f"{args.prompts}:{number}: id {row['id']!r} occurs twice; data/prepare.py gives each row its own")
+            runs.fail(
+                f"{args.prompts}:{number}: id {row['id']!r} occurs twice; data/prepare.py gives each row its own"
+            )
         ids.add(row["id"])
         text = json.dumps(row["messages"])
         rows.append(row) if text not in seen else repeats.append(row["id"])
@@ -195,7 +227,9 @@ def request_for(row: dict, args: Args) -> dict:
     return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
 
 
-def make_traces(args: Args, teacher: Endpoint, rows: list[dict]) -> tuple[list[dict], dict[str, list[str]], int]:
+def make_traces(
+    args: Args, teacher: Endpoint, rows: list[dict]
+) -> tuple[list[dict], dict[str, list[str]], int]:
     """Good traces in the order of the prompts, ids of the dropped prompts by reason, and how many prompts were asked."""
     traces, dropped, n_asked = [], {}, 0
     # a refusal is a reply; reasoning is out of sight here, so only the text decides whether to ask again
@@ -207,15 +241,21 @@ def make_traces(args: Args, teacher: Endpoint, rows: list[dict]) -> tuple[list[d
         replies = teacher.ask([request_for(row, args) for row in part], parse, name="teacher")
         for row, reply in zip(part, replies, strict=True):
             trace = trace_of(row, reply, args)
-            dropped.setdefault(trace, []).append(row["id"]) if isinstance(trace, str) else traces.append(trace)
+            dropped.setdefault(trace, []).append(row["id"]) if isinstance(trace, str) else traces.append(
+                trace
+            )
         counts = {reason: len(ids) for reason, ids in dropped.items()}
         if not traces and (n_asked >= FIRST or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
-            runs.fail(f"none of the first {n_asked} prompts got a usable reply: {counts}; one of them: {seen!r}")
+            runs.fail(
+                f"none of the first {n_asked} prompts got a usable reply: {counts}; one of them: {seen!r}"
+            )
         if counts.get("no_reply", 0) > max(1, args.n // 100):
             last = next(reply.error for reply in reversed(replies) if reply.error.startswith("no reply"))
-            runs.fail(f"{counts['no_reply']} prompts got no reply, more than 1 % of --n ({last}); the same command with "
-                      "--resume asks them again, and no other")  # fmt: skip
+            runs.fail(
+                f"{counts['no_reply']} prompts got no reply, more than 1 % of --n ({last}); the same command with "
+                "--resume asks them again, and no other"
+            )
     return traces, dropped, n_asked
 
 
@@ -226,18 +266,35 @@ def main(args: Args) -> None:
     for wrong, message in (
         (args.out.suffix != ".jsonl", f"--out {args.out}: the name has to end in .jsonl"),
         (args.out.resolve() == args.prompts.resolve(), f"--out {args.out} holds the prompts; choose another"),
-        (args.n < 1 or args.max_tokens < 1, f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more"),
-        (args.resume and args.overwrite, "--resume keeps the replies that --overwrite deletes; use one of the two"),
-        (existing and not (args.resume or args.overwrite or args.dry_run),
-         f"{next(iter(existing), '')} exists; --resume goes on from there, --overwrite deletes it, or choose another --out"),
-    ):  # fmt: skip
+        (
+            args.n < 1 or args.max_tokens < 1,
+            f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more",
+        ),
+        (
+            args.resume and args.overwrite,
+            "--resume keeps the replies that --overwrite deletes; use one of the two",
+        ),
+        (
+            existing and not (args.resume or args.overwrite or args.dry_run),
+            f"{next(iter(existing), '')} exists; --resume goes on from there, --overwrite deletes it, or choose another --out",
+        ),
+    ):
         if wrong:
             runs.fail(message)
     rows, repeats = load_prompts(args)
     if len(rows) < args.n:
-        runs.fail(f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; add prompts or lower --n")
-    teacher = Endpoint(args.teacher, store, args.teacher_url, args.concurrency, timeout=600, budget=args.budget,
-                       price=args.price)  # fmt: skip
+        runs.fail(
+            f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; add prompts or lower --n"
+        )
+    teacher = Endpoint(
+        args.teacher,
+        store,
+        args.teacher_url,
+        args.concurrency,
+        timeout=600,
+        budget=args.budget,
+        price=args.price,
+    )
     if args.overwrite and not args.dry_run:
         for path in existing:
             path.unlink()
@@ -251,20 +308,37 @@ def main(args: Args) -> None:
     if repeats:
         dropped["duplicate_prompt"] = repeats
     text = "".join(json.dumps(trace, ensure_ascii=False) + "\n" for trace in traces)
-    report = {"prompts": str(args.prompts), "teacher": args.teacher, "n_in": len(rows) + len(repeats), "n_asked": n_asked,
-              "n_out": len(traces), "not_asked": len(rows) - n_asked, "dropped": {r: len(ids) for r, ids in dropped.items()},
-              "examples": {reason: ids[:5] for reason, ids in dropped.items()}, "cost": teacher.cost, "calls": teacher.calls,
-              "repeats": teacher.repeats, "replies": len(teacher.bodies), "instruction": INSTRUCTION, "args": vars(args),
-              "sha256": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
+    report = {
+        "prompts": str(args.prompts),
+        "teacher": args.teacher,
+        "n_in": len(rows) + len(repeats),
+        "n_asked": n_asked,
+        "n_out": len(traces),
+        "not_asked": len(rows) - n_asked,
+        "dropped": {r: len(ids) for r, ids in dropped.items()},
+        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
+        "cost": teacher.cost,
+        "calls": teacher.calls,
+        "repeats": teacher.repeats,
+        "replies": len(teacher.bodies),
+        "instruction": INSTRUCTION,
+        "args": vars(args),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
     for path, content in ((args.out, text), (report_path, json.dumps(report, indent=1, default=str) + "\n")):
         Path(f"{path}.part").write_text(content, encoding="utf-8", newline="\n")
         os.replace(f"{path}.part", path)
-    print(f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls, ${teacher.cost:.2f}")
+    print(
+        f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls, ${teacher.cost:.2f}"
+    )
     for reason, ids in dropped.items():
         print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
     if len(traces) < args.n:
-        print(f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; append more prompts to "
-              f"{args.prompts} and go on with --resume", file=sys.stderr)  # fmt: skip
+        print(
+            f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; append more prompts to "
+            f"{args.prompts} and go on with --resume",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

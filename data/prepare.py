@@ -1,7 +1,7 @@
 """Turn real data into this repository's row schemas (data/README.md), one JSON object a line.
 
-    python data/prepare.py wildchat-if --out data/wildchat_if.jsonl
-    python data/prepare.py tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
+    python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
+    python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
 
 `--input` is a hub dataset name or a local .parquet, .jsonl, .jsonl.gz or .json file. Texts are never altered: a row is
 kept whole or dropped for a named reason. The reasons, their counts and the first ids of each go to the console and to
@@ -31,8 +31,11 @@ FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
 @dataclass
 class Args:
-    kind: tyro.conf.Positional[Literal["wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces",
-                                       "wildbench"]]  # fmt: skip
+    kind: tyro.conf.Positional[
+        Literal[
+            "wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces", "wildbench"
+        ]
+    ]
     """what the input is; decides whether prompt, preference, trace or benchmark task rows come out"""
     out: Path
     """the .jsonl file to write; its report goes beside it as <out>.report.json"""
@@ -105,7 +108,9 @@ def read_hub(name: str, split: str, revision: str | None) -> Iterator[tuple[str,
         yield f"{name}, row {number}", row
 
 
-def each(rows: Iterable[tuple[str, object]], function: Callable[[dict], object]) -> Iterator[tuple[str, object]]:
+def each(
+    rows: Iterable[tuple[str, object]], function: Callable[[dict], object]
+) -> Iterator[tuple[str, object]]:
     """Yield (id of the source or None, function(row)); a BadInput gets the file and the line in front."""
     for where, row in rows:
         try:
@@ -128,7 +133,9 @@ def field(row: dict, *names: str, kind: type | tuple[type, ...] = str) -> object
                 raise BadInput(f"field {name} is a {type(row[name]).__name__}, not {wanted}; convert it")
             return row[name]
     has = ", ".join(map(str, row)) or "nothing"
-    raise BadInput(f"field {' or '.join(names)} is missing or null (the row has {has}); add it, or choose another kind")
+    raise BadInput(
+        f"field {' or '.join(names)} is missing or null (the row has {has}); add it, or choose another kind"
+    )
 
 
 def messages_in(row: dict, name: str) -> list[dict[str, str]]:
@@ -137,7 +144,9 @@ def messages_in(row: dict, name: str) -> list[dict[str, str]]:
     for i, message in enumerate(messages):
         for key in ("role", "content"):
             if not isinstance(message, dict) or not isinstance(message.get(key), str):
-                raise BadInput(f"field {name}[{i}].{key} is missing or not text; a message is {{role, content}}")
+                raise BadInput(
+                    f"field {name}[{i}].{key} is missing or not text; a message is {{role, content}}"
+                )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
@@ -157,12 +166,17 @@ def own_id(row: dict) -> str | None:
     extra = row.get("extra_info")
     if isinstance(extra, dict) and extra.get("index") is not None:
         return f"{row.get('data_source', 'row')}-{extra.get('split', 'all')}-{extra['index']}"
-    return next((str(row[name]) for name in ("session_id", "id", "prompt_id") if row.get(name) not in (None, "")), None)
+    return next(
+        (str(row[name]) for name in ("session_id", "id", "prompt_id") if row.get(name) not in (None, "")),
+        None,
+    )
 
 
 def opening(messages: list[dict[str, str]]) -> str | None:
     """The first user turn with its white space collapsed: what two disjoint files must not share."""
-    return next((" ".join(message["content"].split()) for message in messages if message["role"] == "user"), None)
+    return next(
+        (" ".join(message["content"].split()) for message in messages if message["role"] == "user"), None
+    )
 
 
 def prompt_fault(messages: list[dict[str, str]]) -> str | None:
@@ -202,16 +216,25 @@ def verifiable_row(row: dict, args: Args) -> dict | str:
     out of which the reward reads the final answer), `tests`, `instruction_id_list`, `reference` or `rubric`, as they are."""
     text = next((name for name in ("question", "problem") if row.get(name) is not None), None)
     messages = [{"role": "user", "content": field(row, text)}] if text else prompt_in(row)
-    known = {name: row[name] for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric")
-             if row.get(name) is not None}  # fmt: skip
-    answer = next((row[name] for name in ("answer", "ground_truth", "solution") if row.get(name) is not None), None)
-    if isinstance(answer, str) and "func_name" in answer:  # Tulu 3's own constraints name functions of its training code
+    known = {
+        name: row[name]
+        for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric")
+        if row.get(name) is not None
+    }
+    answer = next(
+        (row[name] for name in ("answer", "ground_truth", "solution") if row.get(name) is not None), None
+    )
+    if (
+        isinstance(answer, str) and "func_name" in answer
+    ):  # Tulu 3's own constraints name functions of its training code
         return "constraint_of_another_verifier"
     if answer is not None:
         known["answer"] = str(field({"answer": answer}, "answer", kind=(str, int, float)))
     if not known.keys() & {"answer", "tests", "instruction_id_list", "reference", "rubric"}:
-        raise BadInput("nothing to verify by: answer, ground_truth, solution, tests, instruction_id_list, reference or "
-                       f"rubric is missing (the row has {', '.join(map(str, row))}); add one")  # fmt: skip
+        raise BadInput(
+            "nothing to verify by: answer, ground_truth, solution, tests, instruction_id_list, reference or "
+            f"rubric is missing (the row has {', '.join(map(str, row))}); add one"
+        )
     source = row.get("source") or row.get("dataset") or Path(args.input).name
     return prompt_fault(messages) or {"messages": messages, "source": str(source), **known}
 
@@ -230,7 +253,9 @@ def pair_row(row: dict, args: Args) -> dict | str:
     if texts["chosen"].strip() == texts["rejected"].strip():
         return "identical_pair"
     if row.get("score_chosen") is not None and row.get("score_rejected") is not None:
-        margin = field(row, "score_chosen", kind=(int, float)) - field(row, "score_rejected", kind=(int, float))
+        margin = field(row, "score_chosen", kind=(int, float)) - field(
+            row, "score_rejected", kind=(int, float)
+        )
         if margin <= 0:
             return "tied_scores" if margin == 0 else "reversed_scores"
     return prompt_fault(chosen[:-1]) or {"messages": chosen[:-1], **texts}
@@ -241,15 +266,15 @@ def trace_row(row: dict, args: Args) -> dict | str:
     utils.split_thinking other than "ok" is the reason, and a `finish_reason` of "length" means the text was cut."""
     messages = prompt_in(row)
     teacher = args.teacher if row.get("teacher") is None and args.teacher else field(row, "teacher")
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     from utils import TAGS, split_thinking  # here, as utils loads torch, which the other kinds can do without
 
     if row.get("thinking") is not None:
         thinking, response = field(row, "thinking"), field(row, "response")
     else:
         text = field(row, "output", "completion", "thinking")
-        thinking, response, status = split_thinking(text, args.think_format, row.get("finish_reason") != "length")
+        thinking, response, status = split_thinking(
+            text, args.think_format, row.get("finish_reason") != "length"
+        )
         if status != "ok":
             return status
         if args.think_format == "zero_think" and not text.rstrip().endswith("</response>"):
@@ -266,11 +291,18 @@ def task_row(row: dict, args: Args) -> dict | str:
     """WildBench tasks: the conversation, its checklist, tags, and the answers of reference models."""
     name = "conversation_input" if row.get("conversation_input") is not None else "messages"
     messages, checklist = messages_in(row, name), field(row, "checklist", kind=list)
-    references = {model: text for model, text in field(row, "references", kind=dict).items() if text is not None}
+    references = {
+        model: text for model, text in field(row, "references", kind=dict).items() if text is not None
+    }
     if not all(isinstance(text, str) for text in (*checklist, *references.values())):
         raise BadInput("checklist and references have to hold texts")
     tags = {"primary_tag": field(row, "primary_tag"), "secondary_tags": list(row.get("secondary_tags") or [])}
-    return prompt_fault(messages) or {"messages": messages, "checklist": checklist, **tags, "references": references}
+    return prompt_fault(messages) or {
+        "messages": messages,
+        "checklist": checklist,
+        **tags,
+        "references": references,
+    }
 
 
 KINDS = {  # kind: (row function, what its rows are, hub dataset, split)
@@ -294,15 +326,26 @@ def resolve(args: Args) -> Args:
         (not name, "--input is missing: traces have no hub dataset of their own; give a file"),
         (args.pairs and args.kind != "ultrafeedback", "--pairs is for ultrafeedback; leave it out"),
         (args.teacher and args.kind != "traces", "--teacher is for traces; leave it out"),
-        (local and (args.split or args.revision), "--split and --revision are for hub datasets; leave them out"),
+        (
+            local and (args.split or args.revision),
+            "--split and --revision are for hub datasets; leave them out",
+        ),
         (args.n is not None and args.n < 1, f"--n {args.n}: keep at least 1 row"),
         (args.out.suffix != ".jsonl", f"--out {args.out}: the name has to end in .jsonl"),
-        (args.out.resolve() in [file.resolve() for file in files], f"--out {args.out} is an input; choose another"),
+        (
+            args.out.resolve() in [file.resolve() for file in files],
+            f"--out {args.out} is an input; choose another",
+        ),
         *((not file.is_file(), f"{file} is not a file; correct the path") for file in files),
-        *((not file.name.endswith(FILE_TYPES), f"{file}: use one of {', '.join(FILE_TYPES)}") for file in files),
-        *((path.exists() and not args.overwrite, f"{path} exists; choose another --out or add --overwrite")
-          for path in (args.out, Path(f"{args.out}.report.json"))),
-    ):  # fmt: skip
+        *(
+            (not file.name.endswith(FILE_TYPES), f"{file}: use one of {', '.join(FILE_TYPES)}")
+            for file in files
+        ),
+        *(
+            (path.exists() and not args.overwrite, f"{path} exists; choose another --out or add --overwrite")
+            for path in (args.out, Path(f"{args.out}.report.json"))
+        ),
+    ):
         if wrong:
             raise BadInput(message)
     n = 7560 if args.n is None and args.kind == "tulu3-random" else args.n
@@ -323,11 +366,15 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         n_in += 1
         faults = {row: True} if isinstance(row, str) else {}
         if not faults:
-            text = json.dumps({key: row[key] for key in row if key not in ("source", "teacher")}, ensure_ascii=False)
+            text = json.dumps(
+                {key: row[key] for key in row if key not in ("source", "teacher")}, ensure_ascii=False
+            )
             digest = hashlib.sha1(text.encode(errors="surrogatepass")).hexdigest()[:16]
             row_id = row_id or digest
             faults = {
-                "broken_unicode": re.search("[\ud800-\udfff]", text),  # half a surrogate pair: not writable as UTF-8
+                "broken_unicode": re.search(
+                    "[\ud800-\udfff]", text
+                ),  # half a surrogate pair: not writable as UTF-8
                 "excluded_id": ("id", row_id) in taken,
                 "excluded_prompt": ("text", opening(row["messages"])) in taken,
                 f"duplicate_{noun}": digest in digests,

@@ -8,22 +8,36 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(ROOT))
 
 import pytest
 import torch
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 import faults
 import utils
 
-LLAMA = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>",
-         "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|reserved_special_token_2|>"]  # fmt: skip
+LLAMA = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|finetune_right_pad_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|reserved_special_token_2|>",
+]
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>"]
 R1 = ["<|R1-begin|>", "<|R1-end|>", "<|R1-User|>", "<|R1-Assistant|>"]
 
@@ -32,14 +46,18 @@ LLAMA_TURNS = (
     "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
-LLAMA_TEMPLATE = "{{ bos_token }}{{ '<|start_header_id|>system<|end_header_id|>\n\nKnowledge: 2023<|eot_id|>' }}" + LLAMA_TURNS
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}{{ '<|start_header_id|>system<|end_header_id|>\n\nKnowledge: 2023<|eot_id|>' }}"
+    + LLAMA_TURNS
+)
 DATED_TEMPLATE = "{{ bos_token }}{{ 'Today: ' + strftime_now('%d %b %Y %f') + '\n' }}" + LLAMA_TURNS
 CHATML_TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 QWEN25_TEMPLATE = (
-    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}" + CHATML_TURNS
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}"
+    + CHATML_TURNS
 )
 QWEN3_TEMPLATE = (  # drops thinking of earlier turns, writes the last one anew, gives a plain answer an empty thought
     "{% for m in messages %}{% if m.role != 'assistant' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
@@ -59,35 +77,85 @@ FAMILIES = {
     "llama_instruct": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}, LLAMA_TEMPLATE),
     "llama_dated": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}, DATED_TEMPLATE),
     "llama_base": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|end_of_text|>"}, None),
-    "llama_old": ([t for t in LLAMA if "pad" not in t], [], {"bos_token": LLAMA[0], "eos_token": "<|end_of_text|>"}, None),
-    "qwen25_instruct": (CHATML, [], {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-                                     "extra_special_tokens": CHATML[1:3]}, QWEN25_TEMPLATE),
-    "qwen25_base": (CHATML, [], {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>",
-                                 "extra_special_tokens": CHATML[1:3]}, QWEN25_TEMPLATE),
-    "qwen3": (CHATML, ["<think>", "</think>"], {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}, QWEN3_TEMPLATE),
-    "smollm": (CHATML[:3], [], {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}, CHATML_TURNS),
-    "r1": (R1, ["<think>", "</think>"], {"bos_token": R1[0], "eos_token": R1[1], "pad_token": R1[1]}, R1_TEMPLATE),
+    "llama_old": (
+        [t for t in LLAMA if "pad" not in t],
+        [],
+        {"bos_token": LLAMA[0], "eos_token": "<|end_of_text|>"},
+        None,
+    ),
+    "qwen25_instruct": (
+        CHATML,
+        [],
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "extra_special_tokens": CHATML[1:3]},
+        QWEN25_TEMPLATE,
+    ),
+    "qwen25_base": (
+        CHATML,
+        [],
+        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "extra_special_tokens": CHATML[1:3]},
+        QWEN25_TEMPLATE,
+    ),
+    "qwen3": (
+        CHATML,
+        ["<think>", "</think>"],
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        QWEN3_TEMPLATE,
+    ),
+    "smollm": (
+        CHATML[:3],
+        [],
+        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"},
+        CHATML_TURNS,
+    ),
+    "r1": (
+        R1,
+        ["<think>", "</think>"],
+        {"bos_token": R1[0], "eos_token": R1[1], "pad_token": R1[1]},
+        R1_TEMPLATE,
+    ),
     "plain": (["</s>"], [], {"eos_token": "</s>"}, None),  # no pad token, no BOS, nothing spare
-    "gpt2": (["<|endoftext|>"], [], dict.fromkeys(["bos_token", "eos_token", "unk_token", "pad_token"], "<|endoftext|>"), None),
-}  # fmt: skip
+    "gpt2": (
+        ["<|endoftext|>"],
+        [],
+        dict.fromkeys(["bos_token", "eos_token", "unk_token", "pad_token"], "<|endoftext|>"),
+        None,
+    ),
+}
 
-CORPUS = [*utils.ZERO_INSTRUCTION.values(), "User: Hello world!!! Assistant: system user assistant\n\nYou are helpful."] * 4
+CORPUS = [
+    *utils.ZERO_INSTRUCTION.values(),
+    "User: Hello world!!! Assistant: system user assistant\n\nYou are helpful.",
+] * 4
 
 
 def build_tokenizer(family: str, folder: Path):
     """A byte-level BPE tokenizer of 512 tokens and the family's special ones, saved, and loaded as users load theirs."""
     specials, added, attributes, template = FAMILIES[family]
     backend = Backend(BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(
-        vocab_size=512, min_frequency=1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    backend.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=512,
+            min_frequency=1,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     backend.add_tokens([AddedToken(t, normalized=False) for t in added])
     backend.add_special_tokens(specials)
-    if bos := attributes.get("bos_token"):  # as Llama 3: added to any text that is tokenised with special tokens
+    if bos := attributes.get(
+        "bos_token"
+    ):  # as Llama 3: added to any text that is tokenised with special tokens
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces="llama" in family, **attributes)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces="llama" in family, **attributes
+    )
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -131,9 +199,19 @@ def here(monkeypatch, capfd):
 
 def tiny_config(tokenizer, **changes) -> LlamaConfig:
     """A Llama small enough for any test, its weights wide enough that no two logits are about equal."""
-    sizes = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                 num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.3, bos_token_id=None,
-                 eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    sizes = dict(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return LlamaConfig(**{**sizes, **changes})
 
 
@@ -141,9 +219,14 @@ def tiny_config(tokenizer, **changes) -> LlamaConfig:
 def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
     """Folders of tiny random reward models: `chatml` (pad token distinct), `pad_eos` (the same weights), and the others."""
     folders = {}
-    for name, family, labels in [("chatml", "qwen25_instruct", 1), ("pad_eos", "qwen25_instruct", 1),
-                                 ("llama", "llama_instruct", 1), ("drops_thinking", "r1", 1),
-                                 ("no_template", "plain", 1), ("two_labels", "qwen25_instruct", 2)]:  # fmt: skip
+    for name, family, labels in [
+        ("chatml", "qwen25_instruct", 1),
+        ("pad_eos", "qwen25_instruct", 1),
+        ("llama", "llama_instruct", 1),
+        ("drops_thinking", "r1", 1),
+        ("no_template", "plain", 1),
+        ("two_labels", "qwen25_instruct", 2),
+    ]:
         folders[name] = str(tmp_path_factory.mktemp(f"reward_{name}"))
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders[family])
         if name == "pad_eos":
@@ -151,7 +234,9 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
         torch.manual_seed(0)
         model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=labels))
         if name == "pad_eos":  # initialisation sets the pad token's embedding to zero
-            model.load_state_dict(LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict())
+            model.load_state_dict(
+                LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict()
+            )
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
@@ -165,7 +250,9 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
     utils.prepare_tokenizer(tokenizer, "think")
     torch.manual_seed(0)
     model = LlamaForCausalLM(tiny_config(tokenizer))
-    model.generation_config.update(do_sample=True, temperature=0.1, top_k=1, repetition_penalty=3.0, max_new_tokens=3)
+    model.generation_config.update(
+        do_sample=True, temperature=0.1, top_k=1, repetition_penalty=3.0, max_new_tokens=3
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

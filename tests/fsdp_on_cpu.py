@@ -3,7 +3,6 @@ back to DDP. Started by tests/test_scripts.py: accelerate launch ... fsdp_on_cpu
 
 import runpy
 import sys
-from pathlib import Path
 
 from accelerate import PartialState
 from accelerate.state import DistributedType
@@ -20,5 +19,4 @@ def as_gpus(self, *args, **kwargs):
 PartialState.__init__ = as_gpus
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 from trl import GRPOConfig
 
-import dense
+from rewards import dense
 import ppo
 import rollout
 import train_ppo
@@ -30,7 +30,9 @@ class KeyedGumbel(LogitsProcessor):
         noise = []
         for row in range(self.first_row, self.first_row + len(scores)):
             rng = torch.Generator().manual_seed((self.step * 1000 + row) * 1000 + self.position)
-            noise.append(-torch.log(-torch.log(torch.rand(scores.size(1), generator=rng).clamp(1e-9, 1 - 1e-7))))
+            noise.append(
+                -torch.log(-torch.log(torch.rand(scores.size(1), generator=rng).clamp(1e-9, 1 - 1e-7)))
+            )
         self.position += 1
         return scores / self.temperature + torch.stack(noise)
 
@@ -57,8 +59,13 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     more = {}
     if algorithm == "ppo":
         cls, config, own = ppo.PPOTrainer, ppo.PPOConfig, {}
-        more = {"critic": ppo.load_critic("data/toy/base", train_ppo.Args(gradient_checkpointing=False)),
-                  "critic_learning_rate": 1e-3, "gamma": 1.0, "lam": 0.95, "value_clip": 0.5}  # fmt: skip
+        more = {
+            "critic": ppo.load_critic("data/toy/base", train_ppo.Args(gradient_checkpointing=False)),
+            "critic_learning_rate": 1e-3,
+            "gamma": 1.0,
+            "lam": 0.95,
+            "value_clip": 0.5,
+        }
     if algorithm == "dense":
         implicit = dense.ImplicitReward(AutoModelForCausalLM.from_pretrained("data/toy/base"), 0.5, 1e-3)
         steps = dense.ProcessReward(f"{__file__}:words", "cpu", 1000)
@@ -66,16 +73,39 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     trainer = cls(
         model=AutoModelForCausalLM.from_pretrained("data/toy/base"),
         args=config(
-            output_dir=str(out), max_steps=3, **own, per_device_train_batch_size=4,
-            gradient_accumulation_steps=4 // state.num_processes, steps_per_generation=4 // state.num_processes,
-            max_completion_length=16, temperature=1.0, beta=0.04, use_bias_correction_kl=False, learning_rate=1e-4,
-            lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
-            logging_steps=1, report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False, dataloader_pin_memory=False,
+            output_dir=str(out),
+            max_steps=3,
+            **own,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=4 // state.num_processes,
+            steps_per_generation=4 // state.num_processes,
+            max_completion_length=16,
+            temperature=1.0,
+            beta=0.04,
+            use_bias_correction_kl=False,
+            learning_rate=1e-4,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            save_strategy="no",
+            logging_steps=1,
+            report_to=[],
+            disable_tqdm=True,
+            ddp_find_unused_parameters=False,
+            dataloader_pin_memory=False,
         ),
-        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[training.RunLogger(out, {"reward": "reward"}, "plain")],
-        reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"), think_format="plain",
-        on_bad_format="score", format_margin=1.0, run=out, allow_truncation=True, **more,
-    )  # fmt: skip
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[training.RunLogger(out, {"reward": "reward"}, "plain")],
+        reward_model=utils.RewardModel("data/toy/reward_model", "response", "plain"),
+        think_format="plain",
+        on_bad_format="score",
+        format_margin=1.0,
+        run=out,
+        allow_truncation=True,
+        **more,
+    )
     generate = trainer.model.generate
 
     def keyed(*args, input_ids=None, **kwargs):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import bench
+from dev import bench
 
 ROOT = Path(__file__).parents[1]
 TINY = bench.SIZES["tiny"]
@@ -20,7 +20,9 @@ TINY = bench.SIZES["tiny"]
 def test_completions_are_as_long_as_asked_for():
     """The end of turn has at every token the probability ln 2 / median, times e^rate of the prompt's rate word."""
     torch.manual_seed(0)
-    config = LlamaConfig(**bench.LLAMA | bench.CPU_POLICY, pad_token_id=0, eos_token_id=1, bos_token_id=None, head_dim=64)
+    config = LlamaConfig(
+        **bench.LLAMA | bench.CPU_POLICY, pad_token_id=0, eos_token_id=1, bos_token_id=None, head_dim=64
+    )
     model = LlamaForCausalLM(config).eval()
     bench.give_lengths(model, 1, 70)
     for word in (0, 7, 15):
@@ -77,12 +79,23 @@ def test_the_memory_formula_is_within_ten_per_cent_of_a_measured_micro_batch(row
 
 
 def test_ratios_are_of_pairs_of_turns():
-    turn = lambda seconds, loss: {"seconds": seconds, "peak_gib": 1.0, "gib": seconds / 2, "tokens": 10, "positions": 20,
-                                  "useful": 10, "flops": 100, "phases": {"generate": 0.5, "update": seconds - 0.5},
-                                  "loss": loss}  # fmt: skip
+    turn = lambda seconds, loss: {
+        "seconds": seconds,
+        "peak_gib": 1.0,
+        "gib": seconds / 2,
+        "tokens": 10,
+        "positions": 20,
+        "useful": 10,
+        "flops": 100,
+        "phases": {"generate": 0.5, "update": seconds - 0.5},
+        "loss": loss,
+    }
     out = bench.compare({"ours": [turn(1.0, 0.5), turn(2.5, 0.5)], "peer": [turn(4.0, 0.5), turn(5.0, 0.75)]})
     assert out["ratio"] == {"median": 3.0, "min": 2.0, "max": 4.0}
-    assert out["ours"]["flops_per_second"] == {"median": 125.0, "min": 50.0, "max": 200.0} and out["ours"]["growth_gib"] == 0.75
+    assert (
+        out["ours"]["flops_per_second"] == {"median": 125.0, "min": 50.0, "max": 200.0}
+        and out["ours"]["growth_gib"] == 0.75
+    )
     assert out["largest_difference_of_loss"] == 0.25 and out["ours"]["useful_share"] == 0.5
 
 
@@ -92,7 +105,11 @@ def test_sft_runs_on_both_sides_with_equal_loss(tmp_path):
     result = saved["result"]
     assert result["largest_difference_of_loss"] < 1e-4 and result["largest_difference_of_grad_norm"] < 1e-4
     assert result["ours"]["useful_share"] == 1.0 > result["peer"]["useful_share"] > 0.2
-    assert result["ratio"]["median"] > 0 and saved["versions"]["trl"] and "| sft |" in (tmp_path / "table.md").read_text()
+    assert (
+        result["ratio"]["median"] > 0
+        and saved["versions"]["trl"]
+        and "| sft |" in (tmp_path / "table.md").read_text()
+    )
 
 
 def test_no_client_passes_the_limit(tmp_path):

@@ -22,7 +22,7 @@ import pytest
 
 import benchmarks as eb
 import eval_benchmarks
-import ifbench
+from benchmarks import ifbench
 import runs
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,9 @@ def refused(capsys, benchmark: str, rows: list[dict] | Path, data: Path, tmp_pat
 
 def write(path: Path, content) -> Path:
     """Content as .json, or as .jsonl rows."""
-    path.write_text(json.dumps(content) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in content))
+    path.write_text(
+        json.dumps(content) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in content)
+    )
     return path
 
 
@@ -89,7 +91,11 @@ def write(path: Path, content) -> Path:
 def test_alpacaeval2_published(model, tmp_path):
     folder = shared("alpacaeval2")
     out = score("alpacaeval2", folder / f"annotations__{model}.jsonl.gz", folder, tmp_path)
-    expected = {k: float(v) for k, v in next(r for r in table("alpacaeval2/expected.csv") if r["model"] == model).items() if k != "model"}
+    expected = {
+        k: float(v)
+        for k, v in next(r for r in table("alpacaeval2/expected.csv") if r["model"] == model).items()
+        if k != "model"
+    }
     assert abs(out["lc_win_rate"] - expected["published_length_controlled_win_rate"]) < 0.15
     assert abs(out["lc_win_rate"] - expected["recomputed_lc_official_fit"]) < 1e-3
     assert math.isclose(out["win_rate"], expected["published_win_rate"], abs_tol=1e-9)
@@ -101,12 +107,17 @@ def test_alpacaeval2_published(model, tmp_path):
 
 
 def test_alpacaeval2_published_weights_give_the_published_win_rates():
-    difficulty = np.array([float(r["instruction_difficulty"]) for r in table("alpacaeval2/instruction_difficulty.csv")])
+    difficulty = np.array(
+        [float(r["instruction_difficulty"]) for r in table("alpacaeval2/instruction_difficulty.csv")]
+    )
     rows = table("alpacaeval2/glm_weights.csv")
     gaps = []
     for row in rows:
         weights = [float(row[f"w_{name}"]) for name in ("tanh_length", "instruction_difficulty", "model")]
-        gaps.append(eb.win_rate_at_equal_length(weights, difficulty) - float(row["published_length_controlled_win_rate"]))
+        gaps.append(
+            eb.win_rate_at_equal_length(weights, difficulty)
+            - float(row["published_length_controlled_win_rate"])
+        )
     exact = [abs(gap) < 1e-6 for gap in gaps]
     assert len(rows) == 97 and exact == [row["equal_1e-6"] == "yes" for row in rows] and sum(exact) == 90
 
@@ -133,8 +144,16 @@ def test_alpacaeval2_reads_official_and_partial_rows(tmp_path, capsys):
     stored = [json.loads(line) for line in gzip.open(folder / "annotations__claude-2.1.jsonl.gz")]
     reference = score("alpacaeval2", stored, folder, tmp_path)
     # the official annotations.json has texts instead of index and length; another order, a plain data file
-    rows = [{"output_2": r["output_2"], "instruction": b["instruction"], "output_1": b["output"], "annotator": "x",
-             "preference": r["preference"]} for r, b in zip(stored, baseline)]  # fmt: skip
+    rows = [
+        {
+            "output_2": r["output_2"],
+            "instruction": b["instruction"],
+            "output_1": b["output"],
+            "annotator": "x",
+            "preference": r["preference"],
+        }
+        for r, b in zip(stored, baseline)
+    ]
     again = score("alpacaeval2", rows, folder / "gpt4_1106_preview_baseline.json.gz", tmp_path)
     for key in ("win_rate", "lc_win_rate", "lc_win_rate_paper"):
         assert math.isclose(again[key], reference[key], rel_tol=1e-12)
@@ -142,19 +161,29 @@ def test_alpacaeval2_reads_official_and_partial_rows(tmp_path, capsys):
     again = score("alpacaeval2", rows, folder, tmp_path)
     assert abs(again["lc_win_rate"] - reference["lc_win_rate"]) < 0.15  # other folds
     # rows without a preference are left out of both official rates; in the paper they are losses
-    broken = [r | {"preference": bad} for r, bad in zip(stored, [None, float("nan"), 7, -1, 0.5])] + stored[5:]
+    broken = [r | {"preference": bad} for r, bad in zip(stored, [None, float("nan"), 7, -1, 0.5])] + stored[
+        5:
+    ]
     broken[5] = broken[5] | {"output_2": None}
     broken[6] = broken[6] | {"preference": 0}  # the official mark of a draw
     out = score("alpacaeval2", broken, folder, tmp_path)
-    assert (out["n"], out["n_invalid"]) == (805, 6) and [r["line"] for r in out["rows"] if "invalid" in r] == [1, 2, 3, 4, 5, 6]
+    assert (out["n"], out["n_invalid"]) == (805, 6) and [
+        r["line"] for r in out["rows"] if "invalid" in r
+    ] == [1, 2, 3, 4, 5, 6]
     assert math.isclose(out["win_rate"], 100 * np.mean([0.5] + [r["preference"] - 1 for r in stored[7:]]))
     assert math.isclose(out["win_rate_paper"], 100 * sum(r["preference"] > 1.5 for r in stored[7:]) / 805)
     printed = capsys.readouterr().err
     assert "line 1: preference None" in printed and "line 6: no output_2" in printed
     # judge texts of the paper's variant
-    replies = ['{"output": [{"model": "A", "rank": 1}, {"model": "B", "rank": 2}]}',
-               '{"output": [{"model": "A", "rank": 2}, {"model": "B", "rank": 1}]}', "A is better", None]  # fmt: skip
-    rows = [{"index": i, "output_2": "x", "model_is": "A", "judge_text": reply} for i, reply in enumerate(replies)]
+    replies = [
+        '{"output": [{"model": "A", "rank": 1}, {"model": "B", "rank": 2}]}',
+        '{"output": [{"model": "A", "rank": 2}, {"model": "B", "rank": 1}]}',
+        "A is better",
+        None,
+    ]
+    rows = [
+        {"index": i, "output_2": "x", "model_is": "A", "judge_text": reply} for i, reply in enumerate(replies)
+    ]
     out = score("alpacaeval2", rows, folder, tmp_path)
     assert [r.get("preference") for r in out["rows"]] == [2, 1, None, None]
     assert (out["win_rate"], out["win_rate_paper"], out["n_invalid"], out["n_missing"]) == (50, 25, 2, 801)
@@ -164,28 +193,49 @@ def test_alpacaeval2_refusals(tmp_path, capsys):
     folder = shared("alpacaeval2")
     row = {"index": 3, "preference": 1.5, "output_2": "x"}
     message = lambda rows, data=folder: refused(capsys, "alpacaeval2", rows, data, tmp_path)
-    assert "model_is must be A or B" in message([{"index": 3, "output_2": "x", "judge_text": "", "model_is": "a"}])
+    assert "model_is must be A or B" in message(
+        [{"index": 3, "output_2": "x", "judge_text": "", "model_is": "a"}]
+    )
     assert "rows.jsonl:2: the task of line 1 again" in message([row, row])
     assert "rows.jsonl:1: index '805' fits no task" in message([row | {"index": 805}])
     assert "index or instruction" in message([{"preference": 1, "output_2": "x"}])
-    assert "rows.jsonl:1: no field output_2 (found index, preference)" in message([{"index": 3, "preference": 1.5}])
-    assert "field preference has the wrong type: \"2\"" in message([row | {"preference": "2"}])
+    assert "rows.jsonl:1: no field output_2 (found index, preference)" in message(
+        [{"index": 3, "preference": 1.5}]
+    )
+    assert 'field preference has the wrong type: "2"' in message([row | {"preference": "2"}])
     assert "0 files match *baseline.json*" in message([row], tmp_path)
 
 
 RANKINGS = [  # reply, who wins; None: unreadable
     ('{"output": [{"model": "B", "rank": 2}, {"model": "A", "rank": 1}]}', "A"),
-    ('{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}', "B"),  # the paper's rule: the first
+    (
+        '{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}',
+        "B",
+    ),  # the paper's rule: the first
     (' {"output": [{"model": "B", "rank": 1}]}\n', "B"),
     ('{"output": [{"model": "C", "rank": 1}, {"model": "A", "rank": 1}]}', "A"),
-    ("", None), ("A", None), ("null", None), ("[]", None), ("{}", None), ('{"output": null}', None), ('{"output": "A"}', None),
-    ('{"output": []}', None), ('{"output": [1, 2]}', None), ('{"output": [{"model": "A"}]}', None),
-    ('{"output": [{"model": "A", "rank": "1"}]}', None), ('{"output": [{"model": "A", "rank": true}]}', None),
-    ('{"output": [{"model": "a", "rank": 1}]}', None), ('{"output": [{"model": ["A"], "rank": 1}]}', None),
-    ('{"output": [{"model": "A", "rank": 2}, {"model": "B", "rank": 2}]}', None), ('{"output": {"model": "A", "rank": 1}}', None),
-    ('{"output": [{"model": "A", "rank": 1}', None), ('```json\n{"output": [{"model": "A", "rank": 1}]}\n```', None),
-    ("[" * 100000, None), ('{"output": [{"model": {"A": 1}, "rank": 1}]}', None), ('{"output": [{"model": "A", "rank": 1.0}]}', None),
-]  # fmt: skip
+    ("", None),
+    ("A", None),
+    ("null", None),
+    ("[]", None),
+    ("{}", None),
+    ('{"output": null}', None),
+    ('{"output": "A"}', None),
+    ('{"output": []}', None),
+    ('{"output": [1, 2]}', None),
+    ('{"output": [{"model": "A"}]}', None),
+    ('{"output": [{"model": "A", "rank": "1"}]}', None),
+    ('{"output": [{"model": "A", "rank": true}]}', None),
+    ('{"output": [{"model": "a", "rank": 1}]}', None),
+    ('{"output": [{"model": ["A"], "rank": 1}]}', None),
+    ('{"output": [{"model": "A", "rank": 2}, {"model": "B", "rank": 2}]}', None),
+    ('{"output": {"model": "A", "rank": 1}}', None),
+    ('{"output": [{"model": "A", "rank": 1}', None),
+    ('```json\n{"output": [{"model": "A", "rank": 1}]}\n```', None),
+    ("[" * 100000, None),
+    ('{"output": [{"model": {"A": 1}, "rank": 1}]}', None),
+    ('{"output": [{"model": "A", "rank": 1.0}]}', None),
+]
 
 
 @pytest.mark.parametrize("text, winner", RANKINGS, ids=range(len(RANKINGS)))
@@ -205,17 +255,33 @@ def test_arenahard2_expected(tmp_path):
     out = score("arenahard2", folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz", folder, tmp_path)
     expected = json.loads((folder / "synthetic_expected__llama3.1-8b-instruct.json").read_text())
     close = lambda a, b, tol=1e-5: math.isclose(a, b, abs_tol=tol)
-    assert close(out["score"], expected["plain_weighted_mean_percent"]) and abs(out["score_bootstrap"] - out["score"]) < 0.3
+    assert (
+        close(out["score"], expected["plain_weighted_mean_percent"])
+        and abs(out["score_bootstrap"] - out["score"]) < 0.3
+    )
     assert close(out["score_style_controlled"], expected["style_control_length_markdown_percent"])
     assert close(out["score_paper"], expected["rlmt_variant_win_rate_percent"])
-    assert close(out["score_style_controlled_bootstrap"], expected["bootstrap_100_median_percent"], 0.3)  # another seed may differ
-    for ours, theirs in zip(out["score_style_controlled_interval"], expected["bootstrap_100_q05_q95_percent"]):
+    assert close(
+        out["score_style_controlled_bootstrap"], expected["bootstrap_100_median_percent"], 0.3
+    )  # another seed may differ
+    for ours, theirs in zip(
+        out["score_style_controlled_interval"], expected["bootstrap_100_q05_q95_percent"]
+    ):
         assert close(ours, theirs, 0.5)
     assert out["score_interval"][0] < out["score"] < out["score_interval"][1]
-    assert (out["n"], out["n_invalid"], out["n_without_style"]) == (500, 500 - expected["rows_with_both_verdicts"], 0)
+    assert (out["n"], out["n_invalid"], out["n_without_style"]) == (
+        500,
+        500 - expected["rows_with_both_verdicts"],
+        0,
+    )
     assert out["n_missing"] == 0  # creative writing is another benchmark
-    battles = [r["style"] for r in out["rows"] if "invalid" not in r
-               for g in ("game1", "game2") for _ in range(eb.VERDICTS[r[g]][1])]  # fmt: skip
+    battles = [
+        r["style"]
+        for r in out["rows"]
+        if "invalid" not in r
+        for g in ("game1", "game2")
+        for _ in range(eb.VERDICTS[r[g]][1])
+    ]
     assert len(battles) == expected["battles_after_weighting"]
     assert np.allclose(np.mean(battles, axis=0), expected["feature_means"], atol=1e-6)
     assert np.allclose(np.std(battles, axis=0, ddof=1), expected["feature_stds_ddof1"], atol=1e-6)
@@ -228,29 +294,57 @@ def test_arenahard2_by_hand():
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4
     assert out["score_style_controlled"] is None
     out = eb.arenahard2_scores([result("B>>A", None, invalid="game2: no verdict")])
-    assert (out["score"], out["score_paper"]) == (None, 75)  # dropped; a missing verdict is a tie in the paper
+    assert (out["score"], out["score_paper"]) == (
+        None,
+        75,
+    )  # dropped; a missing verdict is a tie in the paper
     assert eb.bradley_terry(np.zeros((4, 4)), np.array([1, 1, 1, 0.0])) == pytest.approx(75)
     assert eb.bradley_terry(np.zeros((2, 4)), np.array([0.5, 0.5])) == pytest.approx(50)
     # wins only where it is longer, and is as often longer as shorter: at equal style half of the battles
-    assert eb.bradley_terry(np.repeat([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], 50, 0), np.repeat([0.9, 0.1], 50)) == pytest.approx(50)
-    same = [result("B>>A", "A>>B", style=[0.1, 0, 0, 0]) for _ in range(5)]  # no spread of style, no lost battle
+    assert eb.bradley_terry(
+        np.repeat([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], 50, 0), np.repeat([0.9, 0.1], 50)
+    ) == pytest.approx(50)
+    same = [
+        result("B>>A", "A>>B", style=[0.1, 0, 0, 0]) for _ in range(5)
+    ]  # no spread of style, no lost battle
     assert eb.arenahard2_scores(same)["score_style_controlled"] > 99
-    m, b = {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": 0}, {
-        "token_len": 10, "header_count": {"h1": 0}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}}  # fmt: skip
+    m, b = (
+        {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": 0},
+        {"token_len": 10, "header_count": {"h1": 0}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}},
+    )
     assert np.allclose(eb.style_features(m, b), [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0])
     assert eb.style_features(m | {"token_len": 0}, b | {"token_len": 0})[0] == 0
 
 
 def test_arenahard2_rows(tmp_path, capsys):
     folder = shared("arena_hard_v2")
-    stored = [json.loads(line) for line in gzip.open(folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz")]
+    stored = [
+        json.loads(line) for line in gzip.open(folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz")
+    ]
     reference = score("arenahard2", stored, folder, tmp_path)
     # judge texts instead of labels, the baseline's counts from the data, official games, another order
-    texts = [{"uid": r["uid"], "model_metadata": r["model_metadata"], "model": "m",
-              "verdict_game2_A_is_model": f"I see [[B>A]] no: [[{r['verdict_game2_A_is_model']}]]" if r["verdict_game2_A_is_model"] else None,
-              "verdict_game1_A_is_baseline": r["verdict_game1_A_is_baseline"]} for r in stored]  # fmt: skip
-    games = [{"games": [g and {"score": g} for g in (r["verdict_game1_A_is_baseline"], r["verdict_game2_A_is_model"])],
-              "model_metadata": r["model_metadata"], "uid": r["uid"]} for r in stored]  # fmt: skip
+    texts = [
+        {
+            "uid": r["uid"],
+            "model_metadata": r["model_metadata"],
+            "model": "m",
+            "verdict_game2_A_is_model": f"I see [[B>A]] no: [[{r['verdict_game2_A_is_model']}]]"
+            if r["verdict_game2_A_is_model"]
+            else None,
+            "verdict_game1_A_is_baseline": r["verdict_game1_A_is_baseline"],
+        }
+        for r in stored
+    ]
+    games = [
+        {
+            "games": [
+                g and {"score": g} for g in (r["verdict_game1_A_is_baseline"], r["verdict_game2_A_is_model"])
+            ],
+            "model_metadata": r["model_metadata"],
+            "uid": r["uid"],
+        }
+        for r in stored
+    ]
     for rows in (texts, games):
         out = score("arenahard2", rows, folder / "question.jsonl.gz", tmp_path)
         assert math.isclose(out["score"], reference["score"]) and out["n_invalid"] == 9
@@ -258,7 +352,9 @@ def test_arenahard2_rows(tmp_path, capsys):
     # without counts there is no style-controlled score, and creative writing is a score of its own
     creative = next(q for q in eb.load(folder, "question.jsonl*") if q["category"] == "creative_writing")
     rows = [{k: v for k, v in r.items() if "metadata" not in k} for r in stored[:20]]
-    rows.append({"uid": creative["uid"], "verdict_game1_A_is_baseline": "B>A", "verdict_game2_A_is_model": "A>B"})
+    rows.append(
+        {"uid": creative["uid"], "verdict_game1_A_is_baseline": "B>A", "verdict_game2_A_is_model": "A>B"}
+    )
     out = score("arenahard2", rows, folder, tmp_path)
     assert out["category"] == "hard_prompt" and out["score"] < 50 and out["creative_writing"]["score"] == 100
     assert out["score_style_controlled"] is None and out["n_without_style"] == 20 and out["n"] == 21
@@ -266,17 +362,38 @@ def test_arenahard2_rows(tmp_path, capsys):
     assert (only["category"], only["score"]) == ("creative_writing", 100)
     message = lambda rows: refused(capsys, "arenahard2", rows, folder, tmp_path)
     assert "rows of several models" in message([rows[0] | {"model": "a"}, rows[1] | {"model": "b"}])
-    assert "no field verdict_game2_A_is_model" in message([{"uid": rows[0]["uid"], "verdict_game1_A_is_baseline": "A>B"}])
+    assert "no field verdict_game2_A_is_model" in message(
+        [{"uid": rows[0]["uid"], "verdict_game1_A_is_baseline": "A>B"}]
+    )
     assert "uid 'x' fits no task" in message([rows[0] | {"uid": "x"}])
 
 
 VERDICT_TEXTS = [  # text, label; None: unreadable
-    ("A>B", "A>B"), (" b>>a ", "B>>A"), ("[[A>>B]]", "A>>B"), ("First [[A>B]], on reflection [[B>A]].", "B>A"), ("[a=b]", "A=B"),
+    ("A>B", "A>B"),
+    (" b>>a ", "B>>A"),
+    ("[[A>>B]]", "A>>B"),
+    ("First [[A>B]], on reflection [[B>A]].", "B>A"),
+    ("[a=b]", "A=B"),
     ("[[A=B]] and later [B>>A]", "A=B"),  # double brackets first
-    ("My verdict is: [[A<<B]]", "A<<B"), ("[[B=A]]", "B=A"), ("**[[A>B]]**\n", "A>B"), ("[[[A>B]]]", "A>B"),
-    ("", None), ("A", None), ("A is better", None), ("[[A]]", None), ("[[A > B]]", None), ("[[A>>>B]]", None), ("[[C>B]]", None),
-    ("A>B wins", None), ("[[A>B]] [[AB]]", None), ("[[]]", None), ("[[A>B", None), ("A>B]]", None), ("[[Tie]]", None), ("(A>B)", None),
-]  # fmt: skip
+    ("My verdict is: [[A<<B]]", "A<<B"),
+    ("[[B=A]]", "B=A"),
+    ("**[[A>B]]**\n", "A>B"),
+    ("[[[A>B]]]", "A>B"),
+    ("", None),
+    ("A", None),
+    ("A is better", None),
+    ("[[A]]", None),
+    ("[[A > B]]", None),
+    ("[[A>>>B]]", None),
+    ("[[C>B]]", None),
+    ("A>B wins", None),
+    ("[[A>B]] [[AB]]", None),
+    ("[[]]", None),
+    ("[[A>B", None),
+    ("A>B]]", None),
+    ("[[Tie]]", None),
+    ("(A>B)", None),
+]
 
 
 @pytest.mark.parametrize("text, label", VERDICT_TEXTS, ids=range(len(VERDICT_TEXTS)))
@@ -289,9 +406,14 @@ def test_parse_arenahard2(text, label):
 
 
 def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
-    rows = runs.read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata")
+    rows = runs.read_rows(
+        shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata"
+    )
     assert len(rows) == 500
-    assert all(eb.markdown_counts(r["answer"]) == {k: v for k, v in r["metadata"].items() if k != "token_len"} for r in rows)
+    assert all(
+        eb.markdown_counts(r["answer"]) == {k: v for k, v in r["metadata"].items() if k != "token_len"}
+        for r in rows
+    )
 
 
 def test_arenahard2_token_len_is_that_of_the_published_answers():
@@ -312,7 +434,9 @@ def test_creativewriting3_published(model, tmp_path):
     file = folder / f"judge_texts__{model}.jsonl.gz"
     out = score("creativewriting3", file, folder, tmp_path)
     stored = [json.loads(line) for line in gzip.open(file)]
-    assert [r["shown"] for r in out["rows"]] == [r["published_item_score"] for r in stored] and len(stored) == 96
+    assert [r["shown"] for r in out["rows"]] == [r["published_item_score"] for r in stored] and len(
+        stored
+    ) == 96
     expected = next(r for r in table("creativewritingv3/expected.csv") if r["model"] == model)
     assert out["iterations"] == [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
     assert math.isclose(out["overall"], float(expected["recomputed_overall_0_100"]), abs_tol=1e-9)
@@ -322,14 +446,29 @@ def test_creativewriting3_published(model, tmp_path):
 
 MARKS = [  # judge text, marks; None: unreadable
     ("Coherent: 12\nElegant Prose: 7.5", {"Coherent": 12, "Elegant Prose": 7.5}),
-    ("Coherent: Score 12", {"Coherent": 12}), ("Coherent: [12]", {"Coherent": 12}), ("Coherent:12", {"Coherent": 12}),
-    ("Coherent: 3\nCoherent: 5", {"Coherent": 5}), ("Coherent: 3\nCoherent: [5]\nCoherent: 4", {"Coherent": 5}),  # brackets later
-    ("Coherent: 20\nMeandering: 21\nOverwrought: 200", {"Coherent": 20}), ("Coherent: -3", {"Coherent": -3}),
-    ("  Coherent : 4", {"Coherent": 4}), ("Coherent: 4/20", {"Coherent": 4}), ("Coherent:\n 4", {"Coherent": 4}),
-    ("**Coherent**: 4", {"**Coherent**": 4}),  # a name of its own, as in the official tool; `unknown` lists it
-    ("", None), ("Coherent: twelve", None), ("Coherent 12", None), ("12", None), ("Coherent: 21", None), ("Coherent: **12**", None),
-    ("[Scores]\nCoherent - 12", None), ("{}", None),
-]  # fmt: skip
+    ("Coherent: Score 12", {"Coherent": 12}),
+    ("Coherent: [12]", {"Coherent": 12}),
+    ("Coherent:12", {"Coherent": 12}),
+    ("Coherent: 3\nCoherent: 5", {"Coherent": 5}),
+    ("Coherent: 3\nCoherent: [5]\nCoherent: 4", {"Coherent": 5}),  # brackets later
+    ("Coherent: 20\nMeandering: 21\nOverwrought: 200", {"Coherent": 20}),
+    ("Coherent: -3", {"Coherent": -3}),
+    ("  Coherent : 4", {"Coherent": 4}),
+    ("Coherent: 4/20", {"Coherent": 4}),
+    ("Coherent:\n 4", {"Coherent": 4}),
+    (
+        "**Coherent**: 4",
+        {"**Coherent**": 4},
+    ),  # a name of its own, as in the official tool; `unknown` lists it
+    ("", None),
+    ("Coherent: twelve", None),
+    ("Coherent 12", None),
+    ("12", None),
+    ("Coherent: 21", None),
+    ("Coherent: **12**", None),
+    ("[Scores]\nCoherent - 12", None),
+    ("{}", None),
+]
 
 
 @pytest.mark.parametrize("text, marks", MARKS, ids=range(len(MARKS)))
@@ -344,22 +483,50 @@ def test_parse_creativewriting3(text, marks):
 def test_creativewriting3_by_hand(tmp_path, capsys):
     folder = tmp_path / "cw"
     folder.mkdir()
-    write(folder / "prompts_v3.json", {"1": {"title": "T", "category": "noir", "writing_prompt": "Write. <SEED> Now.",
-                                             "seed_modifiers": ["One.", "Two.", "Three."]}})  # fmt: skip
+    write(
+        folder / "prompts_v3.json",
+        {
+            "1": {
+                "title": "T",
+                "category": "noir",
+                "writing_prompt": "Write. <SEED> Now.",
+                "seed_modifiers": ["One.", "Two.", "Three."],
+            }
+        },
+    )
     (folder / "criteria.txt").write_text("Coherent\nOverwrought")
     (folder / "negative_criteria.txt").write_text("Overwrought\n")
-    rows = [{"title": "Noir: T", "iteration": 1, "judge_text": "Coherent: 10\nOverwrought: 5"},  # (10 + 15) / 2 * 5
-            {"title": "Noir: T", "iteration": 2, "judge_text": "Coherent: 10\nOverwrought: -5\nMood: 1"},  # 25 is left out
-            {"title": "Noir: T", "iteration": 3, "judge_text": None}]  # fmt: skip
+    rows = [
+        {
+            "title": "Noir: T",
+            "iteration": 1,
+            "judge_text": "Coherent: 10\nOverwrought: 5",
+        },  # (10 + 15) / 2 * 5
+        {
+            "title": "Noir: T",
+            "iteration": 2,
+            "judge_text": "Coherent: 10\nOverwrought: -5\nMood: 1",
+        },  # 25 is left out
+        {"title": "Noir: T", "iteration": 3, "judge_text": None},
+    ]
     out = score("creativewriting3", rows, folder, tmp_path)
-    assert [r.get("score") for r in out["rows"]] == [62.5, 27.5, None] and out["rows"][1]["unknown"] == ["Mood"]
+    assert [r.get("score") for r in out["rows"]] == [62.5, 27.5, None] and out["rows"][1]["unknown"] == [
+        "Mood"
+    ]
     assert (out["overall"], out["overall_paper"], out["iterations"]) == (45, 30, [62.5, 27.5])
     assert (out["n"], out["n_invalid"], out["n_unknown_names"], out["n_missing"]) == (3, 1, 1, 0)
-    assert "invalid" in score("creativewriting3", [rows[0] | {"judge_text": "Overwrought: -5"}], folder, tmp_path)["rows"][0]
+    assert (
+        "invalid"
+        in score("creativewriting3", [rows[0] | {"judge_text": "Overwrought: -5"}], folder, tmp_path)["rows"][
+            0
+        ]
+    )
     assert eb.tasks_creativewriting3(folder)[1]["prompt"] == "Write. Two. Now."
     message = lambda rows: refused(capsys, "creativewriting3", rows, folder, tmp_path)
     assert "the task of line 1 again" in message([rows[0], rows[0]])
-    assert "fits no task" in message([rows[0] | {"iteration": 4}]) and "fits no task" in message([rows[0] | {"title": "U"}])
+    assert "fits no task" in message([rows[0] | {"iteration": 4}]) and "fits no task" in message(
+        [rows[0] | {"title": "U"}]
+    )
     assert "field iteration has the wrong type" in message([rows[0] | {"iteration": "1"}])
     assert "no field judge_text" in message([{"title": "Noir: T", "iteration": 1}])
 
@@ -367,8 +534,36 @@ def test_creativewriting3_by_hand(tmp_path, capsys):
 def test_no_judge_reply_becomes_a_score_by_accident():
     """Pieces of good replies, cut and mixed at random: what is read stands in the reply, literally."""
     rng = random.Random(0)
-    pieces = ["A", "B", ">", ">>", "=", "[[", "]]", "[", "]", "{", "}", '"output"', ":", '"model"', '"rank"', "1", "2", ",", " ",
-              "\n", "Coherent", "Score", "-", "verdict", "null", "true", "12", "é"]  # fmt: skip
+    pieces = [
+        "A",
+        "B",
+        ">",
+        ">>",
+        "=",
+        "[[",
+        "]]",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"output"',
+        ":",
+        '"model"',
+        '"rank"',
+        "1",
+        "2",
+        ",",
+        " ",
+        "\n",
+        "Coherent",
+        "Score",
+        "-",
+        "verdict",
+        "null",
+        "true",
+        "12",
+        "é",
+    ]
     n_read = 0
     for _ in range(3000):
         text = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
@@ -395,8 +590,14 @@ def test_ifeval_published(tmp_path):
     stored = [json.loads(line) for line in gzip.open(folder / "gpt4_responses_scored.jsonl.gz")]
     out = score("ifeval", folder / "gpt4_responses_scored.jsonl.gz", folder, tmp_path)
     assert len(stored) == out["n"] == 271 and out["n_missing"] == 270
-    for ours, theirs in zip(out["rows"], stored):  # the two with a random letter: as the letter asked for gives
-        assert (ours["key"], ours["strict"], ours["loose"]) == (theirs["key"], theirs["strict"], theirs["loose"])
+    for ours, theirs in zip(
+        out["rows"], stored
+    ):  # the two with a random letter: as the letter asked for gives
+        assert (ours["key"], ours["strict"], ours["loose"]) == (
+            theirs["key"],
+            theirs["strict"],
+            theirs["loose"],
+        )
     expected = next(r for r in table("ifeval/expected.csv") if r["prompts"] == "271")
     for name in ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"):
         assert math.isclose(out[name], float(expected[name]), abs_tol=1e-12)
@@ -404,21 +605,39 @@ def test_ifeval_published(tmp_path):
 
 def test_ifeval_counts_the_character_that_was_asked_for():
     shared("nltk_data_english")
-    task = {"key": 1, "prompt": "", "instruction_id_list": ["keywords:letter_frequency"],
-            "kwargs": [{"letter": "#", "let_frequency": 3, "let_relation": "at least"}]}  # fmt: skip
+    task = {
+        "key": 1,
+        "prompt": "",
+        "instruction_id_list": ["keywords:letter_frequency"],
+        "kwargs": [{"letter": "#", "let_frequency": 3, "let_relation": "at least"}],
+    }
     for _ in range(5):  # and not a random letter
         assert eb.ifeval_check(task, "#a #b #c") == {"strict": [True], "loose": [True]}
-        assert eb.ifeval_check(task, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9) == {"strict": [False], "loose": [False]}
+        assert eb.ifeval_check(task, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9) == {
+            "strict": [False],
+            "loose": [False],
+        }
     assert eb.ifeval_check(task, " \n") == {"strict": [False], "loose": [False]}
 
 
 def test_ifeval_rows(tmp_path, capsys):
     shared("nltk_data_english")
-    task = {"key": 7, "prompt": "p", "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"], "kwargs": [{}, {}]}
+    task = {
+        "key": 7,
+        "prompt": "p",
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": [{}, {}],
+    }
     data = write(tmp_path / "data.json", [task, task | {"key": 8}, task | {"key": 9}])
     rows = [{"key": "7", "response": "no comma is here, alas"}, {"key": 8, "response": None}]
     out = score("ifeval", rows, data, tmp_path)
-    assert (out["prompt_strict"], out["instruction_strict"], out["n"], out["n_invalid"], out["n_missing"]) == (0, 0.5, 2, 1, 1)
+    assert (
+        out["prompt_strict"],
+        out["instruction_strict"],
+        out["n"],
+        out["n_invalid"],
+        out["n_missing"],
+    ) == (0, 0.5, 2, 1, 1)
     message = lambda rows, data=data: refused(capsys, "ifeval", rows, data, tmp_path)
     assert "the task of line 1 again" in message([rows[0], rows[0]])
     assert "rows.jsonl:1: no field response" in message([{"key": 7}])
@@ -431,7 +650,9 @@ def test_ifeval_says_what_nltk_lacks(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     eb.ifeval_checkers.cache_clear()
     data = write(tmp_path / "data.json", [{"key": 7, "prompt": "p", "instruction_id_list": [], "kwargs": []}])
-    assert "python -m nltk.downloader punkt_tab" in refused(capsys, "ifeval", [{"key": 7, "response": "x"}], data, tmp_path)
+    assert "python -m nltk.downloader punkt_tab" in refused(
+        capsys, "ifeval", [{"key": 7, "response": "x"}], data, tmp_path
+    )
 
 
 def test_ifbench_published(tmp_path):
@@ -439,7 +660,9 @@ def test_ifbench_published(tmp_path):
     shared("nltk_data_english")
     stored = [json.loads(line) for line in gzip.open(folder / "sample_responses_scored.jsonl.gz")]
     out = score("ifbench", folder / "sample_responses_scored.jsonl.gz", folder, tmp_path)
-    assert [(r["key"], r["strict"], r["loose"]) for r in out["rows"]] == [(r["key"], r["strict"], r["loose"]) for r in stored]
+    assert [(r["key"], r["strict"], r["loose"]) for r in out["rows"]] == [
+        (r["key"], r["strict"], r["loose"]) for r in stored
+    ]
     for name, value in table("ifbench/expected.csv")[0].items():
         assert name == "prompts" or math.isclose(out[name], float(value), abs_tol=1e-12)
     assert (out["n"], out["n_missing"]) == (147, 147) and ifbench.__file__
@@ -449,64 +672,134 @@ def test_ifbench_published(tmp_path):
 
 
 def test_popqa(tmp_path, capsys):
-    tasks = [{"id": f"t{i}", "question": q, "answers": names} for i, (q, names) in enumerate([
-        ("Q0", ["Ralph Rainger", "Ralph Reichenthal"]), ("Q1", ["politician"]), ("Q2", ["USA"]), ("Q3", ["jazz"]), ("Q3", ["rock"]),
-        ("Q5", ["", "x-ray"])])]  # fmt: skip
+    tasks = [
+        {"id": f"t{i}", "question": q, "answers": names}
+        for i, (q, names) in enumerate(
+            [
+                ("Q0", ["Ralph Rainger", "Ralph Reichenthal"]),
+                ("Q1", ["politician"]),
+                ("Q2", ["USA"]),
+                ("Q3", ["jazz"]),
+                ("Q3", ["rock"]),
+                ("Q5", ["", "x-ray"]),
+            ]
+        )
+    ]
     data = write(tmp_path / "popqa.jsonl", tasks)
     rows = [  # key, response, official, paper
-        ({"id": "t0"}, "It was Ralph Reichenthal.", True, True), ({"id": "t0"}, "ralph rainger", True, True),
-        ({"id": "t0"}, "RALPH RAINGER", False, True), ({"id": "t0"}, "Ralph rainger", True, True), ({"id": "t0"}, "Rainger", False, False),
-        ({"question": "Q1"}, "a Politician", True, True), ({"question": "Q1"}, "POLITICIANS", False, True), ({"id": "t2"}, "usa", True, True),
+        ({"id": "t0"}, "It was Ralph Reichenthal.", True, True),
+        ({"id": "t0"}, "ralph rainger", True, True),
+        ({"id": "t0"}, "RALPH RAINGER", False, True),
+        ({"id": "t0"}, "Ralph rainger", True, True),
+        ({"id": "t0"}, "Rainger", False, False),
+        ({"question": "Q1"}, "a Politician", True, True),
+        ({"question": "Q1"}, "POLITICIANS", False, True),
+        ({"id": "t2"}, "usa", True, True),
         ({"id": "t2"}, "usage", True, True),  # a substring is enough, as in the official tool
-        ({"id": "t3", "question": "Q3"}, "", False, False), ({"id": "t5"}, "anything", False, False)]  # fmt: skip
-    out = score("popqa", [key | {"response": response} for key, response, *_ in rows], tmp_path / "popqa.jsonl", tmp_path)
+        ({"id": "t3", "question": "Q3"}, "", False, False),
+        ({"id": "t5"}, "anything", False, False),
+    ]
+    out = score(
+        "popqa",
+        [key | {"response": response} for key, response, *_ in rows],
+        tmp_path / "popqa.jsonl",
+        tmp_path,
+    )
     assert [(r["correct"], r["correct_paper"]) for r in out["rows"]] == [tuple(r[2:]) for r in rows]
     # tasks: t0 3/5, t1 1/2, t2 1, t3 0, t5 0
-    assert math.isclose(out["accuracy"], (0.6 + 0.5 + 1) / 5) and math.isclose(out["accuracy_paper"], (0.8 + 1 + 1) / 5)
+    assert math.isclose(out["accuracy"], (0.6 + 0.5 + 1) / 5) and math.isclose(
+        out["accuracy_paper"], (0.8 + 1 + 1) / 5
+    )
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
-    assert "question 'Q3' fits several tasks" in refused(capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path)
+    assert "question 'Q3' fits several tasks" in refused(
+        capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path
+    )
     tsv = tmp_path / "popqa.tsv"  # the official file
     tsv.write_text('id\tquestion\tpossible_answers\n42\tWho?\t"[""Ann"", ""Bob""]"\n')
     assert score("popqa", [{"id": 42, "response": "bob"}], tsv, tmp_path)["accuracy"] == 1
     names = [json.loads(line) for line in gzip.open(shared("popqa") / "popqa_subset_1000.jsonl.gz")]
-    out = score("popqa", [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names], shared("popqa"), tmp_path)
+    out = score(
+        "popqa",
+        [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names],
+        shared("popqa"),
+        tmp_path,
+    )
     assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
 
 
 LETTERS = [  # response, letter
-    ("Answer: B", "B"), ("Answer:B.", "B"), ("answer: C", "C"), ("Answer: (D)", "D"), ("Answer: **A**", "A"), ("Answer: b", None),
-    ("Answer: b or C", "C"), ("Answer: The answer is B", None),  # T
+    ("Answer: B", "B"),
+    ("Answer:B.", "B"),
+    ("answer: C", "C"),
+    ("Answer: (D)", "D"),
+    ("Answer: **A**", "A"),
+    ("Answer: b", None),
+    ("Answer: b or C", "C"),
+    ("Answer: The answer is B", None),  # T
     ("Answer: A\nAnswer: B", "A"),  # the first
-    ("answer: A\nAnswer: B", "B"), ("B", None), ("", None), ("Answer:", None), ("Answer: E", None), ("ANSWER: A", None),
-    ("The Answer: is Because B", "B"), ("Answer: 1", None), ("Answer : A", None),
-]  # fmt: skip
+    ("answer: A\nAnswer: B", "B"),
+    ("B", None),
+    ("", None),
+    ("Answer:", None),
+    ("Answer: E", None),
+    ("ANSWER: A", None),
+    ("The Answer: is Because B", "B"),
+    ("Answer: 1", None),
+    ("Answer : A", None),
+]
 
 
 @pytest.mark.parametrize("response, letter", LETTERS, ids=range(len(LETTERS)))
 def test_mmlu_redux_letter(response, letter):
     verdicts = [eb.mmlu_redux_check({"truth": i}, response) for i in range(4)]
-    assert [v["correct"] for v in verdicts] == [option == letter for option in "ABCD"] and verdicts[0]["answer"] == letter
+    assert [v["correct"] for v in verdicts] == [option == letter for option in "ABCD"] and verdicts[0][
+        "answer"
+    ] == letter
 
 
 def test_mmlu_redux_items(tmp_path, capsys):
     folder = shared("mmlu_redux")
     tasks = json.load(gzip.open(folder / "data.json.gz"))
-    right = lambda t: int(t["correct_answer"]) if t["error_type"] == "wrong_groundtruth" and str(t["correct_answer"]).isdigit() else t["answer"]
+    right = lambda t: (
+        int(t["correct_answer"])
+        if t["error_type"] == "wrong_groundtruth" and str(t["correct_answer"]).isdigit()
+        else t["answer"]
+    )
     rows = [{"id": i, "response": f"Answer: {'ABCD'[right(t)]}"} for i, t in enumerate(tasks)]
     out = score("mmlu_redux", rows, folder, tmp_path)
     assert (out["n"], out["n_excluded"], out["n_missing"], out["accuracy"]) == (5376, 324, 0, 1)
-    assert sum("excluded" in r and "wrong_groundtruth" in r["excluded"] for r in out["rows"]) == 60  # a letter, or none
-    corrected = next(i for i, t in enumerate(tasks) if t["error_type"] == "wrong_groundtruth" and t["correct_answer"] != str(t["answer"])
-                     and str(t["correct_answer"]).isdigit())  # fmt: skip
+    assert (
+        sum("excluded" in r and "wrong_groundtruth" in r["excluded"] for r in out["rows"]) == 60
+    )  # a letter, or none
+    corrected = next(
+        i
+        for i, t in enumerate(tasks)
+        if t["error_type"] == "wrong_groundtruth"
+        and t["correct_answer"] != str(t["answer"])
+        and str(t["correct_answer"]).isdigit()
+    )
     wrong = {"index": corrected, "response": f"Answer: {'ABCD'[tasks[corrected]['answer']]}"}
     assert score("mmlu_redux", [wrong], folder / "data.json.gz", tmp_path)["accuracy"] == 0
     # by question where it is the only one; else by what the row repeats of its task
     question = "Which of the following statements is false?"
-    assert "fits several tasks" in refused(capsys, "mmlu_redux", [{"question": question, "response": ""}], folder, tmp_path)
+    assert "fits several tasks" in refused(
+        capsys, "mmlu_redux", [{"question": question, "response": ""}], folder, tmp_path
+    )
     same = next(t for t in tasks if t["question"] == question)
-    row = {"question": question, "choices": same["choices"], "category": same["category"], "response": f"Answer: {'ABCD'[same['answer']]}"}
+    row = {
+        "question": question,
+        "choices": same["choices"],
+        "category": same["category"],
+        "response": f"Answer: {'ABCD'[same['answer']]}",
+    }
     out = score("mmlu_redux", [row, rows[1] | {"response": None}], folder, tmp_path)
-    assert (out["rows"][0]["correct"], out["accuracy"], out["n"], out["n_invalid"], out["n_unparsed"]) == (True, 1, 2, 1, 0)
+    assert (out["rows"][0]["correct"], out["accuracy"], out["n"], out["n_invalid"], out["n_unparsed"]) == (
+        True,
+        1,
+        2,
+        1,
+        0,
+    )
 
 
 # --- mathematics
@@ -518,15 +811,28 @@ def test_math500_reference_solutions(tmp_path):
     rows = [{"unique_id": t["unique_id"], "response": t["solution"]} for t in tasks]
     out = score("math500", rows, folder, tmp_path)
     assert (out["accuracy"], out["accuracy_math_verify"], out["n"], out["n_unparsed"]) == (1, 1, 500, 0)
-    rotated = [{"problem": t["problem"], "response": u["solution"]} for t, u in zip(tasks, tasks[1:] + tasks[:1])]
+    rotated = [
+        {"problem": t["problem"], "response": u["solution"]} for t, u in zip(tasks, tasks[1:] + tasks[:1])
+    ]
     assert score("math500", rotated[:100], folder, tmp_path)["accuracy"] < 0.1
 
 
 BOXES = [  # text, content of the last box
-    (r"\boxed{5}", "5"), (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"), (r"\boxed{1} then \boxed{2}", "2"), (r"\fbox{3}", "3"),
-    (r"\fbox{3} \boxed{4}", "4"), (r"\boxed 7$ or so", "7"), (r"$\boxed \frac12$", r"\frac12"), (r"\boxed{{a}{b}}", "{a}{b}"),
-    (r"\boxed{}", ""), ("5", None), (r"\boxed5", None), (r"\boxed{5", None), ("", None), (r"\boxed{1}} \boxed{2", None),
-]  # fmt: skip
+    (r"\boxed{5}", "5"),
+    (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+    (r"\boxed{1} then \boxed{2}", "2"),
+    (r"\fbox{3}", "3"),
+    (r"\fbox{3} \boxed{4}", "4"),
+    (r"\boxed 7$ or so", "7"),
+    (r"$\boxed \frac12$", r"\frac12"),
+    (r"\boxed{{a}{b}}", "{a}{b}"),
+    (r"\boxed{}", ""),
+    ("5", None),
+    (r"\boxed5", None),
+    (r"\boxed{5", None),
+    ("", None),
+    (r"\boxed{1}} \boxed{2", None),
+]
 
 
 @pytest.mark.parametrize("text, content", BOXES, ids=range(len(BOXES)))
@@ -535,15 +841,34 @@ def test_last_boxed(text, content):
 
 
 SPELLINGS = [  # answer, reference, equal as normalised, equal by math-verify
-    (r"\frac12", r"\frac{1}{2}", True, True), (r"\dfrac{1}{2}", r"\tfrac{1}{2}", True, True), ("1/2", r"\frac{1}{2}", True, True),
-    ("0.5", r"\frac{1}{2}", True, True), (".5", r"\frac12", True, True), ("x=5", "5", True, True), ("x = 5", "5", True, True),
-    (r"\sqrt2", r"\sqrt{2}", True, True), (r"90^\circ", "90", True, True), (r"50\%", "50", True, True), (r"\$18", "18", True, True),
-    (r"10\text{ cm}", "10", True, True), (r"\left(1,2\right)", "(1, 2)", True, True), (r"1\!000", "1000", True, True),
-    (r"\frac1{10}", r"\frac{1}{10}", True, True), (r"\frac{3}4", r"\frac{3}4", True, True), ("-1/2", r"\frac{-1}{2}", True, True),
-    ("", "5", False, False), ("6", "5", False, False), ("5", "50", False, False), (r"\frac{2}{4}", r"\frac{1}{2}", False, True),
-    ("0.50", r"\frac{1}{2}", False, True), ("abc=5", "5", False, None), ("1/2/3", r"\frac{1}{2}", False, None), ("5.0", "5", False, True),
-    (r"1\text{ cm}\text{ and}", "1", False, None), (r"\text{A}", "A", False, None),
-]  # fmt: skip
+    (r"\frac12", r"\frac{1}{2}", True, True),
+    (r"\dfrac{1}{2}", r"\tfrac{1}{2}", True, True),
+    ("1/2", r"\frac{1}{2}", True, True),
+    ("0.5", r"\frac{1}{2}", True, True),
+    (".5", r"\frac12", True, True),
+    ("x=5", "5", True, True),
+    ("x = 5", "5", True, True),
+    (r"\sqrt2", r"\sqrt{2}", True, True),
+    (r"90^\circ", "90", True, True),
+    (r"50\%", "50", True, True),
+    (r"\$18", "18", True, True),
+    (r"10\text{ cm}", "10", True, True),
+    (r"\left(1,2\right)", "(1, 2)", True, True),
+    (r"1\!000", "1000", True, True),
+    (r"\frac1{10}", r"\frac{1}{10}", True, True),
+    (r"\frac{3}4", r"\frac{3}4", True, True),
+    ("-1/2", r"\frac{-1}{2}", True, True),
+    ("", "5", False, False),
+    ("6", "5", False, False),
+    ("5", "50", False, False),
+    (r"\frac{2}{4}", r"\frac{1}{2}", False, True),
+    ("0.50", r"\frac{1}{2}", False, True),
+    ("abc=5", "5", False, None),
+    ("1/2/3", r"\frac{1}{2}", False, None),
+    ("5.0", "5", False, True),
+    (r"1\text{ cm}\text{ and}", "1", False, None),
+    (r"\text{A}", "A", False, None),
+]
 
 
 @pytest.mark.parametrize("answer, reference, equal, verified", SPELLINGS, ids=range(len(SPELLINGS)))
@@ -561,15 +886,36 @@ def test_gsm8k_published_flags(tmp_path):
     assert (out["n"], out["n_missing"]) == (2640, 1319 - 660)
     flags = {(r["line"], r["group"]): r["correct"] for r in out["rows"]}
     assert flags == {(i, m): r[m]["is_correct"] for i, r in enumerate(stored, 1) for m in models}
-    assert out["by_group"] == {m: pytest.approx(np.mean([r[m]["is_correct"] for r in stored])) for m in models}
-    one = score("gsm8k", [{"response": r["175b_verification"]["solution"], "question": r["question"]} for r in stored], folder, tmp_path)
+    assert out["by_group"] == {
+        m: pytest.approx(np.mean([r[m]["is_correct"] for r in stored])) for m in models
+    }
+    one = score(
+        "gsm8k",
+        [{"response": r["175b_verification"]["solution"], "question": r["question"]} for r in stored],
+        folder,
+        tmp_path,
+    )
     assert one["accuracy"] == pytest.approx(out["by_group"]["175b_verification"]) and "by_group" not in one
 
 
-@pytest.mark.parametrize("text, number", [
-    ("#### 18", "18"), ("####18", "18"), ("#### 1,234", "1234"), ("#### -3.5 dollars", "-3.5"), ("#### 1\n#### 2", "2"), ("A: 7", "7"),
-    ("#### 5\nA: 6", "5"), ("18", None), ("#### $18", None), ("#### eighteen", None), ("", None), ("### 5", None), ("#### 18.", "18."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("#### 18", "18"),
+        ("####18", "18"),
+        ("#### 1,234", "1234"),
+        ("#### -3.5 dollars", "-3.5"),
+        ("#### 1\n#### 2", "2"),
+        ("A: 7", "7"),
+        ("#### 5\nA: 6", "5"),
+        ("18", None),
+        ("#### $18", None),
+        ("#### eighteen", None),
+        ("", None),
+        ("### 5", None),
+        ("#### 18.", "18."),
+    ],
+)
 def test_final_number(text, number):
     assert eb.final_number(text) == number
 
@@ -577,41 +923,76 @@ def test_final_number(text, number):
 # --- ZebraLogic
 
 
-GRID = {"id": "lgp-2x2", "size": "2*2", "puzzle": "P", "solution": {
-    "header": ["House", "Name", "Pet"], "rows": [["1", "Eric", "Dog"], ["2", "Arnold", "cat"]]}}  # fmt: skip
+GRID = {
+    "id": "lgp-2x2",
+    "size": "2*2",
+    "puzzle": "P",
+    "solution": {"header": ["House", "Name", "Pet"], "rows": [["1", "Eric", "Dog"], ["2", "Arnold", "cat"]]},
+}
 RIGHT = {"House 1": {"Name": "Eric", "Pet": "dog"}, "House 2": {"Name": " arnold ", "Pet": ["cat", "dog"]}}
 REPLIES = [  # response, right cells of 4; None: unreadable
-    (json.dumps({"reasoning": "r", "solution": RIGHT}), 4), ("So:\n```json\n" + json.dumps({"solution": RIGHT}, indent=2) + "\n```", 4),
-    (json.dumps({"solution": {}}) + json.dumps({"solution": RIGHT}), 4), (json.dumps({"solution": RIGHT}) + json.dumps({"solution": {}}), 0),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": "Eric"}}}), 3), (json.dumps({"solution": RIGHT | {"House 2": "Arnold, cat"}}), 2),
+    (json.dumps({"reasoning": "r", "solution": RIGHT}), 4),
+    ("So:\n```json\n" + json.dumps({"solution": RIGHT}, indent=2) + "\n```", 4),
+    (json.dumps({"solution": {}}) + json.dumps({"solution": RIGHT}), 4),
+    (json.dumps({"solution": RIGHT}) + json.dumps({"solution": {}}), 0),
+    (json.dumps({"solution": RIGHT | {"House 1": {"Name": "Eric"}}}), 3),
+    (json.dumps({"solution": RIGHT | {"House 2": "Arnold, cat"}}), 2),
     (json.dumps({"solution": RIGHT | {"House 1": {"Name": None, "Pet": 7}}}), 2),
     (json.dumps({"solution": RIGHT | {"House 1": {"Name": [], "Pet": [["dog"]]}}}), 2),
-    (json.dumps({"solution": {"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}}), 2), (json.dumps({"solution": {}}), 0),
-    (json.dumps({"answer": RIGHT}), None), (json.dumps({"solution": [RIGHT]}), None), (json.dumps({"solution": None}), None),
-    (json.dumps({"solution": RIGHT})[:-2], None), ("", None), ("}{", None), ("{}", None), ("{not json}", None), ("[1]", None),
-    (json.dumps({"solution": RIGHT}) + " {", 4), (json.dumps({"reasoning": "a { brace", "solution": RIGHT}), None), ("{" * 10000, None),
-]  # fmt: skip
+    (json.dumps({"solution": {"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}}), 2),
+    (json.dumps({"solution": {}}), 0),
+    (json.dumps({"answer": RIGHT}), None),
+    (json.dumps({"solution": [RIGHT]}), None),
+    (json.dumps({"solution": None}), None),
+    (json.dumps({"solution": RIGHT})[:-2], None),
+    ("", None),
+    ("}{", None),
+    ("{}", None),
+    ("{not json}", None),
+    ("[1]", None),
+    (json.dumps({"solution": RIGHT}) + " {", 4),
+    (json.dumps({"reasoning": "a { brace", "solution": RIGHT}), None),
+    ("{" * 10000, None),
+]
 
 
 @pytest.mark.parametrize("response, right", REPLIES, ids=range(len(REPLIES)))
 def test_zebralogic_check(response, right):
     out = eb.zebralogic_check(GRID, response)
-    assert out["right_cells"] == (right or 0) and out["correct"] is (right == 4) and (out["answer"] is None) == (right is None)
+    assert (
+        out["right_cells"] == (right or 0)
+        and out["correct"] is (right == 4)
+        and (out["answer"] is None) == (right is None)
+    )
 
 
 def test_zebralogic_scores(tmp_path, capsys):
-    big = {"header": ["House", *"abcdef"], "rows": [[str(h), *"uvwxyz"] for h in range(1, 7)]}  # (6!)^6 > 1e10
+    big = {
+        "header": ["House", *"abcdef"],
+        "rows": [[str(h), *"uvwxyz"] for h in range(1, 7)],
+    }  # (6!)^6 > 1e10
     data = write(tmp_path / "grid.json", [GRID, GRID | {"id": "x", "solution": big}])
-    rows = [{"id": "lgp-2x2", "response": REPLIES[0][0]}, {"id": "lgp-2x2", "response": ""}, {"id": "x", "response": "{}"}]
+    rows = [
+        {"id": "lgp-2x2", "response": REPLIES[0][0]},
+        {"id": "lgp-2x2", "response": ""},
+        {"id": "x", "response": "{}"},
+    ]
     out = score("zebralogic", rows, data, tmp_path)
-    assert (out["accuracy"], out["by_group"]) == (0.25, {"small": 0.5, "x-large": 0}) and out["n_unparsed"] == 2
+    assert (out["accuracy"], out["by_group"]) == (0.25, {"small": 0.5, "x-large": 0}) and out[
+        "n_unparsed"
+    ] == 2
     assert math.isclose(out["cell_accuracy"], 4 / (4 + 4 + 36))
     masked = GRID | {"solution": {"header": ["House", "Name"], "rows": [["___", "___"], ["___", "___"]]}}
     write(tmp_path / "masked.json", [masked])
     assert "masked" in refused(capsys, "zebralogic", rows[:1], tmp_path / "masked.json", tmp_path)
-    assert "files match" in refused(capsys, "zebralogic", rows[:1], tmp_path, tmp_path)  # several files in the folder
+    assert "files match" in refused(
+        capsys, "zebralogic", rows[:1], tmp_path, tmp_path
+    )  # several files in the folder
     text = eb.prompt("zebralogic", GRID)
-    assert eb.zebralogic_check(GRID, text)["right_cells"] == 0 and '"House 2": {"Name": "___", "Pet": "___"}' in text
+    assert (
+        eb.zebralogic_check(GRID, text)["right_cells"] == 0
+        and '"House 2": {"Name": "___", "Pet": "___"}' in text
+    )
 
 
 # --- HumanEval
@@ -623,38 +1004,62 @@ def test_humaneval(tmp_path):
     prose = "Sure!\n```python\n{}{}```\nIt runs in O(n)."
     rows = []
     for t in tasks:
-        rows += [{"task_id": t["task_id"], "completion": t["canonical_solution"]},
-                 {"task_id": t["task_id"], "completion": "    return None\n"},
-                 {"task_id": t["task_id"], "response": prose.format(t["prompt"], t["canonical_solution"])},
-                 {"task_id": t["task_id"], "completion": "    import os; os._exit(0)\n"}]  # fmt: skip
+        rows += [
+            {"task_id": t["task_id"], "completion": t["canonical_solution"]},
+            {"task_id": t["task_id"], "completion": "    return None\n"},
+            {"task_id": t["task_id"], "response": prose.format(t["prompt"], t["canonical_solution"])},
+            {"task_id": t["task_id"], "completion": "    import os; os._exit(0)\n"},
+        ]
     out = score("humaneval", rows, folder, tmp_path)
     assert [r["correct"] for r in out["rows"]] == [True, False, True, False] * 6
     assert (out["accuracy"], out["n"], out["n_missing"]) == (0.5, 24, 158)
     assert out["pass@4"] == 1 and len(out["isolation"]) == 1
-    one = score("humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path)
+    one = score(
+        "humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path
+    )
     assert (one["accuracy"], one["n"], one["n_invalid"]) == (1, 7, 1)
 
 
-@pytest.mark.parametrize("response, code", [
-    ("```python\ndef f(x):\n    return x\n```", "\ndef f(x):\n    return x\n"), ("def f(x): pass", "\ndef f(x): pass"),
-    ("```\nprint(f(1))\n```\n```py\ndef f(x):\n    return 1\n```\n```\nf(2)\n```", "\ndef f(x):\n    return 1\n"),
-    ("```python\ndef f(x):\n    return x", "\ndef f(x):\n    return x"), ("```\nfoo\n```", "\nfoo\n"),
-    ("```python\ndef f2(x): pass\n```", "\ndef f2(x): pass\n"), ("```\ndef f(a): 1\n```\nbetter:\n```\ndef f(b): 2\n```", "\ndef f(b): 2\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "response, code",
+    [
+        ("```python\ndef f(x):\n    return x\n```", "\ndef f(x):\n    return x\n"),
+        ("def f(x): pass", "\ndef f(x): pass"),
+        (
+            "```\nprint(f(1))\n```\n```py\ndef f(x):\n    return 1\n```\n```\nf(2)\n```",
+            "\ndef f(x):\n    return 1\n",
+        ),
+        ("```python\ndef f(x):\n    return x", "\ndef f(x):\n    return x"),
+        ("```\nfoo\n```", "\nfoo\n"),
+        ("```python\ndef f2(x): pass\n```", "\ndef f2(x): pass\n"),
+        ("```\ndef f(a): 1\n```\nbetter:\n```\ndef f(b): 2\n```", "\ndef f(b): 2\n"),
+    ],
+)
 def test_completion(response, code):
     assert eb.completion(response, "f") == code
 
 
 def test_pass_at_k():
     assert eb.pass_at_k(1, 1, 1) == 1 and eb.pass_at_k(4, 0, 3) == 0 and eb.pass_at_k(4, 2, 1) == 0.5
-    assert eb.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6) and eb.pass_at_k(4, 2, 3) == 1 and eb.pass_at_k(200, 1, 100) == pytest.approx(0.5)
+    assert (
+        eb.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+        and eb.pass_at_k(4, 2, 3) == 1
+        and eb.pass_at_k(200, 1, 100) == pytest.approx(0.5)
+    )
     row = lambda task, correct: {"task": task, "correct": correct}
     rows = [row(0, True)] * 3 + [row(0, False)] * 9 + [row(1, False)] * 10
     out = eb.accuracy(rows, [{}, {}, {}])
     assert (out["accuracy"], out["n_missing"]) == (pytest.approx(0.125), 1)
     assert out["pass@10"] == pytest.approx(0.5 * eb.pass_at_k(12, 3, 10)) and "pass@100" not in out
     assert eb.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
-        "accuracy": None, "n": 1, "n_invalid": 1, "n_missing": 0, "n_excluded": 0, "n_unparsed": 0, "rows": 0}  # fmt: skip
+        "accuracy": None,
+        "n": 1,
+        "n_invalid": 1,
+        "n_missing": 0,
+        "n_excluded": 0,
+        "n_unparsed": 0,
+        "rows": 0,
+    }
 
 
 # --- prompts and the command
@@ -665,14 +1070,20 @@ def test_every_benchmark_has_a_score_a_prompt_and_a_line_in_the_docstring():
     assert set(names) == {*eb.PROMPTS, "wildbench-g"} and len(eb.PROMPTS) == 11
     assert eb.PROMPTS.keys() == eb.KEYS.keys() == eval_benchmarks.METRICS.keys()
     for name in eb.PROMPTS:
-        assert callable(getattr(eb, f"score_{name}")) and callable(getattr(eb, f"tasks_{name}")) and name in eb.__doc__
+        assert (
+            callable(getattr(eb, f"score_{name}"))
+            and callable(getattr(eb, f"tasks_{name}"))
+            and name in eb.__doc__
+        )
 
 
 def test_prompts():
     assert eb.prompt("ifeval", {"prompt": "{a} 50%"}) == "{a} 50%"  # braces of a task stay
     text = eb.prompt("mmlu_redux", {"question": "Q?", "choices": ["w", "x", "y", "{z}"]})
     assert "Q?" in text and "A. w\nB. x\nC. y\nD. {z}" in text and "`Answer:`" in text
-    assert "\\boxed{}" in eb.prompt("math500", {"problem": "P"}) and eb.prompt("popqa", {"question": "Q?"}).endswith("Q?")
+    assert "\\boxed{}" in eb.prompt("math500", {"problem": "P"}) and eb.prompt(
+        "popqa", {"question": "Q?"}
+    ).endswith("Q?")
     assert eb.final_number(eb.prompt("gsm8k", {"question": "Q"})) is None
     assert "```python\ndef f():\n```" in eb.prompt("humaneval", {"prompt": "def f():\n"})
     judge = eb.creativewriting3_judge_prompt("P", "Y", ["Coherent", "Overwrought"], ["Overwrought"])
@@ -683,7 +1094,9 @@ def test_prompts():
         eb.parse_alpacaeval2(eb.alpacaeval2_judge_prompt("I", "a", "b").rpartition("JSON: ")[2])
     for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
         system, user = eb.arenahard2_judge_messages(category, "P", "ya", "yb")
-        assert word in system["content"] and all(f"[[{v}]]" in system["content"] for v in list(eb.VERDICTS)[:5])
+        assert word in system["content"] and all(
+            f"[[{v}]]" in system["content"] for v in list(eb.VERDICTS)[:5]
+        )
         assert user["content"].index("ya") < user["content"].index("yb")
 
 
@@ -693,10 +1106,23 @@ def test_the_command(tmp_path, monkeypatch):
     write(tmp_path / "responses.jsonl", [{"question": "Q", "response": "#### 1000"}])
     with gzip.open(tmp_path / "responses.jsonl.gz", "wb") as f:
         f.write((tmp_path / "responses.jsonl").read_bytes())
-    words = ["gsm8k", "--from", tmp_path / "responses.jsonl.gz", "--data", tmp_path, "--out", tmp_path / "o.json"]
-    done = subprocess.run([sys.executable, "eval_benchmarks.py", *words], capture_output=True, text=True, cwd=ROOT)
+    words = [
+        "gsm8k",
+        "--from",
+        tmp_path / "responses.jsonl.gz",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "o.json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "eval_benchmarks.py", *words], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"] == 1 and json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
+    assert (
+        json.loads(done.stdout)["accuracy"] == 1
+        and json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
+    )
     for wrong in (["gsm9k"], [], ["gsm8k", "--form", "x"]):
         monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *wrong])
         with pytest.raises(SystemExit) as e:
@@ -714,7 +1140,9 @@ def test_bad_files(tmp_path, capsys):
     (tmp_path / "test.json").write_text("[1, 2")
     assert "test.json: not JSON" in refused(capsys, "math500", row, tmp_path / "test.json", tmp_path)
     write(tmp_path / "test.json", [{"problem": "P", "answer": "1"}, {"problem": "Q"}])
-    assert "test.json, row 2: no field answer (found problem)" in refused(capsys, "math500", row, tmp_path / "test.json", tmp_path)
+    assert "test.json, row 2: no field answer (found problem)" in refused(
+        capsys, "math500", row, tmp_path / "test.json", tmp_path
+    )
     (tmp_path / "test.json").unlink()
     write(tmp_path / "test.jsonl.old", [])
     assert "2 files match test.jsonl* (test.jsonl, test.jsonl.old)" in message(row, tmp_path)
@@ -722,17 +1150,32 @@ def test_bad_files(tmp_path, capsys):
 
 
 def test_scores_do_not_depend_on_the_optional_id_or_on_field_order(tmp_path):
-    data = write(tmp_path / "test.jsonl", [{"question": q, "answer": f"#### {i}"} for i, q in enumerate("abc")])
+    data = write(
+        tmp_path / "test.jsonl", [{"question": q, "answer": f"#### {i}"} for i, q in enumerate("abc")]
+    )
     rows = [{"question": q, "response": f"#### {i}"} for i, q in enumerate("abc")]
-    for variant in (rows, [dict(reversed(r.items())) for r in rows], [r | {"id": "my-id"} for r in rows], rows[::-1],
-                    [{"id": i, "response": r["response"]} for i, r in enumerate(rows)]):  # fmt: skip
+    for variant in (
+        rows,
+        [dict(reversed(r.items())) for r in rows],
+        [r | {"id": "my-id"} for r in rows],
+        rows[::-1],
+        [{"id": i, "response": r["response"]} for i, r in enumerate(rows)],
+    ):
         assert score("gsm8k", variant, data, tmp_path)["accuracy"] == 1
 
 
 def test_difficulty_is_that_of_the_gamed_rows():
-    gamed = {int(r["instruction_index"]): float(r["instruction_difficulty"]) for r in table("alpacaeval2/gamed_baselines_reconstructed.csv")}
-    listed = {int(r["index"]): float(r["instruction_difficulty"]) for r in table("alpacaeval2/instruction_difficulty.csv")}
-    assert gamed.keys() == listed.keys() and all(math.isclose(gamed[i], listed[i], abs_tol=1e-8) for i in gamed)
+    gamed = {
+        int(r["instruction_index"]): float(r["instruction_difficulty"])
+        for r in table("alpacaeval2/gamed_baselines_reconstructed.csv")
+    }
+    listed = {
+        int(r["index"]): float(r["instruction_difficulty"])
+        for r in table("alpacaeval2/instruction_difficulty.csv")
+    }
+    assert gamed.keys() == listed.keys() and all(
+        math.isclose(gamed[i], listed[i], abs_tol=1e-8) for i in gamed
+    )
 
 
 # --- generation and judges, by the command
@@ -764,16 +1207,23 @@ MODEL = ("--model", "data/toy/base", "--max-tokens", 16)
 
 def test_generate_and_score(run, tmp_path):
     """The toy base model: what it writes is generated, kept, scored as --from scores it, and indexed."""
-    write(tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)])
+    write(
+        tmp_path / "test.jsonl",
+        [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)],
+    )
     run("gsm8k", *MODEL, "--data", tmp_path, "--samples", 2, "--limit", 3, "--out", tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
     assert [r["question"] for r in rows] == [f"How much is {i}?" for i in (0, 0, 1, 1, 2, 2)]
     assert rows[0]["text"] != rows[1]["text"]  # two samples, not one twice
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     again = score("gsm8k", tmp_path / "run" / "rows.jsonl", tmp_path / "test.jsonl", tmp_path)
-    assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"]) and again["n"] == 6
+    assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"]) and again[
+        "n"
+    ] == 6
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [(r["benchmark"], r["metric"], r["n"], r["run"]) for r in index] == [("gsm8k", "accuracy", "6", "run")]
+    assert [(r["benchmark"], r["metric"], r["n"], r["run"]) for r in index] == [
+        ("gsm8k", "accuracy", "6", "run")
+    ]
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
 
 
@@ -790,16 +1240,33 @@ class Judge(BaseHTTPRequestHandler):
         if "Answer of m:" in text:
             longer = "m" if self.longer(text, "Answer of m:", "Answer of M:") else "M"
             tops = [{"token": t, "logprob": math.log(0.75 if t == longer else 0.25)} for t in "mM"]
-            content, choice = longer, {"logprobs": {"content": [{"token": longer, "logprob": -0.3, "top_logprobs": tops}]}}
+            content, choice = (
+                longer,
+                {"logprobs": {"content": [{"token": longer, "logprob": -0.3, "top_logprobs": tops}]}},
+            )
         elif "[Scores]" in text:
             content = "[Scores]\nCoherent: 12\nOverwrought: 5"
         else:
             a = self.longer(text, "Answer of A:", "Answer of B:")
-            ranking = {"output": [{"model": "A" if a else "B", "rank": 1}, {"model": "B" if a else "A", "rank": 2}]}
-            content = json.dumps(ranking) if "Reply with nothing but JSON" in text else f"So [[{'A>B' if a else 'B>A'}]]"
+            ranking = {
+                "output": [{"model": "A" if a else "B", "rank": 1}, {"model": "B" if a else "A", "rank": 2}]
+            }
+            content = (
+                json.dumps(ranking)
+                if "Reply with nothing but JSON" in text
+                else f"So [[{'A>B' if a else 'B>A'}]]"
+            )
         content = "I cannot say." if self.broken and len(self.calls) % self.broken == 0 else content
-        body = {"id": "x", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}} | choice]}  # fmt: skip
+        body = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request["model"],
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+                | choice
+            ],
+        }
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
@@ -829,15 +1296,35 @@ def rows_of(folder: Path) -> list[dict]:
 
 def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
     """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
-    baseline = [{"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(20)]
+    baseline = [
+        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(20)
+    ]
     write(tmp_path / "baseline.json", baseline)
-    gamed = [{"instruction_index": i, "std_delta_len": (-1) ** i, "instruction_difficulty": i / 10 - 1, "preference": 0.3} for i in range(20)]
+    gamed = [
+        {
+            "instruction_index": i,
+            "std_delta_len": (-1) ** i,
+            "instruction_difficulty": i / 10 - 1,
+            "preference": 0.3,
+        }
+        for i in range(20)
+    ]
     with open(tmp_path / "gamed.csv", "w", newline="") as f:
         writer = csv.DictWriter(f, gamed[0])
         writer.writeheader()
         writer.writerows(gamed)
     for protocol, won in (("official", 1.75), ("paper", 2.0)):
-        run("alpacaeval2", *MODEL, *judge, "--data", tmp_path, "--protocol", protocol, "--out", tmp_path / protocol)
+        run(
+            "alpacaeval2",
+            *MODEL,
+            *judge,
+            "--data",
+            tmp_path,
+            "--protocol",
+            protocol,
+            "--out",
+            tmp_path / protocol,
+        )
         for i, row in enumerate(rows_of(tmp_path / protocol)):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
@@ -845,40 +1332,80 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 20 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
     Judge.broken = 1  # nothing but prose: no headline, and a line in the index
-    run("alpacaeval2", *MODEL, *judge, "--data", tmp_path, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
+    run(
+        "alpacaeval2",
+        *MODEL,
+        *judge,
+        "--data",
+        tmp_path,
+        "--protocol",
+        "paper",
+        "--seed",
+        1,
+        "--out",
+        tmp_path / "prose",
+    )
     assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 20
     lines = [r for r in csv.DictReader(open(tmp_path / "runs.csv")) if r["run"] == "prose"]
-    assert {r["metric"] for r in lines} == set(eval_benchmarks.METRICS["alpacaeval2"]) and not any(r["value"] for r in lines)
+    assert {r["metric"] for r in lines} == set(eval_benchmarks.METRICS["alpacaeval2"]) and not any(
+        r["value"] for r in lines
+    )
 
 
 def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
-    write(tmp_path / "question.jsonl", [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(10)]
-          + [{"uid": "c", "category": "creative_writing", "prompt": "No baseline, so not asked."}])  # fmt: skip
+    write(
+        tmp_path / "question.jsonl",
+        [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(10)]
+        + [{"uid": "c", "category": "creative_writing", "prompt": "No baseline, so not asked."}],
+    )
     counts = {"token_len": 3, "header_count": {}, "list_count": {}, "bold_count": {}}
-    write(tmp_path / "baseline_x.jsonl", [{"uid": f"u{i}", "answer": "word " * 200 if i < 6 else ".", "metadata": counts} for i in range(10)])
+    write(
+        tmp_path / "baseline_x.jsonl",
+        [{"uid": f"u{i}", "answer": "word " * 200 if i < 6 else ".", "metadata": counts} for i in range(10)],
+    )
     said = run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rows = rows_of(tmp_path / "run")
     wins = [len(r["response"]) > (999 if i < 6 else 1) for i, r in enumerate(rows)]
-    assert [("A>B" in r["verdict_game2_A_is_model"], "B>A" in r["verdict_game1_A_is_baseline"]) for r in rows if r["response"]] == [
-        (w, w) for w, r in zip(wins, rows) if r["response"]]  # fmt: skip
+    assert [
+        ("A>B" in r["verdict_game2_A_is_model"], "B>A" in r["verdict_game1_A_is_baseline"])
+        for r in rows
+        if r["response"]
+    ] == [(w, w) for w, r in zip(wins, rows) if r["response"]]
     assert len(Judge.calls) == 20 and summary["n"] == 10 and summary["n_invalid"] == 0
     assert "tiktoken" in said or summary["score_style_controlled"] is not None
     Judge.broken = 1
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
-    assert summary["n_invalid"] == 10 and summary["score_style_controlled"] is None and len(Judge.calls) == 20 + 80
+    assert (
+        summary["n_invalid"] == 10
+        and summary["score_style_controlled"] is None
+        and len(Judge.calls) == 20 + 80
+    )
 
 
 def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
-    prompts = {"1": {"category": "essay", "title": "One", "writing_prompt": "On <SEED>.", "seed_modifiers": ["a", "b", "c"]}}
+    prompts = {
+        "1": {
+            "category": "essay",
+            "title": "One",
+            "writing_prompt": "On <SEED>.",
+            "seed_modifiers": ["a", "b", "c"],
+        }
+    }
     write(tmp_path / "prompts.json", prompts)
     (tmp_path / "criteria.txt").write_text("Coherent\nOverwrought\n")
     (tmp_path / "negative_criteria.txt").write_text("Overwrought\n")
     run("creativewriting3", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["overall"] == 5 * (12 + 15) / 2
-    assert sorted(c["messages"][0]["content"].partition("The task:\n")[2][:5] for c in Judge.calls) == ["On a.", "On b.", "On c."]
-    assert [(r["title"], r["iteration"]) for r in rows_of(tmp_path / "run")] == [("Essay: One", i) for i in (1, 2, 3)]
+    assert sorted(c["messages"][0]["content"].partition("The task:\n")[2][:5] for c in Judge.calls) == [
+        "On a.",
+        "On b.",
+        "On c.",
+    ]
+    assert [(r["title"], r["iteration"]) for r in rows_of(tmp_path / "run")] == [
+        ("Essay: One", i) for i in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -901,10 +1428,14 @@ def test_wildbench_g_is_wildbench_with_its_references(tmp_path, judge):
     """It replaces its process by eval_wildbench.py, whose own defaults are others."""
     tasks = [{"id": "1", "messages": [{"role": "user", "content": "Q"}], "references": {"gpt-4": "x"}}]
     words = ["wildbench-g", *MODEL, "--data", write(tmp_path / "t.jsonl", tasks), "--judge", "m"]
-    done = subprocess.run([sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 2 and "no reference 'gemini-flash'" in done.stderr
     write(tmp_path / "t.jsonl", [tasks[0] | {"checklist": [], "references": {"gemini-flash": "x"}}])
     words = [*words[:-2], *judge, "--temperature", 0.5, "--out", tmp_path / "run"]
-    subprocess.run([sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT
+    )
     config = json.loads((tmp_path / "run" / "config.json").read_text())["args"]
     assert (config["top_p"], config["temperatures"], config["references"]) == (0.95, [0.5], ["gemini-flash"])

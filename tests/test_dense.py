@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers import LlamaForCausalLM, LlamaForTokenClassification, set_seed
 from trl import GRPOConfig
 
-import dense
+from rewards import dense
 import ppo
 import rollout
 import train_grpo
 import train_ppo
 import train_rlver
 import utils
-from data import toy_sums
+from data.toy import sums as toy_sums
 
 # --- numbers
 
@@ -29,7 +29,9 @@ def test_token_advantages_by_hand():
     values = torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
     plain = dense.token_advantages(values, values > 0, 2, scale=False)
     assert plain.tolist() == [[1, 1, 0, 0, 0], [-1, -1, -1, 0, 0]]
-    torch.testing.assert_close(dense.token_advantages(values, values > 0, 2, scale=True), plain / (math.sqrt(2 / 3) + 1e-4))
+    torch.testing.assert_close(
+        dense.token_advantages(values, values > 0, 2, scale=True), plain / (math.sqrt(2 / 3) + 1e-4)
+    )
     assert not dense.token_advantages(values, torch.zeros(2, 5, dtype=torch.bool), 2, scale=True).any()
 
 
@@ -41,8 +43,14 @@ def test_token_advantages_is_the_naive_loop():
     for start in range(0, 12, 4):
         rows = range(start, start + 4)
         places = {i: [t for t in range(9) if events[i, t]] for i in rows}
-        to_come = {(i, k): sum(values[i, t].item() for t in places[i][k:]) for i in rows for k in range(len(places[i]))}
-        mean = lambda k, to_come=to_come: (lambda x: sum(x) / len(x))([r for (_, j), r in to_come.items() if j == k])
+        to_come = {
+            (i, k): sum(values[i, t].item() for t in places[i][k:])
+            for i in rows
+            for k in range(len(places[i]))
+        }
+        mean = lambda k, to_come=to_come: (lambda x: sum(x) / len(x))(
+            [r for (_, j), r in to_come.items() if j == k]
+        )
         centred = {key: r - mean(key[1]) for key, r in to_come.items()}
         scale = math.sqrt(sum(c * c for c in centred.values()) / len(centred)) + 1e-4
         for i in rows:
@@ -56,8 +64,12 @@ def test_token_advantages_is_the_naive_loop():
 
 
 def row(thinking: str, response: str, question: str = "How much?") -> dict:
-    return {"messages": [{"role": "user", "content": question}], "thinking": thinking, "response": response,
-            "text": f"<think>\n{thinking}\n</think>\n\n{response}"}  # fmt: skip
+    return {
+        "messages": [{"role": "user", "content": question}],
+        "thinking": thinking,
+        "response": response,
+        "text": f"<think>\n{thinking}\n</think>\n\n{response}",
+    }
 
 
 def test_steps_are_paragraphs_and_the_response():
@@ -70,12 +82,28 @@ def test_steps_are_paragraphs_and_the_response():
 
 
 def test_steps_of_toy_sums():
-    messages = [{"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}]  # 4, 5
-    judged = lambda thinking, response: [p for _, p in toy_sums.steps(messages, f"<think>\n{thinking}\n</think>\n\n{response}")]
+    messages = [
+        {"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}
+    ]  # 4, 5
+    judged = lambda thinking, response: [
+        p for _, p in toy_sums.steps(messages, f"<think>\n{thinking}\n</think>\n\n{response}")
+    ]
     assert judged("Budget 21. bacon 4 leaves 17. ham 5 leaves 12.", "You have 12 left.") == [1, 1, 1]
-    assert judged("Budget 21. ham 5 leaves 16. bacon 4 leaves 11.", "You have 12 left.") == [1, 0, 0]  # right by chance
-    assert judged("Budget 21. bacon 4 leaves 17. bacon 4 leaves 13.", "You have 13 left.") == [1, 0, 0]  # not asked twice
-    assert judged("Budget 21. bacon 5 leaves 17. ham 5 leaves 12.", "You have 12 left.") == [0, 0, 0]  # a wrong price
+    assert judged("Budget 21. ham 5 leaves 16. bacon 4 leaves 11.", "You have 12 left.") == [
+        1,
+        0,
+        0,
+    ]  # right by chance
+    assert judged("Budget 21. bacon 4 leaves 17. bacon 4 leaves 13.", "You have 13 left.") == [
+        1,
+        0,
+        0,
+    ]  # not asked twice
+    assert judged("Budget 21. bacon 5 leaves 17. ham 5 leaves 12.", "You have 12 left.") == [
+        0,
+        0,
+        0,
+    ]  # a wrong price
     assert judged("", "You have 12 left.") == [1]
     text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
     assert [text[:end].rsplit(" ", 1)[1] for end, _ in toy_sums.steps(messages, text)] == ["17.", "left."]
@@ -90,9 +118,20 @@ def tokenizer():
 
 def tiny(cls, tokenizer, **changes):
     set_seed(0)
-    return cls(LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-                           num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,
-                           eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **changes))  # fmt: skip
+    return cls(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            **changes,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +144,12 @@ def process_model(tokenizer, tmp_path_factory):
     return str(folder)
 
 
-ROWS = [row("Budget 21.\n\nbacon costs 4.\n\nham costs 5.", "You have 12 left."), row("", "No."), row("Good!", "Hello Hello Hello"),
-        row("We have 12.", "You have 12 left.", "The budget is 12 dollars for bacon")]  # fmt: skip
+ROWS = [
+    row("Budget 21.\n\nbacon costs 4.\n\nham costs 5.", "You have 12 left."),
+    row("", "No."),
+    row("Good!", "Hello Hello Hello"),
+    row("We have 12.", "You have 12 left.", "The budget is 12 dollars for bacon"),
+]
 
 
 def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
@@ -117,7 +160,11 @@ def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
         steps = dense.steps(example)
         assert [end for end, _ in found] == [end for _, end in steps]
         for n, (_, probability) in enumerate(found):
-            text = example["messages"][0]["content"] + "\n\n" + "".join(step + "\n\n" for step, _ in steps[: n + 1])
+            text = (
+                example["messages"][0]["content"]
+                + "\n\n"
+                + "".join(step + "\n\n" for step, _ in steps[: n + 1])
+            )
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
             assert tokenizer.decode(ids[0, -1]) == "\n\n"
             assert probability == pytest.approx(model(ids).logits[0, -1].softmax(-1)[1].item(), abs=1e-5)
@@ -135,7 +182,9 @@ def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, capsys):
 def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_path):
     """The changes of the probability, which add up to the last one."""
     source = tmp_path / "judge.py"
-    source.write_text("def f(messages, text):\n    return [(text.index('17') + 2, 0.75), (len(text), 0.25)]\n")
+    source.write_text(
+        "def f(messages, text):\n    return [(text.index('17') + 2, 0.75), (len(text), 0.25)]\n"
+    )
     text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
     ids = utils.encode_completion(tokenizer, text)
     padded = torch.tensor([ids + [tokenizer.pad_token_id] * 3])
@@ -152,13 +201,34 @@ def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_pat
 
 
 def options(**changes):
-    return dict(
-        max_steps=3, gradient_accumulation_steps=2, steps_per_generation=2, per_device_train_batch_size=4,
-        max_completion_length=8, temperature=1.0, top_k=0, beta=0.01, use_bias_correction_kl=False, loss_type="dapo",
-        learning_rate=1e-2, lr_scheduler_type="constant", bf16=False, use_cpu=True, gradient_checkpointing=False,
-        save_strategy="steps", save_steps=2, logging_steps=1, report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
-        vllm_importance_sampling_correction=False, seed=3,
-    ) | changes  # fmt: skip
+    return (
+        dict(
+            max_steps=3,
+            gradient_accumulation_steps=2,
+            steps_per_generation=2,
+            per_device_train_batch_size=4,
+            max_completion_length=8,
+            temperature=1.0,
+            top_k=0,
+            beta=0.01,
+            use_bias_correction_kl=False,
+            loss_type="dapo",
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            save_strategy="steps",
+            save_steps=2,
+            logging_steps=1,
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            vllm_importance_sampling_correction=False,
+            seed=3,
+        )
+        | changes
+    )
 
 
 def compose(rows, group_size):
@@ -180,15 +250,28 @@ halves.scaled = True
 
 
 def trainer_of(cls, config, tokenizer, run, sources, **own):
-    rows = [{"id": w, "prompt": [{"role": "user", "content": w}]} for w in ("Hello!", "Hi!", "Hey there!", "Good morning!")]
+    rows = [
+        {"id": w, "prompt": [{"role": "user", "content": w}]}
+        for w in ("Hello!", "Hi!", "Hey there!", "Good morning!")
+    ]
     policy = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True)
     policy.save_pretrained(run / "start")
     policy.config._name_or_path = str(run / "start")
     return cls(
-        model=policy, args=config(output_dir=str(run), **own.pop("options", options())),
-        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, reward_model=None, think_format="plain",
-        on_bad_format="score", format_margin=1.0, run=run, allow_truncation=True, compose=compose, dense_rewards=sources, **own,
-    )  # fmt: skip
+        model=policy,
+        args=config(output_dir=str(run), **own.pop("options", options())),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        reward_model=None,
+        think_format="plain",
+        on_bad_format="score",
+        format_margin=1.0,
+        run=run,
+        allow_truncation=True,
+        compose=compose,
+        dense_rewards=sources,
+        **own,
+    )
 
 
 class Watched(rollout.RolloutTrainer):
@@ -199,7 +282,14 @@ class Watched(rollout.RolloutTrainer):
 
 
 def test_grpo_adds_token_advantages_to_those_of_the_outcome(tokenizer, tmp_path):
-    trainer = trainer_of(Watched, GRPOConfig, tokenizer, tmp_path, [("halves", 0.5, halves)], options=options(num_generations=4))
+    trainer = trainer_of(
+        Watched,
+        GRPOConfig,
+        tokenizer,
+        tmp_path,
+        [("halves", 0.5, halves)],
+        options=options(num_generations=4),
+    )
     trainer.train()
     assert len(trainer.seen) == 3
     for outcome, output, logged in trainer.seen:
@@ -209,7 +299,10 @@ def test_grpo_adds_token_advantages_to_those_of_the_outcome(tokenizer, tmp_path)
         torch.testing.assert_close(output["advantages"], expected * mask)
         torch.testing.assert_close(logged, (expected * mask).sum(1) / mask.sum(1))
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
-    assert all(1 <= r["rewards"]["halves"] <= 2 for r in rows) and "reward/halves" in trainer.state.log_history[0]
+    assert (
+        all(1 <= r["rewards"]["halves"] <= 2 for r in rows)
+        and "reward/halves" in trainer.state.log_history[0]
+    )
 
 
 def test_ppo_adds_dense_rewards_to_the_tokens(tokenizer, tmp_path):
@@ -220,20 +313,40 @@ def test_ppo_adds_dense_rewards_to_the_tokens(tokenizer, tmp_path):
             return logged
 
     critic = tiny(LlamaForTokenClassification, tokenizer, num_labels=1)
-    trainer = trainer_of(Seen, ppo.PPOConfig, tokenizer, tmp_path, [("halves", 0.5, halves)], critic=critic,
-                         critic_learning_rate=1e-3, gamma=1.0, lam=1.0, value_clip=0.5,
-                         options=options(gradient_accumulation_steps=1, steps_per_generation=1))  # fmt: skip
+    trainer = trainer_of(
+        Seen,
+        ppo.PPOConfig,
+        tokenizer,
+        tmp_path,
+        [("halves", 0.5, halves)],
+        critic=critic,
+        critic_learning_rate=1e-3,
+        gamma=1.0,
+        lam=1.0,
+        value_clip=0.5,
+        options=options(gradient_accumulation_steps=1, steps_per_generation=1),
+    )
     trainer.train()
     mask = trainer.output["completion_mask"]
     rewards = 0.5 * halves(trainer, [], trainer.output)[0]
     rewards[torch.arange(len(mask)), mask.sum(1) - 1] += torch.tensor(trainer.outcomes)
-    torch.testing.assert_close(trainer.output["returns"], rewards.flip(1).cumsum(1).flip(1) * mask)  # gamma = lambda = 1
+    torch.testing.assert_close(
+        trainer.output["returns"], rewards.flip(1).cumsum(1).flip(1) * mask
+    )  # gamma = lambda = 1
 
 
 def prime(tokenizer, run, steps=3, learning_rate=1e-3):
-    source = dense.ImplicitReward(tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True), 0.5, learning_rate)
-    return trainer_of(Watched, GRPOConfig, tokenizer, run, [("prime", 1.0, source)],
-                      options=options(num_generations=4, max_steps=steps)), source  # fmt: skip
+    source = dense.ImplicitReward(
+        tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True), 0.5, learning_rate
+    )
+    return trainer_of(
+        Watched,
+        GRPOConfig,
+        tokenizer,
+        run,
+        [("prime", 1.0, source)],
+        options=options(num_generations=4, max_steps=steps),
+    ), source
 
 
 def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
@@ -241,10 +354,14 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
     trainer.train()
     _, output, _ = trainer.seen[0]
     first = trainer.state.log_history[0]
-    assert first["reward/prime"] == pytest.approx(0, abs=1e-6) and first["prime/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert first["reward/prime"] == pytest.approx(0, abs=1e-6) and first["prime/loss"] == pytest.approx(
+        math.log(2), abs=1e-5
+    )
     trainer._rows = [r | {"rewards": {"math": 1.0 if n % 2 else 0.0}} for n, r in enumerate(trainer._rows)]
     trainer._rows[0]["rewards"]["math"] = None  # nobody knows: it teaches nothing
-    before = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")  # the policy is not what is asked
+    before = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint-1"
+    )  # the policy is not what is asked
     before.load_state_dict(trainer.accelerator.unwrap_model(source.model).state_dict())
     values, events = source(trainer, trainer._rows, output)
     assert torch.equal(events, output["completion_mask"].bool())
@@ -269,17 +386,29 @@ def test_prime_is_in_the_checkpoint(tokenizer, tmp_path):
     resumed, source = prime(tokenizer, tmp_path)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for a, b in ((whole.model, resumed.model), (whole_source.model, source.model)):
-        assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+        )
     start = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True).state_dict()
     assert not all(torch.equal(x, start[k]) for k, x in source.model.state_dict().items())
 
 
 def test_each_reply_earns_the_change_that_it_made():
     """40 -> 60 -> 48 -> 68, and a talk that a reply in bad format ends at once: -0.4."""
-    talk = lambda *emotions: [{"role": "user"}] + [m for e in emotions for m in ({"role": "assistant"}, {"role": "user", "emotion-point": e})]
-    rows = [{"dialogue": talk(60, 48, 68), "reward": 0.68}, {"dialogue": talk() + [{"role": "assistant"}], "reward": 0.0}]
+    talk = lambda *emotions: (
+        [{"role": "user"}]
+        + [m for e in emotions for m in ({"role": "assistant"}, {"role": "user", "emotion-point": e})]
+    )
+    rows = [
+        {"dialogue": talk(60, 48, 68), "reward": 0.68},
+        {"dialogue": talk() + [{"role": "assistant"}], "reward": 0.0},
+    ]
     own = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0]])
-    output = {"completion_ids": own, "tool_mask": own, "completion_mask": torch.tensor([[1] * 8 + [0], [1] * 3 + [0] * 6])}
+    output = {
+        "completion_ids": own,
+        "tool_mask": own,
+        "completion_mask": torch.tensor([[1] * 8 + [0], [1] * 3 + [0] * 6]),
+    }
     talks = type("Talks", (), {"turn_weight": 2.0, "setting": {"start": 40}, "_rows": rows})
     ((weight, _, values, events),) = train_rlver.Conversations.token_rewards(talks, output)
     assert events.nonzero().tolist() == [[0, 1], [0, 3], [0, 7], [1, 2]]

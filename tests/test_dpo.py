@@ -17,8 +17,16 @@ import utils
 from train_dpo import build_pairs, read_pairs, share
 
 
-def row(name: str, reward: float | None, status: str = "ok", step: int = 1, ids: list[int] | None = None) -> dict:
-    return {"step": step, "id": name, "reward": reward, "status": status, "ids": ids or [zlib.crc32(repr((name, reward)).encode())]}
+def row(
+    name: str, reward: float | None, status: str = "ok", step: int = 1, ids: list[int] | None = None
+) -> dict:
+    return {
+        "step": step,
+        "id": name,
+        "reward": reward,
+        "status": status,
+        "ids": ids or [zlib.crc32(repr((name, reward)).encode())],
+    }
 
 
 # --- pairs
@@ -27,14 +35,20 @@ def row(name: str, reward: float | None, status: str = "ok", step: int = 1, ids:
 def test_best_against_worst():
     rows = [row("a", 1.0), row("b", 5.0), row("a", 3.0), row("a", -2.0), row("b", 4.0)]
     pairs, skipped = build_pairs(rows, 2)
-    assert pairs == [{"id": "a", "chosen": rows[2], "rejected": rows[3]}, {"id": "b", "chosen": rows[1], "rejected": rows[4]}]
+    assert pairs == [
+        {"id": "a", "chosen": rows[2], "rejected": rows[3]},
+        {"id": "b", "chosen": rows[1], "rejected": rows[4]},
+    ]
     assert not skipped
 
 
 def test_what_is_never_paired():
     rows = [row("tie", 1.0), row("tie", 1.0), row("tie", 1.0)]
     rows += [row("one", 1.0), row("one", None, "truncated")]
-    rows += [row("none", None, status) for status in ("no_open", "no_close", "nested", "empty_response", "truncated")]
+    rows += [
+        row("none", None, status)
+        for status in ("no_open", "no_close", "nested", "empty_response", "truncated")
+    ]
     rows += [row("good", 1.0), row("good", 9.0, "truncated"), row("good", -9.0, "nested"), row("good", 2.0)]
     pairs, skipped = build_pairs(rows, 2)
     assert [(p["id"], p["chosen"]["reward"], p["rejected"]["reward"]) for p in pairs] == [("good", 2.0, 1.0)]
@@ -44,9 +58,16 @@ def test_what_is_never_paired():
 
 def test_duplicates_and_rounds():
     """Equal completions have equal rewards, so they tie; the same prompt in two rounds makes two groups."""
-    pairs, skipped = build_pairs([row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)], 2)
-    assert [(p["chosen"]["reward"], p["rejected"]["reward"]) for p in pairs] == [(3.0, 2.0)] and skipped == {"tie": 1}
-    assert build_pairs([row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])], 2) == ([], Counter(tie=1))
+    pairs, skipped = build_pairs(
+        [row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)], 2
+    )
+    assert [(p["chosen"]["reward"], p["rejected"]["reward"]) for p in pairs] == [(3.0, 2.0)] and skipped == {
+        "tie": 1
+    }
+    assert build_pairs([row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])], 2) == (
+        [],
+        Counter(tie=1),
+    )
     assert build_pairs([], 2) == ([], Counter())
 
 
@@ -59,9 +80,21 @@ def tokenizer():
 
 def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     user = [{"role": "user", "content": "ham, please"}]
-    full = {"id": "x", "messages": user, "chosen": "ham 5", "rejected": "cheese", "chosen_thinking": "ham", "rejected_thinking": "no"}
-    rows = [full, {**full, "rejected_thinking": ""}, {**full, "rejected": "ham 5", "rejected_thinking": "ham"},
-            {**full, "chosen": "ham " * 200}, {**full, "chosen_thinking": None, "chosen": "<think> ham </think> cheese"}]  # fmt: skip
+    full = {
+        "id": "x",
+        "messages": user,
+        "chosen": "ham 5",
+        "rejected": "cheese",
+        "chosen_thinking": "ham",
+        "rejected_thinking": "no",
+    }
+    rows = [
+        full,
+        {**full, "rejected_thinking": ""},
+        {**full, "rejected": "ham 5", "rejected_thinking": "ham"},
+        {**full, "chosen": "ham " * 200},
+        {**full, "chosen_thinking": None, "chosen": "<think> ham </think> cheese"},
+    ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     args = train_dpo.Args(pairs=str(tmp_path / "p.jsonl"), max_completion_tokens=100)
     pairs, skipped = read_pairs(args, tokenizer, "think")
@@ -87,7 +120,9 @@ def log_prob(model, prompt: list[int], completion: list[int]) -> float:
     total = 0.0
     for n, token in enumerate(completion):
         with torch.no_grad():
-            total += model(torch.tensor([prompt + completion[:n]])).logits[0, -1].log_softmax(-1)[token].item()
+            total += (
+                model(torch.tensor([prompt + completion[:n]])).logits[0, -1].log_softmax(-1)[token].item()
+            )
     return total
 
 
@@ -97,16 +132,30 @@ def test_dpo_loss_on_sampled_tokens(tokenizer, tmp_path):
     line = tokenizer.convert_tokens_to_ids("\n")
     assert tokenizer(tokenizer.decode([line, line]), add_special_tokens=False)["input_ids"] != [line, line]
     end = tokenizer.eos_token_id
-    pairs = [{"prompt_ids": [7, 8, 9], "chosen_ids": [line, line, end], "rejected_ids": [11, 12, 13, 14, end]},
-             {"prompt_ids": [7, 8, 9, 10, 11, 12], "chosen_ids": [20, end], "rejected_ids": [21, end]}]  # fmt: skip
+    pairs = [
+        {"prompt_ids": [7, 8, 9], "chosen_ids": [line, line, end], "rejected_ids": [11, 12, 13, 14, end]},
+        {"prompt_ids": [7, 8, 9, 10, 11, 12], "chosen_ids": [20, end], "rejected_ids": [21, end]},
+    ]
     Dataset.from_list(pairs).save_to_disk(tmp_path / "pairs")
     trainer = train_dpo.TokenDPOTrainer(
         model=AutoModelForCausalLM.from_pretrained("data/toy/base"),
-        args=DPOConfig(output_dir=str(tmp_path), per_device_train_batch_size=2, beta=0.1, precompute_ref_log_probs=True,
-                       max_length=None, bf16=False, use_cpu=True, report_to=[], gradient_checkpointing=False),
-        train_dataset=Dataset.load_from_disk(tmp_path / "pairs"), processing_class=tokenizer,
-    )  # fmt: skip
-    assert [{k: r[k] for k in pairs[0]} for r in trainer.train_dataset] == pairs  # not decoded, rendered or cut
+        args=DPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=2,
+            beta=0.1,
+            precompute_ref_log_probs=True,
+            max_length=None,
+            bf16=False,
+            use_cpu=True,
+            report_to=[],
+            gradient_checkpointing=False,
+        ),
+        train_dataset=Dataset.load_from_disk(tmp_path / "pairs"),
+        processing_class=tokenizer,
+    )
+    assert [
+        {k: r[k] for k in pairs[0]} for r in trainer.train_dataset
+    ] == pairs  # not decoded, rendered or cut
     batch = trainer.data_collator(list(trainer.train_dataset))
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-6)
     reference, policy = (AutoModelForCausalLM.from_pretrained("data/toy/base") for _ in range(2))
@@ -117,7 +166,11 @@ def test_dpo_loss_on_sampled_tokens(tokenizer, tmp_path):
             b.copy_(a)
     losses = []
     for p in pairs:
-        sides = [log_prob(m, p["prompt_ids"], p[s]) for m in (policy, reference) for s in ("chosen_ids", "rejected_ids")]
+        sides = [
+            log_prob(m, p["prompt_ids"], p[s])
+            for m in (policy, reference)
+            for s in ("chosen_ids", "rejected_ids")
+        ]
         losses.append(dpo_loss(*sides, 0.1))
     assert abs(losses[0] - math.log(2)) > 1e-3
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(sum(losses) / 2, abs=1e-4)
@@ -127,7 +180,9 @@ def test_trl_still_takes_ready_datasets():
     import inspect
 
     found = list(inspect.signature(DPOTrainer._prepare_dataset).parameters)
-    assert found[:2] == ["self", "dataset"], "TRL moved DPOTrainer._prepare_dataset; adapt train_dpo.py, or pin trl==1.16.0"
+    assert found[:2] == ["self", "dataset"], (
+        "TRL moved DPOTrainer._prepare_dataset; adapt train_dpo.py, or pin trl==1.16.0"
+    )
 
 
 # --- work that is kept
@@ -148,7 +203,11 @@ def test_work_that_was_done_is_kept(tmp_path):
         share(tmp_path, "doubles", list("abcd"), work)
     with open(tmp_path / "doubles-0.jsonl", "a") as f:
         f.write('{"key": "d", "twi')  # as a kill in the middle of a line leaves it
-    (tmp_path / "doubles-1.jsonl").write_text('{"key": "e", "twice": "ee"}\n')  # what a second process had done
+    (tmp_path / "doubles-1.jsonl").write_text(
+        '{"key": "e", "twice": "ee"}\n'
+    )  # what a second process had done
     rows = share(tmp_path, "doubles", list("abcde"), work)
-    assert asked == ["a", "b", "c", "c", "d"] and {k: r["twice"] for k, r in rows.items()} == {k: k * 2 for k in "abcde"}
+    assert asked == ["a", "b", "c", "c", "d"] and {k: r["twice"] for k, r in rows.items()} == {
+        k: k * 2 for k in "abcde"
+    }
     assert share(tmp_path, "doubles", list("abcde"), work) == rows and len(asked) == 5

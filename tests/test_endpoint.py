@@ -21,13 +21,24 @@ from types import SimpleNamespace
 import pytest
 
 import endpoint
-import evaluation
+from benchmarks import shared as evaluation
 from endpoint import Endpoint
 
 # --- the server
 
-FAULTS = ["429", "429 with Retry-After", "500", "503", "truncated JSON", "short body", "prose body", "wrong types", "error in 200",
-          "slow", "reset"]  # fmt: skip
+FAULTS = [
+    "429",
+    "429 with Retry-After",
+    "500",
+    "503",
+    "truncated JSON",
+    "short body",
+    "prose body",
+    "wrong types",
+    "error in 200",
+    "slow",
+    "reset",
+]
 TIMEOUT = 3.0  # seconds; a slow call takes longer
 
 
@@ -60,7 +71,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status, body, headers=(), length=None):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [f"HTTP/1.1 {status} X", "Content-Type: application/json", f"Content-Length: {length or len(body)}"]
+        lines = [
+            f"HTTP/1.1 {status} X",
+            "Content-Type: application/json",
+            f"Content-Length: {length or len(body)}",
+        ]
         self.wfile.write("\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers), "", ""]).encode() + body)
         self.wfile.flush()
 
@@ -80,10 +95,19 @@ class Handler(BaseHTTPRequestHandler):
                 server.now -= 1
 
     def answer(self, server, text, content):
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}, "logprobs": None}
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": content},
+            "logprobs": None,
+        }
         body = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
         if server.usage:
-            body["usage"] = {"prompt_tokens": server.usage[0], "completion_tokens": server.usage[1], "total_tokens": 0}
+            body["usage"] = {
+                "prompt_tokens": server.usage[0],
+                "completion_tokens": server.usage[1],
+                "total_tokens": 0,
+            }
         whole = json.dumps(body).encode()
         if isinstance(content, tuple):
             self.send(*content)
@@ -102,16 +126,25 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.send(200, whole[:-20], length=len(whole))
         else:
-            self.send(*{
-                "429": (429, {"error": {"message": "slow down"}}),
-                "429 with Retry-After": (429, {"error": {"message": "slow down"}}, [("Retry-After", "0.02")]),
-                "500": (500, b"<html>oops</html>"),
-                "503": (503, {"detail": "overloaded"}),
-                "truncated JSON": (200, whole[:-20]),
-                "prose body": (200, b"Sorry, the model is being loaded."),
-                "wrong types": (200, {**body, "choices": [{**choice, "message": {"role": "assistant", "content": 9}}]}),
-                "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
-            }[content])  # fmt: skip
+            self.send(
+                *{
+                    "429": (429, {"error": {"message": "slow down"}}),
+                    "429 with Retry-After": (
+                        429,
+                        {"error": {"message": "slow down"}},
+                        [("Retry-After", "0.02")],
+                    ),
+                    "500": (500, b"<html>oops</html>"),
+                    "503": (503, {"detail": "overloaded"}),
+                    "truncated JSON": (200, whole[:-20]),
+                    "prose body": (200, b"Sorry, the model is being loaded."),
+                    "wrong types": (
+                        200,
+                        {**body, "choices": [{**choice, "message": {"role": "assistant", "content": 9}}]},
+                    ),
+                    "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
+                }[content]
+            )
 
 
 @pytest.fixture
@@ -133,8 +166,16 @@ def serve(monkeypatch):
 @pytest.fixture
 def client(tmp_path):
     """client(server, ...): an Endpoint with a store in tmp_path and small waits."""
-    return lambda server, **kwargs: Endpoint(**{
-        "model": "m", "store": tmp_path / "store.jsonl", "base_url": server.url, "timeout": TIMEOUT, "backoff": 0.005, **kwargs})  # fmt: skip
+    return lambda server, **kwargs: Endpoint(
+        **{
+            "model": "m",
+            "store": tmp_path / "store.jsonl",
+            "base_url": server.url,
+            "timeout": TIMEOUT,
+            "backoff": 0.005,
+            **kwargs,
+        }
+    )
 
 
 @pytest.fixture
@@ -173,7 +214,12 @@ def verdict(text: str) -> int:
         return dict(pairs)
 
     value = json.loads(text, object_pairs_hook=once)
-    if not isinstance(value, dict) or set(value) != {"score"} or type(value["score"]) is not int or not 1 <= value["score"] <= 10:
+    if (
+        not isinstance(value, dict)
+        or set(value) != {"score"}
+        or type(value["score"]) is not int
+        or not 1 <= value["score"] <= 10
+    ):
         raise ValueError(f"no verdict: {text[:40]!r}")
     return value["score"]
 
@@ -185,9 +231,18 @@ def misbehave(text: str, n: int):
     """30 % of calls fail or are unreadable, the same ones every time; every 50th task never gets a verdict."""
     task, dice = int(text.split()[-1]), random.Random(f"{text} {n}")
     if task % 50 == 0:
-        return ["I would rather not say.", Fault("500"), (400, {"error": {"message": "context too long"}})][task // 50 % 3]
+        return ["I would rather not say.", Fault("500"), (400, {"error": {"message": "context too long"}})][
+            task // 50 % 3
+        ]
     if dice.random() < 0.3:
-        unreadable = ["Score: 7 of 10", "", '{"score": "7"}', '{"score": 7', '{"score": null}', '[{"score": 7}]']
+        unreadable = [
+            "Score: 7 of 10",
+            "",
+            '{"score": "7"}',
+            '{"score": 7',
+            '{"score": null}',
+            '[{"score": 7}]',
+        ]
         return Fault(dice.choice(FAULTS)) if dice.random() < 0.6 else dice.choice(unreadable)
     return json.dumps({"score": int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10 + 1})
 
@@ -222,15 +277,19 @@ def test_1024_tasks_are_answered_or_invalid(serve, client, tmp_path):
     assert [r.value for r in replies] == [truth[t][0] for t in TASKS]
     assert [bool(r.error) for r in replies] == [truth[t][0] is None for t in TASKS]
     assert 20 <= sum(bool(r.error) for r in replies) <= 60
-    assert {e: sum(e in r.error for r in replies) > 3 for e in ("unreadable in 4", "no reply in 5 calls", "context too long")} == {
-        "unreadable in 4": True, "no reply in 5 calls": True, "context too long": True}  # fmt: skip
+    assert {
+        e: sum(e in r.error for r in replies) > 3
+        for e in ("unreadable in 4", "no reply in 5 calls", "context too long")
+    } == {"unreadable in 4": True, "no reply in 5 calls": True, "context too long": True}
     # asked as often as it takes, never after a readable answer; nothing stored that was not sent, nothing sent twice
     assert dict(server.calls) == {t: truth[t][1] for t in TASKS} and judge.calls == sum(server.calls.values())
     stored = rows(tmp_path / "store.jsonl")
     assert len(stored) == len({r["key"] for r in stored}) == sum(truth[t][2] for t in TASKS)
     sent = Counter((asked(r), r["reply"]["choices"][0]["message"]["content"]) for r in stored)
     assert sent == Counter(server.answered)
-    kinds = Counter(misbehave(t, n) for t in TASKS for n in range(server.calls[t]) if isinstance(misbehave(t, n), Fault))
+    kinds = Counter(
+        misbehave(t, n) for t in TASKS for n in range(server.calls[t]) if isinstance(misbehave(t, n), Fault)
+    )
     assert set(kinds) == set(FAULTS) and server.most <= 32
 
 
@@ -261,17 +320,25 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path):
     readable, attempts = {}, Counter()
     for row in after:
         text, content = asked(row), row["reply"]["choices"][0]["message"]["content"]
-        assert row["attempt"] == attempts[text] and text not in readable  # in order, and nothing after a readable answer
+        assert (
+            row["attempt"] == attempts[text] and text not in readable
+        )  # in order, and nothing after a readable answer
         attempts[text] += 1
         with suppress(ValueError):
             readable[text] = verdict(content)
     assert json.loads(second.stdout) == [readable.get(t) for t in TASKS] and len(readable) > 990
-    finished = {asked(row) for row in before if attempts[asked(row)] == [*map(asked, before)].count(asked(row))} & set(readable)
+    finished = {
+        asked(row) for row in before if attempts[asked(row)] == [*map(asked, before)].count(asked(row))
+    } & set(readable)
     assert len(finished) > 200 and all(server.calls[t] == calls[t] for t in finished)
 
     calls = Counter(server.calls)
     third = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert third.stdout == second.stdout and all(server.calls[t] == calls[t] for t in readable) and rows(store) == after
+    assert (
+        third.stdout == second.stdout
+        and all(server.calls[t] == calls[t] for t in readable)
+        and rows(store) == after
+    )
 
 
 # --- malformed replies
@@ -282,17 +349,65 @@ def malformed(n: int) -> list:
     dice, out = random.Random(4), []
     while len(out) < n:
         s = dice.randint(1, 10)
-        out.append(dice.choice([
-            f'{{"score": "{s}.5"}}', f'{{"score": "{s}"}}', f'{{"score": {s}.0}}', f'{{"score": {s + 10}}}', f'{{"score": -{s}}}',
-            f'{{"score": [{s}]}}', f'{{"score": {{"value": {s}}}}}', '{"score": true}', '{"score": null}', '{"score": NaN}',
-            '{"score": Infinity}', f'{{"score": {s}e0}}', f'{{"Score": {s}}}', f'{{" score": {s}}}', f"{{'score': {s}}}",
-            f'{{"score": {s},}}', f'{{"score": {s}', f'"score": {s}}}', f'{{"score": {s}}}{{"score": {11 - s}}}',
-            f'{{"score": {s}, "score": {s}}}', f'{{"score": {s}, "note": ""}}', f'[{{"score": {s}}}]', f"{s}", f'"{s}"', "A++", " A++ ",
-            f"Score: {s}", f"I give it {s} out of 10.", f'```json\n{{"score": {s}}}\n```', f'Here: {{"score": {s}}}', "{}", "[]", "null",
-            "", " ", "\n", "[" * 100_000, '{"score":' * 5000, f'{{"score": {"9" * 5000}}}', f'{{"score": \uff18{s}}}', "\ud83d",
-            f'\ufeff{{"score": {s}}}', f'{{"score": {s}}}\x00', f'// verdict\n{{"score": {s}}}', f"<think>{s}</think>", "\u202e{}",
-            None, s, float(s), True, [{"type": "text", "text": f'{{"score": {s}}}'}], {"score": s}, [],
-        ]))  # fmt: skip
+        out.append(
+            dice.choice(
+                [
+                    f'{{"score": "{s}.5"}}',
+                    f'{{"score": "{s}"}}',
+                    f'{{"score": {s}.0}}',
+                    f'{{"score": {s + 10}}}',
+                    f'{{"score": -{s}}}',
+                    f'{{"score": [{s}]}}',
+                    f'{{"score": {{"value": {s}}}}}',
+                    '{"score": true}',
+                    '{"score": null}',
+                    '{"score": NaN}',
+                    '{"score": Infinity}',
+                    f'{{"score": {s}e0}}',
+                    f'{{"Score": {s}}}',
+                    f'{{" score": {s}}}',
+                    f"{{'score': {s}}}",
+                    f'{{"score": {s},}}',
+                    f'{{"score": {s}',
+                    f'"score": {s}}}',
+                    f'{{"score": {s}}}{{"score": {11 - s}}}',
+                    f'{{"score": {s}, "score": {s}}}',
+                    f'{{"score": {s}, "note": ""}}',
+                    f'[{{"score": {s}}}]',
+                    f"{s}",
+                    f'"{s}"',
+                    "A++",
+                    " A++ ",
+                    f"Score: {s}",
+                    f"I give it {s} out of 10.",
+                    f'```json\n{{"score": {s}}}\n```',
+                    f'Here: {{"score": {s}}}',
+                    "{}",
+                    "[]",
+                    "null",
+                    "",
+                    " ",
+                    "\n",
+                    "[" * 100_000,
+                    '{"score":' * 5000,
+                    f'{{"score": {"9" * 5000}}}',
+                    f'{{"score": \uff18{s}}}',
+                    "\ud83d",
+                    f'\ufeff{{"score": {s}}}',
+                    f'{{"score": {s}}}\x00',
+                    f'// verdict\n{{"score": {s}}}',
+                    f"<think>{s}</think>",
+                    "\u202e{}",
+                    None,
+                    s,
+                    float(s),
+                    True,
+                    [{"type": "text", "text": f'{{"score": {s}}}'}],
+                    {"score": s},
+                    [],
+                ]
+            )
+        )
     return out
 
 
@@ -303,19 +418,29 @@ def test_no_malformed_reply_becomes_a_value(serve, client):
     judge = client(server, retries=1)
     replies = judge.ask(ask_for(*map(str, range(400)), temperature=0), verdict, parse_retries=1)
     assert all(r.value is None and r.error for r in replies)
-    assert all(n == 2 for n in server.calls.values())  # an unreadable text is a reply, any other content a broken body
+    assert all(
+        n == 2 for n in server.calls.values()
+    )  # an unreadable text is a reply, any other content a broken body
     for content, reply in zip(contents, replies):
         assert reply.text == (content if isinstance(content, str) else "")
-        assert ("unreadable in 2 attempts" if isinstance(content, str | None) else "no reply in 2 calls") in reply.error
+        assert (
+            "unreadable in 2 attempts" if isinstance(content, str | None) else "no reply in 2 calls"
+        ) in reply.error
 
 
 def test_parse_retries_go_on_where_they_ended(serve, client):
     server = serve(lambda text, n: '{"score": 8}' if n == 3 else "prose")
     reply = client(server).ask(ask_for("x"), verdict, parse_retries=1)[0]
-    assert (reply.value, reply.text, server.calls["x"]) == (None, "prose", 2) and "unreadable in 2 attempts" in reply.error
+    assert (reply.value, reply.text, server.calls["x"]) == (
+        None,
+        "prose",
+        2,
+    ) and "unreadable in 2 attempts" in reply.error
     reply = client(server).ask(ask_for("x"), verdict, parse_retries=5)[0]  # a new start
     assert (reply.value, reply.text, reply.error, server.calls["x"]) == (8, '{"score": 8}', "", 4)
-    assert client(server).ask(ask_for("x"))[0].value == "prose" and server.calls["x"] == 4  # another reader, no call
+    assert (
+        client(server).ask(ask_for("x"))[0].value == "prose" and server.calls["x"] == 4
+    )  # another reader, no call
 
 
 def test_a_reply_is_in_the_file_before_it_is_read(serve, client, tmp_path):
@@ -334,16 +459,32 @@ def test_a_bug_in_parse_is_not_a_malformed_reply(serve, client):
 
 def test_what_a_reply_holds(serve, client):
     """Cut-off, refused and empty replies come as they are; finish_reason and logprobs are kept; usage may be missing."""
-    cut = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "half a"}, "logprobs": {
-        "content": [{"token": "m", "logprob": -0.1, "top_logprobs": [{"token": "M", "logprob": -2.5}]}]}}  # fmt: skip
-    refusal = {"index": 0, "finish_reason": "content_filter", "message": {"role": "assistant", "content": None, "refusal": "no"}}
-    bodies = {"cut": {"choices": [cut], "usage": {"prompt_tokens": 7, "completion_tokens": 5}},
-              "refused": {"choices": [refusal], "usage": {"prompt_tokens": "7"}},
-              "bare": {"choices": [{"message": {}}]}}  # fmt: skip
+    cut = {
+        "index": 0,
+        "finish_reason": "length",
+        "message": {"role": "assistant", "content": "half a"},
+        "logprobs": {
+            "content": [{"token": "m", "logprob": -0.1, "top_logprobs": [{"token": "M", "logprob": -2.5}]}]
+        },
+    }
+    refusal = {
+        "index": 0,
+        "finish_reason": "content_filter",
+        "message": {"role": "assistant", "content": None, "refusal": "no"},
+    }
+    bodies = {
+        "cut": {"choices": [cut], "usage": {"prompt_tokens": 7, "completion_tokens": 5}},
+        "refused": {"choices": [refusal], "usage": {"prompt_tokens": "7"}},
+        "bare": {"choices": [{"message": {}}]},
+    }
     server = serve(lambda text, n: (200, bodies[text]))
     for judge in (client(server, concurrency=1), client(server)):  # answered, then from the store
         replies = judge.ask(ask_for(*bodies, logprobs=True, top_logprobs=5))
-        assert replies == [("half a", "half a", "", (7, 5), cut), ("", "", "", (0, 0), refusal), ("", "", "", (0, 0), {"message": {}})]
+        assert replies == [
+            ("half a", "half a", "", (7, 5), cut),
+            ("", "", "", (0, 0), refusal),
+            ("", "", "", (0, 0), {"message": {}}),
+        ]
     assert sum(server.calls.values()) == 3
     assert server.requests[0][0] == {**ask_for("cut")[0], "model": "m", "logprobs": True, "top_logprobs": 5}
     assert server.requests[0][1] == "Bearer none"
@@ -356,9 +497,23 @@ def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
     server = serve(lambda text, n: f"{text}{n}")
     requests = ask_for("a", "b", "a") + ask_for("a", seed=1) + ask_for("a", seed=2) + ask_for("a", seed=1)
     replies = client(server, concurrency=1).ask(requests)
-    assert [r.value for r in replies] == ["a0", "b0", "a0", "a1", "a2", "a1"] and sum(server.calls.values()) == 4
-    key = lambda **kwargs: client(server, **kwargs)._key(requests[0])  # another model or endpoint is another question
-    assert len({key(), key(model="other"), key(base_url="http://localhost:1/v1"), client(server)._key(requests[0], 1)}) == 4
+    assert [r.value for r in replies] == ["a0", "b0", "a0", "a1", "a2", "a1"] and sum(
+        server.calls.values()
+    ) == 4
+    key = lambda **kwargs: client(server, **kwargs)._key(
+        requests[0]
+    )  # another model or endpoint is another question
+    assert (
+        len(
+            {
+                key(),
+                key(model="other"),
+                key(base_url="http://localhost:1/v1"),
+                client(server)._key(requests[0], 1),
+            }
+        )
+        == 4
+    )
     assert key(base_url=server.url + "/") == key()
 
 
@@ -394,7 +549,10 @@ def test_failed_calls_are_bounded_and_not_stored(serve, client, tmp_path):
     down = [True]
     server = serve(lambda text, n: Fault("503") if down else text)
     reply = client(server, retries=2).ask(ask_for("x"))[0]
-    assert reply[:2] == (None, "") and reply.error == 'no reply in 3 calls; the last: HTTP 503: {"detail": "overloaded"}'
+    assert (
+        reply[:2] == (None, "")
+        and reply.error == 'no reply in 3 calls; the last: HTTP 503: {"detail": "overloaded"}'
+    )
     assert server.calls["x"] == 3 and rows(tmp_path / "store.jsonl") == []
     down.clear()
     assert client(server).ask(ask_for("x"))[0].value == "x"
@@ -419,25 +577,50 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_exceptions(serve, client
 
 @pytest.mark.parametrize("wait", ["1", "date"])
 def test_retry_after_is_honoured(serve, client, wait):
-    value = lambda: "1" if wait == "1" else email.utils.formatdate(time.time() + 2, usegmt=True)  # 1 to 2 s from now
-    server = serve(lambda text, n: (429, {"error": {"message": "wait"}}, [("Retry-After", value())]) if n == 0 else text)
+    value = lambda: (
+        "1" if wait == "1" else email.utils.formatdate(time.time() + 2, usegmt=True)
+    )  # 1 to 2 s from now
+    server = serve(
+        lambda text, n: (429, {"error": {"message": "wait"}}, [("Retry-After", value())]) if n == 0 else text
+    )
     assert client(server).ask(ask_for("x"))[0].value == "x"
     assert 0.95 < server.times[1] - server.times[0] < 4
 
 
 def test_retry_after_header():
-    assert [endpoint.retry_after(h) for h in ({}, *({"retry-after": v} for v in ("2", "0.5", "-3", "soon", "nan")))] == [0, 2, 0.5, 0, 0, 0]
+    assert [
+        endpoint.retry_after(h)
+        for h in ({}, *({"retry-after": v} for v in ("2", "0.5", "-3", "soon", "nan")))
+    ] == [0, 2, 0.5, 0, 0, 0]
     assert endpoint.retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
-    for date in ("Wed, 21 Oct 99999999999999999999 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:00 +99999999999999", "Wed, 21 Oct 2015 07:28:00 +9999"):
-        assert endpoint.retry_after({"retry-after": date}) == endpoint.retry_after({"retry-after": "Wed, 21 Oct 2065 07:28:00 GMT", "date": date}) == 0
-    assert 28 < endpoint.retry_after({"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)}) <= 30
+    for date in (
+        "Wed, 21 Oct 99999999999999999999 07:28:00 GMT",
+        "Wed, 21 Oct 2015 07:28:00 +99999999999999",
+        "Wed, 21 Oct 2015 07:28:00 +9999",
+    ):
+        assert (
+            endpoint.retry_after({"retry-after": date})
+            == endpoint.retry_after({"retry-after": "Wed, 21 Oct 2065 07:28:00 GMT", "date": date})
+            == 0
+        )
+    assert (
+        28
+        < endpoint.retry_after({"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)})
+        <= 30
+    )
 
 
-@pytest.mark.parametrize("status, code, headers, line", [
-    (401, "invalid_api_key", [], "HTTP 401"), (402, None, [], "HTTP 402"), (403, None, [], "HTTP 403"),
-    (404, "model_not_found", [], "HTTP 404"), (429, "insufficient_quota", [], "HTTP 429"),
-    (429, None, [("Retry-After", "7200")], "asks to wait 7200 seconds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "status, code, headers, line",
+    [
+        (401, "invalid_api_key", [], "HTTP 401"),
+        (402, None, [], "HTTP 402"),
+        (403, None, [], "HTTP 403"),
+        (404, "model_not_found", [], "HTTP 404"),
+        (429, "insufficient_quota", [], "HTTP 429"),
+        (429, None, [("Retry-After", "7200")], "asks to wait 7200 seconds"),
+    ],
+)
 def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status, code, headers, line):
     error = status, {"error": {"message": "that\nis it", "code": code}}, headers
     server = serve(lambda text, n: text if text in "ab" else error)
@@ -451,7 +634,9 @@ def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status, c
 
 def test_calls_under_way_at_the_end_are_stored(serve, client, exits, tmp_path):
     slow = lambda text, n: time.sleep(0.6) or text
-    server = serve(lambda text, n: (401, {"error": {"message": "revoked"}}) if text == "last" else slow(text, n))
+    server = serve(
+        lambda text, n: (401, {"error": {"message": "revoked"}}) if text == "last" else slow(text, n)
+    )
     assert "revoked" in exits(client(server, concurrency=4).ask, ask_for("a", "b", "c", "last", "never"))
     assert len(rows(tmp_path / "store.jsonl")) == 3 and server.calls["never"] == 0
 
@@ -461,18 +646,32 @@ def test_wrong_key_as_a_user_meets_it(serve, tmp_path):
     key = "sk-test-0123456789abcdef"
     server = serve(lambda text, n: (401, {"error": {"message": f"Incorrect API key provided: {key}."}}))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OPENAI_API_KEY": key}
-    out = subprocess.run([sys.executable, __file__, str(tmp_path / "s.jsonl"), server.url], env=env, capture_output=True, text=True)
+    out = subprocess.run(
+        [sys.executable, __file__, str(tmp_path / "s.jsonl"), server.url],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert out.returncode == 2 and out.stdout == "" and "Traceback" not in out.stderr
     lines = [line for line in out.stderr.splitlines() if line.strip() and not line.startswith("judge:")]
-    assert len(lines) == 1 and lines[0].startswith("error: judge: ") and "Incorrect API key provided: ***" in lines[0]
+    assert (
+        len(lines) == 1
+        and lines[0].startswith("error: judge: ")
+        and "Incorrect API key provided: ***" in lines[0]
+    )
     assert server.requests[0][1] == f"Bearer {key}"
-    assert key not in out.stderr and all(key.encode() not in f.read_bytes() for f in tmp_path.rglob("*") if f.is_file())
+    assert key not in out.stderr and all(
+        key.encode() not in f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()
+    )
 
 
 def test_the_key_is_in_no_store_and_no_error(serve, client, exits, tmp_path, monkeypatch, capsys):
     key = "sk-test-0123456789abcdef"
-    answers = {"echo": f"your key is {key}", "bad": (400, {"error": {"message": key}}),
-               "body": (200, b" " * 190 + f"{key} no JSON".encode())}  # fmt: skip
+    answers = {
+        "echo": f"your key is {key}",
+        "bad": (400, {"error": {"message": key}}),
+        "body": (200, b" " * 190 + f"{key} no JSON".encode()),
+    }
     server = serve(lambda text, n: answers[text])
     monkeypatch.setenv("OPENAI_API_KEY", f" {key}\n")  # as an editor leaves it
     judge = client(server, retries=0)
@@ -484,7 +683,14 @@ def test_the_key_is_in_no_store_and_no_error(serve, client, exits, tmp_path, mon
     told = exits(judge.ask, ask_for("echo"))
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")  # a placeholder is not searched for
     assert client(serve(lambda text, n: text)).ask(ask_for("EMPTY"))[0].value == "EMPTY"
-    for text in (repr(first), repr(unreadable), repr(vars(judge)), told, str(capsys.readouterr()), (tmp_path / "store.jsonl").read_text()):
+    for text in (
+        repr(first),
+        repr(unreadable),
+        repr(vars(judge)),
+        told,
+        str(capsys.readouterr()),
+        (tmp_path / "store.jsonl").read_text(),
+    ):
         assert key not in text
 
 
@@ -500,12 +706,19 @@ def test_the_openai_api_needs_a_key(tmp_path, monkeypatch, exits):
 def test_estimate(serve, client, tmp_path):
     request = ask_for("abcé")[0]
     text = '{"messages": [{"role": "user", "content": "abc_"}], "max_tokens": 5}'
-    assert len(text) == 68  # é is two bytes: 69 // 4 + 1 = 18 tokens in, 5 out, at 2 and 10 dollars per million
+    assert (
+        len(text) == 68
+    )  # é is two bytes: 69 // 4 + 1 = 18 tokens in, 5 out, at 2 and 10 dollars per million
     server = serve(lambda text, n: text)
     judge = client(server, price=(2, 10))
     requests = [request, request, *ask_for("abcd", seed=7)]
-    assert judge.estimate([request, request]) == {"calls": 1, "answered": 0, "input_tokens": 18, "output_tokens_at_most": 5,
-                                                  "dollars_at_most": pytest.approx(86e-6)}  # fmt: skip
+    assert judge.estimate([request, request]) == {
+        "calls": 1,
+        "answered": 0,
+        "input_tokens": 18,
+        "output_tokens_at_most": 5,
+        "dollars_at_most": pytest.approx(86e-6),
+    }
     assert not (tmp_path / "store.jsonl").exists()
     judge.ask([request])
     assert judge.cost == pytest.approx(70e-6)  # 10 in, 5 out
@@ -544,7 +757,9 @@ def test_budget_where_max_tokens_is_ignored(serve, client, exits):
     """50 dollars instead of at most 5: from then on a call counts as 50, and 100 + 50 > 120, also after a new start."""
     server = serve(lambda text, n: text, usage=(10, 50))
     for _ in range(2):
-        assert "spent $100" in exits(client(server, budget=120, price=(0, 1e6), concurrency=1).ask, ask_for(*map(str, range(9))))
+        assert "spent $100" in exits(
+            client(server, budget=120, price=(0, 1e6), concurrency=1).ask, ask_for(*map(str, range(9)))
+        )
     assert len(server.answered) == 2
 
 
@@ -575,12 +790,17 @@ def test_a_torn_last_line_is_cut_off_wherever_it_tore(serve, client, tmp_path, c
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole)):
         store.write_bytes(whole[:cut])
-        assert client(server).estimate(ask_for("a", "b"))["answered"] == 1 and store.read_bytes() == whole[:first]
+        assert (
+            client(server).estimate(ask_for("a", "b"))["answered"] == 1
+            and store.read_bytes() == whole[:first]
+        )
     assert capsys.readouterr().err.count("cut off the last line") == len(whole) - first - 1
     assert client(server).ask(ask_for("a", "b"))[1].value == "b" and server.calls == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "7", "not JSON", '{"key": "x"}', '{"key": "x", "reply": {}, "usage": 3, "cost": 0}'])
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "7", "not JSON", '{"key": "x"}', '{"key": "x", "reply": {}, "usage": 3, "cost": 0}']
+)
 def test_a_foreign_line_is_named(serve, client, exits, tmp_path, line):
     server, store = serve(lambda text, n: text), tmp_path / "store.jsonl"
     client(server).ask(ask_for("a"))
@@ -593,10 +813,16 @@ def test_one_process_at_a_time(serve, client, exits, tmp_path):
     with open(tmp_path / "store.jsonl", "a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "another process is using it" in exits(client(server).ask, ask_for("a"))
-    first, second = client(server), client(server)  # two of one process take turns, and see each other's replies
+    first, second = (
+        client(server),
+        client(server),
+    )  # two of one process take turns, and see each other's replies
     for judge in (first, second, first, second):
         assert judge.ask(ask_for("a", "b"))[1].value == "b" and judge.cost == first.cost
-    assert first.ask(ask_for("c"))[0].value == second.ask(ask_for("c"))[0].value == "c" and max(server.calls.values()) == 1
+    assert (
+        first.ask(ask_for("c"))[0].value == second.ask(ask_for("c"))[0].value == "c"
+        and max(server.calls.values()) == 1
+    )
 
 
 if __name__ == "__main__":  # the command that is killed and repeated
@@ -610,9 +836,20 @@ if __name__ == "__main__":  # the command that is killed and repeated
 def answer(server, tmp_path, **flags):
     """Generation rows of one task by the evaluation scripts' own function."""
     tmp_path.mkdir(exist_ok=True)
-    args = SimpleNamespace(**{"model": "m", "model_url": server.url, "think_format": "auto", "top_p": 1.0, "max_tokens": 9,
-                              "concurrency": 1, **flags})  # fmt: skip
-    return evaluation.generate(args, [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}], 0.0, tmp_path)
+    args = SimpleNamespace(
+        **{
+            "model": "m",
+            "model_url": server.url,
+            "think_format": "auto",
+            "top_p": 1.0,
+            "max_tokens": 9,
+            "concurrency": 1,
+            **flags,
+        }
+    )
+    return evaluation.generate(
+        args, [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}], 0.0, tmp_path
+    )
 
 
 def test_a_zero_model_is_asked_to_stop_at_its_closing_tag_and_to_keep_it(serve, tmp_path):

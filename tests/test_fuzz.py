@@ -1,7 +1,7 @@
 """Parsers, loaders, chat rendering and numbers against generated input, by hypothesis.
 
-    python -m pytest tests/test_fuzz.py                  # CASES of each property, the same every time
-    FUZZ=10000 python -m pytest tests/test_fuzz.py       # so many of each (rendering: a tenth), others every time
+python -m pytest tests/test_fuzz.py                  # CASES of each property, the same every time
+FUZZ=10000 python -m pytest tests/test_fuzz.py       # so many of each (rendering: a tenth), others every time
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from test_endpoint import ask_for
 import benchmarks
 import eval_traits
 import eval_wildbench
-import evaluation
+from benchmarks import shared as evaluation
 import ppo
 import rewards
 import rollout
 import runs
-import simulator
+from rewards import simulated_user as simulator
 import train_dpo
 import train_rlver
 import train_sft_warmstart
@@ -44,17 +44,80 @@ slow = settings(max_examples=max(CASES // 4, LARGE // 10))
 
 # --- what is generated
 
-ODD = ["\ud800", "\udfff", "\0", "\ufeff", "\r\n", "\r", "\u2028", "\u2029", "\u0085", "\x1c", "\x0b", "\u200b", "\u00a0", "\U0001f914", "é"]
-MARKS = [*utils.TAGS, "<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|endoftext|>", "</s>",
-         "{", "}", '"', "\\", "[[", "]]", "####", "\\boxed{", "$", "```", "Answer:", "Change:", "Response:", "A>>B", "yes", "10", "-",
-         "{{ x }}", "{% raw %}", "{$case}", "${x}", "%s", " ", "\n", "NaN"]  # fmt: skip
-anything = st.lists(st.sampled_from(MARKS) | st.sampled_from(ODD) | st.text(max_size=8) | st.characters(codec=None), max_size=12).map("".join)
+ODD = [
+    "\ud800",
+    "\udfff",
+    "\0",
+    "\ufeff",
+    "\r\n",
+    "\r",
+    "\u2028",
+    "\u2029",
+    "\u0085",
+    "\x1c",
+    "\x0b",
+    "\u200b",
+    "\u00a0",
+    "\U0001f914",
+    "é",
+]
+MARKS = [
+    *utils.TAGS,
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|eot_id|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|endoftext|>",
+    "</s>",
+    "{",
+    "}",
+    '"',
+    "\\",
+    "[[",
+    "]]",
+    "####",
+    "\\boxed{",
+    "$",
+    "```",
+    "Answer:",
+    "Change:",
+    "Response:",
+    "A>>B",
+    "yes",
+    "10",
+    "-",
+    "{{ x }}",
+    "{% raw %}",
+    "{$case}",
+    "${x}",
+    "%s",
+    " ",
+    "\n",
+    "NaN",
+]
+anything = st.lists(
+    st.sampled_from(MARKS) | st.sampled_from(ODD) | st.text(max_size=8) | st.characters(codec=None),
+    max_size=12,
+).map("".join)
 text = anything.map(lambda t: t.encode("utf-8", "replace").decode())  # what can be sent and saved
 numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**63, 1e308, -0.0])
-values = st.recursive(st.none() | st.booleans() | numbers | anything,
-                      lambda v: st.lists(v, max_size=3) | st.dictionaries(anything, v, max_size=3), max_leaves=8)  # fmt: skip
+values = st.recursive(
+    st.none() | st.booleans() | numbers | anything,
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(anything, v, max_size=3),
+    max_leaves=8,
+)
 formats = st.sampled_from(list(utils.THINK_FORMATS))
-FAMILIES = ["llama_instruct", "llama_base", "qwen25_instruct", "qwen25_base", "qwen3", "smollm", "plain", "gpt2"]
+FAMILIES = [
+    "llama_instruct",
+    "llama_base",
+    "qwen25_instruct",
+    "qwen25_base",
+    "qwen3",
+    "smollm",
+    "plain",
+    "gpt2",
+]
 
 
 def fails(function, *args):
@@ -102,10 +165,18 @@ def test_splitting_what_was_joined(z, y, think_format, finished):
 @given(anything, formats, st.booleans())
 def test_splitting_anything(completion, think_format, finished):
     thinking, response, status = utils.split_thinking(completion, think_format, finished)
-    assert thinking in completion and response in completion and thinking == thinking.strip() and response == response.strip()
+    assert (
+        thinking in completion
+        and response in completion
+        and thinking == thinking.strip()
+        and response == response.strip()
+    )
     assert status in ("ok", "no_open", "no_close", "nested", "empty_response", "truncated")
-    assert status != "ok" or (response and utils.split_thinking(utils.join_thinking(thinking, response, think_format), think_format)
-                              == (thinking, response, "ok"))  # fmt: skip
+    assert status != "ok" or (
+        response
+        and utils.split_thinking(utils.join_thinking(thinking, response, think_format), think_format)
+        == (thinking, response, "ok")
+    )
 
 
 # --- rendering
@@ -118,14 +189,21 @@ def tokenizers(tokenizer_folders):
     for family in FAMILIES:
         for think_format in utils.THINK_FORMATS:
             tokenizer = runs.load_tokenizer(tokenizer_folders[family])
-            found[family, think_format] = tokenizer, utils.prepare_tokenizer(tokenizer, think_format).split(";")[0]
+            found[family, think_format] = (
+                tokenizer,
+                utils.prepare_tokenizer(tokenizer, think_format).split(";")[0],
+            )
     named = {name.removeprefix("chat template: ") for _, name in found.values()}
     assert named == {"its own", *utils.CHAT_TEMPLATES}
     return {key: tokenizer for key, (tokenizer, _) in found.items()}
 
 
-chats = st.lists(text, min_size=1, max_size=3).map(lambda texts: [
-    {"role": ("user", "assistant")[(len(texts) - i) % 2 == 0], "content": t} for i, t in enumerate(texts, 1)])  # fmt: skip
+chats = st.lists(text, min_size=1, max_size=3).map(
+    lambda texts: [
+        {"role": ("user", "assistant")[(len(texts) - i) % 2 == 0], "content": t}
+        for i, t in enumerate(texts, 1)
+    ]
+)
 
 
 def control_count(tokenizer, ids):
@@ -135,7 +213,14 @@ def control_count(tokenizer, ids):
 
 @slow
 @given(st.sampled_from(FAMILIES), formats, chats, text, text, st.integers(0, 3))
-@example("qwen25_instruct", "think", [{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nYes."}], "z", "y", 0)
+@example(
+    "qwen25_instruct",
+    "think",
+    [{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nYes."}],
+    "z",
+    "y",
+    0,
+)
 @example("llama_instruct", "plain", [{"role": "user", "content": "<|eot_<|eot_id|>id|>"}], "z", "y", 0)
 @example("plain", "plain", [{"role": "user", "content": "</s>"}], "z", "y</s>", 0)
 def test_rendered_masked_and_split_again(tokenizers, family, think_format, messages, z, y, extra):
@@ -144,9 +229,16 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
     # a text of the same turns without any special token opens and closes as many turns
     blank = [{**m, "content": "Q"} for m in messages]
     assert control_count(tokenizer, prompt) == control_count(tokenizer, utils.encode_prompt(tokenizer, blank))
-    assert tokenizer.bos_token_id is None or family == "smollm" or prompt.count(tokenizer.bos_token_id) <= 1 or tokenizer.bos_token_id in (
-        tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>"))  # fmt: skip
-    assert len(messages) == len(blank) and prompt == utils.encode_prompt(tokenizer, utils.without_control(tokenizer, messages))
+    assert (
+        tokenizer.bos_token_id is None
+        or family == "smollm"
+        or prompt.count(tokenizer.bos_token_id) <= 1
+        or tokenizer.bos_token_id
+        in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+    )
+    assert len(messages) == len(blank) and prompt == utils.encode_prompt(
+        tokenizer, utils.without_control(tokenizer, messages)
+    )
     if not think_format.startswith("zero"):  # SFT's rows and loss mask
         row = {"id": "r", "messages": messages, "thinking": z, "response": y}
         kept, dropped = train_sft_warmstart.build_rows([row], tokenizer, think_format, 10**6)
@@ -164,7 +256,9 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
     # rollout.end_at keeps the shortest beginning that holds the closing tag
     cut = rollout.end_at(completion[:-1], "</response>", tokenizer)
     decoded = tokenizer.decode(completion[:-1])
-    assert completion[: len(cut)] == cut and ("</response>" in tokenizer.decode(cut)) == ("</response>" in decoded)
+    assert completion[: len(cut)] == cut and ("</response>" in tokenizer.decode(cut)) == (
+        "</response>" in decoded
+    )
     assert "</response>" not in decoded or "</response>" not in tokenizer.decode(cut[:-1])
 
 
@@ -190,8 +284,16 @@ def read(parse, *args):
 
 noise = anything.filter(lambda t: not re.search(r"[{}\[\]]", t))
 marks = st.integers(1, 10) | st.floats(1, 10) | st.integers(1, 10).map(str)
-no_marks = st.none() | st.booleans() | st.just(math.nan) | st.floats(max_value=0.99) | st.floats(min_value=10.01) | st.integers(
-    max_value=0) | st.integers(min_value=11) | st.sampled_from(["", "ten", "7/10", "NaN", "1e3", "٧٧", [7], {"a": 7}, 10**400])  # fmt: skip
+no_marks = (
+    st.none()
+    | st.booleans()
+    | st.just(math.nan)
+    | st.floats(max_value=0.99)
+    | st.floats(min_value=10.01)
+    | st.integers(max_value=0)
+    | st.integers(min_value=11)
+    | st.sampled_from(["", "ten", "7/10", "NaN", "1e3", "٧٧", [7], {"a": 7}, 10**400])
+)
 
 
 @given(anything | values.map(json.dumps))
@@ -213,13 +315,23 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     read(eval_traits.read_traits, reply, 5)
 
 
-@given(noise, noise, marks, st.sampled_from(list(eval_wildbench.CHOICES)), st.sampled_from(["A", "B", "tie", " TIE ", "b"]), noise)
+@given(
+    noise,
+    noise,
+    marks,
+    st.sampled_from(list(eval_wildbench.CHOICES)),
+    st.sampled_from(["A", "B", "tie", " TIE ", "b"]),
+    noise,
+)
 def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
     assert float(eval_wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
     assert eval_wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
     assert rewards._mark(rewards._json(wrap({"mark": mark}))) == float(mark)
-    assert rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie")) == better.strip().lower()
+    assert (
+        rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
+        == better.strip().lower()
+    )
     assert benchmarks.parse_arenahard2(f"{before}[[A>B]]{after}") == "A>B"
 
 
@@ -234,15 +346,22 @@ def test_a_reply_with_another_value_is_not_read(mark, choice, before):
     assert eval_wildbench.pair_value(choice, "A") is None
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["token", "logprob", "x"]), values, max_size=3), max_size=4) | values)
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["token", "logprob", "x"]), values, max_size=3), max_size=4)
+    | values
+)
 def test_shares_of_a_first_token(tops):
     choice = {"logprobs": {"content": [{"top_logprobs": tops}]}}
     shares = rewards._token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
     assert shares is None or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0)
 
 
-@given(values | st.lists(st.fixed_dictionaries({"token": st.sampled_from("mMx"), "logprob": values})).map(
-    lambda tops: {"logprobs": {"content": [{"top_logprobs": tops}]}}))  # fmt: skip
+@given(
+    values
+    | st.lists(st.fixed_dictionaries({"token": st.sampled_from("mMx"), "logprob": values})).map(
+        lambda tops: {"logprobs": {"content": [{"top_logprobs": tops}]}}
+    )
+)
 def test_preferences_of_a_first_token(choice):
     preference = benchmarks.token_preference(choice, "A")
     assert preference is None or 1 <= preference <= 2
@@ -255,18 +374,26 @@ class Judge:
         self.replies = replies
 
     def ask(self, requests, parse, **_):
-        read_one = lambda t: Reply(None, t, "bad", (0, 0), {}) if (value := read(parse, t)) is None else Reply(value, t, "", (0, 0), {})
+        read_one = lambda t: (
+            Reply(None, t, "bad", (0, 0), {})
+            if (value := read(parse, t)) is None
+            else Reply(value, t, "", (0, 0), {})
+        )
         return [read_one(t) for t in self.replies[: len(requests)]]
 
 
-rubric_replies = anything | st.dictionaries(st.sampled_from(["1", "2", "mark", "mandatory_met"]), st.sampled_from(["yes", "no", "Yes ", ""])
-                                            | values).map(json.dumps)  # fmt: skip
+rubric_replies = anything | st.dictionaries(
+    st.sampled_from(["1", "2", "mark", "mandatory_met"]), st.sampled_from(["yes", "no", "Yes ", ""]) | values
+).map(json.dumps)
 
 
 @given(st.lists(rubric_replies, min_size=3, max_size=3), st.booleans(), st.floats(0.1, 1), st.floats(0, 5))
 def test_rubrics(replies, implicit, cap, saturation):
     rubric = [{"criterion": "a", "weight": 1.0}, {"criterion": "b", "weight": 2.0, "veto": True}]
-    rows = [{"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric} for i in range(3)]
+    rows = [
+        {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric}
+        for i in range(3)
+    ]
     for reply, value in zip(replies, rewards.rubric(rows, Judge(replies), implicit, saturation, cap)):
         found = read(rewards._json, reply) or {}
         keys = ("mark", "mandatory_met") if implicit else ("1", "2")
@@ -287,8 +414,12 @@ def test_answers_of_math(prose, number):
     assert rewards.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
     assert rewards.final_answer(f"so it is {spelled} .") == str(number)
     for said in (prose, prose + "\\boxed{" + prose):
-        assert isinstance(benchmarks.last_boxed(said), str | None) and isinstance(rewards.final_answer(said), str | None)
-        assert benchmarks.final_number(said) is None or re.fullmatch(r"-?[0-9.]*", benchmarks.final_number(said))
+        assert isinstance(benchmarks.last_boxed(said), str | None) and isinstance(
+            rewards.final_answer(said), str | None
+        )
+        assert benchmarks.final_number(said) is None or re.fullmatch(
+            r"-?[0-9.]*", benchmarks.final_number(said)
+        )
         assert isinstance(read(benchmarks.normalise_math, said), str | None)
         boxed = benchmarks.last_boxed(said)
         assert boxed is None or boxed in said
@@ -302,7 +433,9 @@ def test_answers_of_benchmarks(response):
     assert not verdict["correct"] and 0 <= verdict["right_cells"] <= verdict["cells"] == 2
     grid = {f"House {h}": {"Name": n} for h, n in solution["rows"]}
     braces = re.sub("[{}]", "", response)
-    assert benchmarks.zebralogic_check({"solution": solution}, braces + json.dumps({"solution": grid}) + braces)["correct"]
+    assert benchmarks.zebralogic_check(
+        {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
+    )["correct"]
     code = benchmarks.completion(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
     assert code == "\ndef f(x): return 1\n"
 
@@ -325,7 +458,9 @@ def test_simulators_that_say_anything(prose, tail):
     for reply in (prose, f"Change: {tail}", f"{prose}\nChange: {tail}"):
         plan = read(simulator.read_plan, reply)
         assert plan is None or (isinstance(plan["change"], int) and abs(plan["change"]) <= 100)
-        assert plan is None or str(abs(plan["change"])) in re.sub(r"(?<!\d)0+(?=\d)", "", simulator.unicodedata.normalize("NFKC", reply))
+        assert plan is None or str(abs(plan["change"])) in re.sub(
+            r"(?<!\d)0+(?=\d)", "", simulator.unicodedata.normalize("NFKC", reply)
+        )
     spoken = read(simulator.read_speech, prose)
     assert spoken is None or (spoken[1].strip() and spoken[1] in prose)
 
@@ -339,10 +474,21 @@ def test_emotions(change, emotion, setting):
 
 # --- files: rows, or exit code 2 with file and line; nothing else, and no row lost
 
-lines = st.binary(max_size=40) | values.map(lambda v: json.dumps(v).encode()) | st.dictionaries(
-    st.sampled_from(["id", "messages", "prompt", "thinking", "x"]), values, max_size=4).map(lambda v: json.dumps(v).encode())  # fmt: skip
-turns = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": anything}), min_size=1, max_size=3)
-good = st.fixed_dictionaries({"id": text | st.integers(), "messages": turns}, optional={"thinking": anything, "x": values})
+lines = (
+    st.binary(max_size=40)
+    | values.map(lambda v: json.dumps(v).encode())
+    | st.dictionaries(st.sampled_from(["id", "messages", "prompt", "thinking", "x"]), values, max_size=4).map(
+        lambda v: json.dumps(v).encode()
+    )
+)
+turns = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": anything}),
+    min_size=1,
+    max_size=3,
+)
+good = st.fixed_dictionaries(
+    {"id": text | st.integers(), "messages": turns}, optional={"thinking": anything, "x": values}
+)
 
 
 @given(st.lists(lines, max_size=4), st.sampled_from([b"\n", b"\r\n"]), st.booleans())
@@ -367,17 +513,36 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
     """Line separators other than LF stand inside of texts where JSON is written without escapes."""
     path = tmp_path_factory.getbasetemp() / "good.jsonl"
     rows = json.loads(json.dumps(rows))
-    path.write_bytes(b"".join(json.dumps(r, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b"\n" for r in rows))
+    path.write_bytes(
+        b"".join(
+            json.dumps(r, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b"\n" for r in rows
+        )
+    )
     found = fails(runs.read_rows, path, "messages")
     if isinstance(found, str):
         ends = [r["messages"][-1] for r in rows]
-        assert any(m["role"] != "user" or not m["content"].strip() for m in ends) or re.search("[\ud800-\udfff]", repr_of(rows))
+        assert any(m["role"] != "user" or not m["content"].strip() for m in ends) or re.search(
+            "[\ud800-\udfff]", repr_of(rows)
+        )
     else:
         assert repr(found) == repr(rows)
 
 
-fields = st.fixed_dictionaries({}, optional={name: values | anything for name in
-                                             ("id", "thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")})  # fmt: skip
+fields = st.fixed_dictionaries(
+    {},
+    optional={
+        name: values | anything
+        for name in (
+            "id",
+            "thinking",
+            "response",
+            "chosen",
+            "rejected",
+            "chosen_thinking",
+            "rejected_thinking",
+        )
+    },
+)
 
 
 @slow
@@ -387,7 +552,10 @@ fields = st.fixed_dictionaries({}, optional={name: values | anything for name in
 @example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
 @example({"id": [1], "thinking": "z", "response": "y"}, "think")
 def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
-    path, tokenizer = tmp_path_factory.getbasetemp() / "types.jsonl", tokenizers["qwen25_instruct", think_format]
+    path, tokenizer = (
+        tmp_path_factory.getbasetemp() / "types.jsonl",
+        tokenizers["qwen25_instruct", think_format],
+    )
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
     rows = fails(runs.read_rows, path, "messages", "thinking", "response")
     if isinstance(rows, list):
@@ -403,7 +571,10 @@ def repr_of(rows) -> str:
     return json.dumps(rows, ensure_ascii=False)
 
 
-@given(st.lists(st.fixed_dictionaries({"step": st.integers(), "key": text, "t": anything}), max_size=5), st.integers(0, 400))
+@given(
+    st.lists(st.fixed_dictionaries({"step": st.integers(), "key": text, "t": anything}), max_size=5),
+    st.integers(0, 400),
+)
 def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     folder = tmp_path_factory.mktemp("log")
     path = folder / "sampled-0.jsonl"
@@ -414,14 +585,22 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     assert train_dpo.read_parts(folder, "sampled") == {r["key"]: r for r in whole}
     assert runs.read_kept(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
     training.cut_log(path, 3)
-    assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [r for r in whole if r["step"] <= 3]
+    assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [
+        r for r in whole if r["step"] <= 3
+    ]
 
 
 @given(st.lists(text, min_size=1, max_size=3, unique=True), st.floats(0, 1))
 def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
     """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole lines."""
     store = tmp_path_factory.mktemp("store") / "s.jsonl"
-    requests, body = ask_for(*texts), lambda t: {"choices": [{"message": {"content": t}}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    requests, body = (
+        ask_for(*texts),
+        lambda t: {
+            "choices": [{"message": {"content": t}}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+        },
+    )
     make = lambda: Endpoint("m", store, "http://localhost:1/v1", price=(1, 1))
     judge = make()
     with judge._open_store():
@@ -433,9 +612,14 @@ def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share
     again = make()
     with again._open_store():
         n = whole[:cut].count(b"\n")
-        assert len(again.bodies) == n and again._read(requests[0], str, 0) == (judge._read(requests[0], str, 0) if n else 0)
+        assert len(again.bodies) == n and again._read(requests[0], str, 0) == (
+            judge._read(requests[0], str, 0) if n else 0
+        )
         again._save({"messages": []}, 0, body("new"))
-    assert store.read_bytes().startswith(whole[: whole[:cut].rfind(b"\n") + 1]) and len(store.read_bytes().split(b"\n")) == n + 2
+    assert (
+        store.read_bytes().startswith(whole[: whole[:cut].rfind(b"\n") + 1])
+        and len(store.read_bytes().split(b"\n")) == n + 2
+    )
 
 
 @given(lines)
@@ -449,8 +633,12 @@ def test_a_foreign_line_in_the_cache(tmp_path_factory, line):
         assert str(store) + ":1: " in message
 
 
-@given(st.binary(max_size=60) | values.map(lambda v: json.dumps(v).encode()) | values.map(lambda v: json.dumps({"choices": [{"message": v}]}).encode())
-       | values.map(lambda v: json.dumps({"choices": [{"message": {"content": v}}], "usage": v}).encode()))  # fmt: skip
+@given(
+    st.binary(max_size=60)
+    | values.map(lambda v: json.dumps(v).encode())
+    | values.map(lambda v: json.dumps({"choices": [{"message": v}]}).encode())
+    | values.map(lambda v: json.dumps({"choices": [{"message": {"content": v}}], "usage": v}).encode())
+)
 def test_bodies_of_an_endpoint(content):
     if (body := read(read_body, content)) is not None:
         assert isinstance(body["choices"][0]["message"].get("content"), str | None)
@@ -466,14 +654,23 @@ def test_a_teacher_s_reply(reply, reasoning):
 
 # --- rewards
 
-words = st.lists(st.builds("{}:{}".format, st.sampled_from([*rewards.known(), "combine", "", "os"]),
-                           st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"])) | anything, max_size=4)  # fmt: skip
+words = st.lists(
+    st.builds(
+        "{}:{}".format,
+        st.sampled_from([*rewards.known(), "combine", "", "os"]),
+        st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"]),
+    )
+    | anything,
+    max_size=4,
+)
 
 
 @given(words)
 def test_specs_of_rewards(spec):
     if (found := read(rewards.parse_spec, spec)) is not None:
-        assert [name for name, _ in found] == [w.partition(":")[0] for w in spec] and len({n for n, _ in found}) == len(found)
+        assert [name for name, _ in found] == [w.partition(":")[0] for w in spec] and len(
+            {n for n, _ in found}
+        ) == len(found)
         assert any(isinstance(rule, float) and rule for _, rule in found)
         assert all(rule in ("gate", "veto", "soft") or math.isfinite(rule) for _, rule in found)
 
@@ -481,24 +678,41 @@ def test_specs_of_rewards(spec):
 finite = st.floats(-1e6, 1e6)
 
 
-@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.sampled_from(["none", "group", "batch"]), st.floats(0, 10))
+@given(
+    st.data(),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["none", "group", "batch"]),
+    st.floats(0, 10),
+)
 def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, margin):
     n = n_groups * group_size
     names = data.draw(st.lists(st.sampled_from(rewards.known()), min_size=1, max_size=4, unique=True))
-    spec = [(name, data.draw(finite | st.sampled_from(["gate", "veto"] + ["soft"] * (name == "overlong")))) for name in names]
+    spec = [
+        (name, data.draw(finite | st.sampled_from(["gate", "veto"] + ["soft"] * (name == "overlong"))))
+        for name in names
+    ]
     assume(any(isinstance(rule, float) for _, rule in spec))
-    rows = [{"id": i, **{f: 1 for f in rewards.FIELDS.values() if data.draw(st.booleans())}} for i in range(n)]
+    rows = [
+        {"id": i, **{f: 1 for f in rewards.FIELDS.values() if data.draw(st.booleans())}} for i in range(n)
+    ]
     parts = {name: data.draw(st.lists(st.none() | finite, min_size=n, max_size=n)) for name in names}
     totals, contributions = rewards.combine(parts, spec, rows, group_size, normalise, margin)
     assert len(totals) == n and all(len(column) == n for column in contributions.values())
     scale = 1 + max((abs(v) for column in contributions.values() for v in column if v is not None), default=0)
     for i, total in enumerate(totals):
         own = [contributions[name][i] for name in names]
-        assert total is None or (math.isfinite(total) and math.fsum(own) == pytest.approx(total, abs=1e-9 * scale))
+        assert total is None or (
+            math.isfinite(total) and math.fsum(own) == pytest.approx(total, abs=1e-9 * scale)
+        )
     gates = [name for name, rule in spec if rule == "gate"]
     for start in range(0, n, group_size):
         applies = lambda name, i: name not in rewards.FIELDS or rows[i].get(rewards.FIELDS[name]) is not None
-        bad = {i for i in range(start, start + group_size) if any(applies(g, i) and parts[g][i] is not None and parts[g][i] < 1 for g in gates)}
+        bad = {
+            i
+            for i in range(start, start + group_size)
+            if any(applies(g, i) and parts[g][i] is not None and parts[g][i] < 1 for g in gates)
+        }
         good = [totals[i] for i in range(start, start + group_size) if i not in bad and totals[i] is not None]
         for i in bad:
             assert totals[i] == pytest.approx(min(good, default=0.0) - margin, abs=1e-9 * scale)
@@ -530,7 +744,9 @@ def test_floor_and_fill(n_groups, group_size, data, margin):
     values = data.draw(st.lists(floats | st.just(math.nan), min_size=n, max_size=n))
     missing = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     floored = rollout.floor_bad(torch.tensor(values, dtype=torch.float64), group_size, margin).tolist()
-    filled = rollout.fill_missing(torch.tensor(values, dtype=torch.float64), torch.tensor(missing), group_size).tolist()
+    filled = rollout.fill_missing(
+        torch.tensor(values, dtype=torch.float64), torch.tensor(missing), group_size
+    ).tolist()
     for i, value in enumerate(values):
         group = range(i // group_size * group_size, i // group_size * group_size + group_size)
         finite = [values[j] for j in group if not math.isnan(values[j])]
@@ -545,7 +761,10 @@ def test_floor_and_fill(n_groups, group_size, data, margin):
 @given(st.data(), st.integers(1, 4), st.integers(1, 6), st.floats(0, 1), st.floats(0, 1))
 def test_advantages_by_their_definition(data, n, length, gamma, lam):
     """A_t = sum_l (gamma lam)^l delta_(t+l) over the row's own tokens, those of others left out."""
-    table = lambda v: torch.tensor(data.draw(st.lists(st.lists(v, min_size=length, max_size=length), min_size=n, max_size=n)), dtype=torch.float64)
+    table = lambda v: torch.tensor(
+        data.draw(st.lists(st.lists(v, min_size=length, max_size=length), min_size=n, max_size=n)),
+        dtype=torch.float64,
+    )
     rewards_, values_, mask = table(floats), table(floats), table(st.sampled_from([0.0, 1.0]))
     advantages, returns = ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
     for i in range(n):
@@ -555,13 +774,17 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
         slow = {t: sum((gamma * lam) ** m * d for m, d in enumerate(delta[k:])) for k, t in enumerate(own)}
         for t in range(length):
             assert advantages[i, t].item() == pytest.approx(slow.get(t, 0.0), abs=1e-6)
-            assert returns[i, t].item() == pytest.approx(slow[t] + values_[i, t].item() if t in slow else 0.0, abs=1e-6)
+            assert returns[i, t].item() == pytest.approx(
+                slow[t] + values_[i, t].item() if t in slow else 0.0, abs=1e-6
+            )
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 6), st.none() | st.integers(1, 5))
 def test_trimmed_rows(data, n, length, batch_size):
     """Every real token is in one chunk, no chunk's edge column is padding only, longest rows first."""
-    spans = data.draw(st.lists(st.tuples(st.integers(0, length - 1), st.integers(1, length)), min_size=n, max_size=n))
+    spans = data.draw(
+        st.lists(st.tuples(st.integers(0, length - 1), st.integers(1, length)), min_size=n, max_size=n)
+    )
     mask = torch.tensor([[int(a <= t < a + k) for t in range(length)] for a, k in spans])
     order, chunks = rollout.trimmed(mask, batch_size)
     rows = torch.cat([r for r, _, _ in chunks])
@@ -576,7 +799,9 @@ def test_trimmed_rows(data, n, length, batch_size):
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(0, 5))
 def test_intervals(values, seed):
     low, high = evaluation.bootstrap(values, seed, 200)
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and evaluation.bootstrap(values, seed, 200) == (low, high)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and evaluation.bootstrap(
+        values, seed, 200
+    ) == (low, high)
 
 
 @given(st.integers(1, 12), st.data())
@@ -588,14 +813,38 @@ def test_pass_at_k_of_a_benchmark(n, data):
     assert benchmarks.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
 
 
-verdicts = st.lists(st.fixed_dictionaries({
-    "id": st.sampled_from("abc"), "choice": st.sampled_from([*eval_wildbench.CHOICES, None, "A"]), "model_is": st.sampled_from("AB"),
-    "output_len": st.integers(0, 50), "reference_len": st.integers(0, 50), "score": no_marks | marks}), min_size=1, max_size=8)  # fmt: skip
+verdicts = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.sampled_from("abc"),
+            "choice": st.sampled_from([*eval_wildbench.CHOICES, None, "A"]),
+            "model_is": st.sampled_from("AB"),
+            "output_len": st.integers(0, 50),
+            "reference_len": st.integers(0, 50),
+            "score": no_marks | marks,
+        }
+    ),
+    min_size=1,
+    max_size=8,
+)
 
 
-@given(verdicts, st.sampled_from(["reward", "score"]), st.sampled_from(["official", "paper"]), st.sampled_from([-1, 0, 20]))
+@given(
+    verdicts,
+    st.sampled_from(["reward", "score"]),
+    st.sampled_from(["official", "paper"]),
+    st.sampled_from([-1, 0, 20]),
+)
 def test_scores_of_verdicts(rows, mode, protocol, margin):
-    unread = [r for r in rows if (r["choice"] not in eval_wildbench.CHOICES if mode == "reward" else eval_wildbench.mark_value(r["score"]) is None)]
+    unread = [
+        r
+        for r in rows
+        if (
+            r["choice"] not in eval_wildbench.CHOICES
+            if mode == "reward"
+            else eval_wildbench.mark_value(r["score"]) is None
+        )
+    ]
     try:
         numbers = eval_wildbench.score_verdicts(rows, mode, protocol, margin)
     except ValueError:
@@ -603,9 +852,14 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         return
     assert numbers["n_invalid"] == len(unread) and numbers["n"] == len(rows)
     low, high = (-100, 100) if mode == "reward" else (-80, 100)
-    assert low <= numbers[f"wb_{mode}"] <= high and low <= numbers["interval"][0] <= numbers["interval"][1] <= high
+    assert (
+        low <= numbers[f"wb_{mode}"] <= high
+        and low <= numbers["interval"][0] <= numbers["interval"][1] <= high
+    )
     if mode == "reward" and protocol == "official":
-        assert sum(numbers[k] for k in ("win_much", "win", "tie", "lose", "lose_much")) == len(rows) - len(unread)
+        assert sum(numbers[k] for k in ("win_much", "win", "tie", "lose", "lose_much")) == len(rows) - len(
+            unread
+        )
 
 
 @given(text, st.integers(0, 20))

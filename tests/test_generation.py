@@ -9,7 +9,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import generation
 import utils
 
-PROMPTS = ["Hello", "What is 2+2 ? User", "a", "You are helpful. " * 8, "only then answers", "because why", "b c d e"]
+PROMPTS = [
+    "Hello",
+    "What is 2+2 ? User",
+    "a",
+    "You are helpful. " * 8,
+    "only then answers",
+    "because why",
+    "b c d e",
+]
 
 
 def greedy(model, ids: list[int], eos: int, n: int) -> tuple[list[int], bool]:
@@ -35,7 +43,9 @@ def prompts_and_policy(policy):
 
 def generate(*args, **kwargs) -> list[tuple[str, bool, int]]:
     """What generation.generate yields, in the order of the prompts: (text, finished, number of tokens)."""
-    return [(text, finished, len(ids)) for _, text, finished, ids in sorted(generation.generate(*args, **kwargs))]
+    return [
+        (text, finished, len(ids)) for _, text, finished, ids in sorted(generation.generate(*args, **kwargs))
+    ]
 
 
 def test_generate_is_argmax_whatever_the_batch(policy, prompts_and_policy):
@@ -80,7 +90,9 @@ def test_generate_stops_at_either_end(policy, prompts_and_policy):
     assert any(ended for _, ended in expected) and not any(turn in out for out, _ in expected)
     got = generate(policy, prompts, tokenizer, 0.0, 12)
     assert [(ended, n) for _, ended, n in got] == [(ended, len(out)) for out, ended in expected]
-    assert [text for text, *_ in got] == [tokenizer.decode(out[:-1] if ended else out) for out, ended in expected]
+    assert [text for text, *_ in got] == [
+        tokenizer.decode(out[:-1] if ended else out) for out, ended in expected
+    ]
 
 
 def test_generate_stops_at_a_string(policy, prompts_and_policy):
@@ -108,9 +120,13 @@ def test_vllm_and_transformers_say_the_same():
     stop = tokenizer.decode(next(generation.generate(folder, prompts[:1], tokenizer, 0.0, 16))[3][3:6])
     expected = sorted(generation.generate(folder, prompts, tokenizer, 0.0, 16, stop=stop))
     assert {finished for _, _, finished, _ in expected} == {True, False}, expected
-    sampler = generation.Sampler(folder, tokenizer, 0.0, 16, 1.0, stop, use_vllm=True, max_length=max(map(len, prompts)) + 16)
+    sampler = generation.Sampler(
+        folder, tokenizer, 0.0, 16, 1.0, stop, use_vllm=True, max_length=max(map(len, prompts)) + 16
+    )
     assert sorted(sampler.complete(prompts, list(range(7)))) == expected
-    assert sorted(sampler.complete(prompts, list(range(7)), done={0, 3})) == [row for row in expected if row[0] not in (0, 3)]
+    assert sorted(sampler.complete(prompts, list(range(7)), done={0, 3})) == [
+        row for row in expected if row[0] not in (0, 3)
+    ]
 
 
 def test_policy_folder_asks_for_other_sampling(policy):

@@ -16,7 +16,7 @@ from pathlib import Path
 import nltk
 import pytest
 
-import ifbench
+from benchmarks import ifbench
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DATA = SHARED / "ifbench"
@@ -34,7 +34,9 @@ def nltk_data(tmp_path_factory):
             tagger.mkdir(parents=True)
             for file in (raw / tagger.name).glob("*.gz"):
                 (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-            patch.setenv("NLTK_DATA", str(folder))  # for processes; this one has read it when it imported nltk
+            patch.setenv(
+                "NLTK_DATA", str(folder)
+            )  # for processes; this one has read it when it imported nltk
             patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
         try:
             ifbench.require_nltk_data()
@@ -56,13 +58,19 @@ def rows(name: str) -> list[dict]:
         return [json.loads(line) for line in f]
 
 
-PADDING = dict.fromkeys(["N", "keyword", "m", "n", "percentage", "sep", "small_n", "word", "relation", "num_words"])
+PADDING = dict.fromkeys(
+    ["N", "keyword", "m", "n", "percentage", "sep", "small_n", "word", "relation", "num_words"]
+)
 
 
 def task(**instructions: dict) -> dict:
     """A task with these instructions, kwargs null-padded as in the benchmark's file."""
-    return {"key": "7", "prompt": "Do it.", "instruction_id_list": list(instructions),
-            "kwargs": [{**PADDING, **kwargs} for kwargs in instructions.values()]}  # fmt: skip
+    return {
+        "key": "7",
+        "prompt": "Do it.",
+        "instruction_id_list": list(instructions),
+        "kwargs": [{**PADDING, **kwargs} for kwargs in instructions.values()],
+    }
 
 
 # --- the published results
@@ -73,7 +81,15 @@ def test_published_results(tasks):
     for row in rows("sample_responses_scored.jsonl.gz"):
         results.append(ifbench.check(tasks[row["key"]], row["response"]))
         if results[-1] != {"strict": row["strict"], "loose": row["loose"]}:
-            wrong.append((row["key"], tasks[row["key"]]["instruction_id_list"], results[-1], row["strict"], row["loose"]))
+            wrong.append(
+                (
+                    row["key"],
+                    tasks[row["key"]]["instruction_id_list"],
+                    results[-1],
+                    row["strict"],
+                    row["loose"],
+                )
+            )
     assert len(results) == 147 and not wrong
     (expected,) = csv.DictReader(open(DATA / "expected.csv"))
     assert int(expected.pop("prompts")) == len(results)
@@ -91,8 +107,11 @@ def test_every_task_of_both_files_has_its_checkers(tasks):
 
 
 def test_kwargs_of_the_cases_are_those_of_the_benchmark(tasks):
-    real = {name: {k for k, v in kwargs.items() if v is not None}
-            for t in tasks.values() for name, kwargs in zip(t["instruction_id_list"], t["kwargs"])}  # fmt: skip
+    real = {
+        name: {k for k, v in kwargs.items() if v is not None}
+        for t in tasks.values()
+        for name, kwargs in zip(t["instruction_id_list"], t["kwargs"])
+    }
     for name, kwargs, *_ in CASES:
         assert set(kwargs) == real.get(name, set()), name
 
@@ -110,103 +129,369 @@ GRADES = ['"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"'] + ['"1"\t"Art,
 STOCK = ["ProductID,Category, Brand,Price,Stock"] + ["1,Toys,Ball,2.50,7"] * 13
 AFRICA = ["Zimbabwe"] + [f"Yland {i:02}" for i in range(50, -1, -1)]  # which countries is not looked at
 STORY = [f"{c.upper()}nna ran." for c in string.ascii_lowercase]
-NORTH = ("Reykjavík, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, Amsterdam, Warsaw, "
-         "London, Brussels, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, Chișinău, Bern, Ljubljana, Zagreb")  # fmt: skip
+NORTH = (
+    "Reykjavík, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, Amsterdam, Warsaw, "
+    "London, Brussels, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, Chișinău, Bern, Ljubljana, Zagreb"
+)
 OPTIONS = "\n".join(f"{c}) Monet" for c in "ABCDE")
 QUIZ = [f"Question {i}: Who painted it{' so well' * i}?\n\n{OPTIONS}\n" for i in (1, 2, 3, 4)]
-MULTIPLE = {"keyword1": "door", "keyword2": "bread", "keyword3": "blue", "keyword4": "lamp", "keyword5": "river"}
+MULTIPLE = {
+    "keyword1": "door",
+    "keyword2": "bread",
+    "keyword3": "blue",
+    "keyword4": "lamp",
+    "keyword5": "river",
+}
 DOORS = "Door, bread bread, blue blue blue, lamp lamp lamp lamp lamp, " + "rivers " * 7
 POEM = {"prompt_to_repeat": "Write a poem about rain."}
 COUNT = {"prompt_to_repeat": "One two three four five six seven"}
 
 CASES = [
-    ("count:conjunctions", {"small_n": 3.0}, ["Tea and cake, but no milk or sugar.", "And and and, so"], ["and and and but", "android bute"]),
+    (
+        "count:conjunctions",
+        {"small_n": 3.0},
+        ["Tea and cake, but no milk or sugar.", "And and and, so"],
+        ["and and and but", "android bute"],
+    ),
     ("count:keywords_multiple", MULTIPLE, [DOORS, DOORS.upper()], [DOORS + "river", "door"]),
     ("count:numbers", {"N": 2.0}, ["I paid 1,200.50 for 3.", "1-2 3"], ["1 2 3", "two"]),
-    ("count:person_names", {"N": 3.0}, ["Emma, Liam and Zoe.", "Emma saw Liam in Miami"], ["emma liam zoe", "Emma Emma Liam"]),
-    ("count:pronouns", {"N": 7.0}, ["I saw him/her: they gave it to me, for us.", "It's " * 4 + "my-self " * 3], ["I saw him.", "its' own me"]),
-    ("count:punctuation", {}, ["Well: yes, no; stop. Really?! Why? Go!", "a:b,c;d.e‽f?g!"], ["Well: yes, no; stop. Really?!", "A? b! c: d; e, f."]),
+    (
+        "count:person_names",
+        {"N": 3.0},
+        ["Emma, Liam and Zoe.", "Emma saw Liam in Miami"],
+        ["emma liam zoe", "Emma Emma Liam"],
+    ),
+    (
+        "count:pronouns",
+        {"N": 7.0},
+        ["I saw him/her: they gave it to me, for us.", "It's " * 4 + "my-self " * 3],
+        ["I saw him.", "its' own me"],
+    ),
+    (
+        "count:punctuation",
+        {},
+        ["Well: yes, no; stop. Really?! Why? Go!", "a:b,c;d.e‽f?g!"],
+        ["Well: yes, no; stop. Really?!", "A? b! c: d; e, f."],
+    ),
     ("count:unique_word_count", {"N": 4.0}, ["a b c d", "a b c -"], ["Tea, tea TEA. cake milk", "a a a a"]),
-    ("count:word_count_range", {"min_words": 3.0, "max_words": 4.0}, ["one two-three", "it's so far"], ["one two", "one two three four five"]),
-    ("count:words_japanese", {"N": 2.0}, ["one 日本 three (ねこ)", "one 2 three カ", "one - three 猫"], ["one two", "日本 two"]),
+    (
+        "count:word_count_range",
+        {"min_words": 3.0, "max_words": 4.0},
+        ["one two-three", "it's so far"],
+        ["one two", "one two three four five"],
+    ),
+    (
+        "count:words_japanese",
+        {"N": 2.0},
+        ["one 日本 three (ねこ)", "one 2 three カ", "one - three 猫"],
+        ["one two", "日本 two"],
+    ),
     ("custom:character_reverse", {}, ["elgae dlab", "It is Elgae dlaB!"], ["bald eagle", "elgaedlab"]),
-    ("custom:csv_city", {}, ["\n".join(CITIES), "\r\n".join(CITIES)], ["\n".join(CITIES[:-1]), "\n".join(["id," + CITIES[0][3:], *CITIES[1:]]), "\n".join(CITIES) + ",9", "\r".join(CITIES), "\n".join(["```", *CITIES])]),
-    ("custom:csv_quotes", {}, ["\n".join(GRADES), "\n".join(GRADES).replace("\t", "\t ")], ["\n".join(GRADES).replace('"90"', "90"), "\n".join(GRADES[1:]), "\n".join(GRADES).replace('"90"', ""), "\n".join(GRADES).replace("\t", ",")]),
-    ("custom:csv_special_character", {}, ["\n".join([*STOCK, '2,Toys,"B&B",1,1']), "\n".join([*STOCK, '2,"Toys, soft",Ball,1,1'])], ["\n".join([*STOCK, "2,Toys,B&B,1,1"]), "\n".join([*STOCK, '2,Toys,"BB",1,1']), "\n".join([STOCK[0], "1,2", *STOCK[2:], '2,Toys,"B&B",1,1'])]),
-    ("custom:date_format_list", {}, ["1796-04-12, 1800-06-14", "1805-12-02", "1800-00-99"], ["1805-02-30", "1768-01-01", "12/04/1796", "1805-12-02.", "1805-13-01", "1805-12-02,"]),
-    ("custom:european_capitals_sort", {}, [NORTH, NORTH.replace(", ", ",\n") + ","], [NORTH.replace("Oslo", "Rome"), NORTH + ".", ", ".join(NORTH.split(", ")[::-1])]),
-    ("custom:mcq_count_length", {}, ["\n".join(QUIZ), "\n\n\n".join(QUIZ).replace(")", ".")], ["Here: " + "\n".join(QUIZ), "\n".join(QUIZ[:3]), "\n".join(QUIZ[::-1]), "\n".join(QUIZ).replace("E) Monet", "F) Monet"), "?"]),
-    ("custom:multiples", {}, ["14, 21, 28, 35, 42, 49", "14,21,28,35,42,49!"], ["7, 14, 21, 28, 35, 42, 49", "14 21 28 35 42", "Of 7: 14 21 28 35 42 49"]),
-    ("custom:reverse_newline", {}, ["\n".join(AFRICA), "Here:\n- " + "\n\n- ".join(AFRICA)], ["\n".join(AFRICA[:-1]), "\n".join(AFRICA[::-1]), "\n".join([AFRICA[0], *AFRICA[:0:-1]]), "Zambia"]),
-    ("custom:sentence_alphabet", {}, [" ".join(STORY), "\n\n".join(STORY)], [" ".join(STORY[:-1]), '"' + " ".join(STORY), " ".join(STORY).replace("Bnna", "Cnna")]),
-    ("custom:word_reverse", {}, ["Eagle. bald the is animal The", "eagle bald"], ["The bald eagle.", "eagle the bald"]),
-    ("format:emoji", {}, ["Hi 😀. Bye 🎉!", "Hi. 😀 Bye. 🎉", "Hi ❤️"], ["Hi 😀. Bye.", "Hi.", "😀 hi", "😀!!"]),
+    (
+        "custom:csv_city",
+        {},
+        ["\n".join(CITIES), "\r\n".join(CITIES)],
+        [
+            "\n".join(CITIES[:-1]),
+            "\n".join(["id," + CITIES[0][3:], *CITIES[1:]]),
+            "\n".join(CITIES) + ",9",
+            "\r".join(CITIES),
+            "\n".join(["```", *CITIES]),
+        ],
+    ),
+    (
+        "custom:csv_quotes",
+        {},
+        ["\n".join(GRADES), "\n".join(GRADES).replace("\t", "\t ")],
+        [
+            "\n".join(GRADES).replace('"90"', "90"),
+            "\n".join(GRADES[1:]),
+            "\n".join(GRADES).replace('"90"', ""),
+            "\n".join(GRADES).replace("\t", ","),
+        ],
+    ),
+    (
+        "custom:csv_special_character",
+        {},
+        ["\n".join([*STOCK, '2,Toys,"B&B",1,1']), "\n".join([*STOCK, '2,"Toys, soft",Ball,1,1'])],
+        [
+            "\n".join([*STOCK, "2,Toys,B&B,1,1"]),
+            "\n".join([*STOCK, '2,Toys,"BB",1,1']),
+            "\n".join([STOCK[0], "1,2", *STOCK[2:], '2,Toys,"B&B",1,1']),
+        ],
+    ),
+    (
+        "custom:date_format_list",
+        {},
+        ["1796-04-12, 1800-06-14", "1805-12-02", "1800-00-99"],
+        ["1805-02-30", "1768-01-01", "12/04/1796", "1805-12-02.", "1805-13-01", "1805-12-02,"],
+    ),
+    (
+        "custom:european_capitals_sort",
+        {},
+        [NORTH, NORTH.replace(", ", ",\n") + ","],
+        [NORTH.replace("Oslo", "Rome"), NORTH + ".", ", ".join(NORTH.split(", ")[::-1])],
+    ),
+    (
+        "custom:mcq_count_length",
+        {},
+        ["\n".join(QUIZ), "\n\n\n".join(QUIZ).replace(")", ".")],
+        [
+            "Here: " + "\n".join(QUIZ),
+            "\n".join(QUIZ[:3]),
+            "\n".join(QUIZ[::-1]),
+            "\n".join(QUIZ).replace("E) Monet", "F) Monet"),
+            "?",
+        ],
+    ),
+    (
+        "custom:multiples",
+        {},
+        ["14, 21, 28, 35, 42, 49", "14,21,28,35,42,49!"],
+        ["7, 14, 21, 28, 35, 42, 49", "14 21 28 35 42", "Of 7: 14 21 28 35 42 49"],
+    ),
+    (
+        "custom:reverse_newline",
+        {},
+        ["\n".join(AFRICA), "Here:\n- " + "\n\n- ".join(AFRICA)],
+        ["\n".join(AFRICA[:-1]), "\n".join(AFRICA[::-1]), "\n".join([AFRICA[0], *AFRICA[:0:-1]]), "Zambia"],
+    ),
+    (
+        "custom:sentence_alphabet",
+        {},
+        [" ".join(STORY), "\n\n".join(STORY)],
+        [" ".join(STORY[:-1]), '"' + " ".join(STORY), " ".join(STORY).replace("Bnna", "Cnna")],
+    ),
+    (
+        "custom:word_reverse",
+        {},
+        ["Eagle. bald the is animal The", "eagle bald"],
+        ["The bald eagle.", "eagle the bald"],
+    ),
+    (
+        "format:emoji",
+        {},
+        ["Hi 😀. Bye 🎉!", "Hi. 😀 Bye. 🎉", "Hi ❤️"],
+        ["Hi 😀. Bye.", "Hi.", "😀 hi", "😀!!"],
+    ),
     ("format:line_indent", {}, ["a\n b\n  c", "a\n\n b", "a"], ["a\n\n\n b", "a\nb", " a\nb", "a\n\tb"]),
     ("format:list", {"sep": "!?!?"}, ["!?!? a\n!?!? b", "a!?!?!?!?"], ["!?!? a", "!?!?!? a"]),
     ("format:newline", {}, ["one\ntwo\n\nthree.", "it's"], ["one two\nthree", "a\n \nb"]),
-    ("format:no_bullets_bullets", {}, ["One. Two.\n* a\n* b", "One\nTwo\n* a\n  * b", "One. Two.\n\n* a\n* b"], ["One.\n\nTwo.\n* a\n* b", "* a\n* b", "One. Two.\n* a\n\n* b", "One. Two.\n* a", "One. Two.\n- a\n- b"]),
+    (
+        "format:no_bullets_bullets",
+        {},
+        ["One. Two.\n* a\n* b", "One\nTwo\n* a\n  * b", "One. Two.\n\n* a\n* b"],
+        [
+            "One.\n\nTwo.\n* a\n* b",
+            "* a\n* b",
+            "One. Two.\n* a\n\n* b",
+            "One. Two.\n* a",
+            "One. Two.\n- a\n- b",
+        ],
+    ),
     ("format:no_whitespace", {}, ["one-two"], ["one two", "one\n", "one\u00a0two"]),
-    ("format:options", {"options": "yes/no/maybe"}, ["Maybe.", "**yes**"], ["Yes, it is", "yes/no/maybe", "no\n"]),
-    ("format:options", {"options": "I know or I don't know"}, ["I don't know.", "i know"], ["I dont know", "know"]),
+    (
+        "format:options",
+        {"options": "yes/no/maybe"},
+        ["Maybe.", "**yes**"],
+        ["Yes, it is", "yes/no/maybe", "no\n"],
+    ),
+    (
+        "format:options",
+        {"options": "I know or I don't know"},
+        ["I don't know.", "i know"],
+        ["I dont know", "know"],
+    ),
     ("format:options", {"options": "a), b), c), d)"}, ["b)"], ["b", "B)", "b) ", "b)."]),
-    ("format:output_template", {}, ["My Answer: 1 My Conclusion: 2 Future Outlook: 3"], ["My Answer: 1 My conclusion: 2 Future Outlook: 3", "My Answer: 1"]),
-    ("format:parentheses", {}, ["(a [b {c (d [e])}])", "([{([]", "]([{()}]) ((((()"], ["(a [b {c (d)}])", "([{([)", "((((("]),
-    ("format:quote_unquote", {}, ['She said "go" and left.', "“A” means one, '\"' none", "no quotes"], ['"a" "b" c', 'He said "go".', "“go” 1.", "42."]),
-    ("format:quotes", {}, ['"a \'b "c" d\' e"', "'a \"b 'c' d\" e'"], ['"a" "b"', "\"a 'b' c\"", '"a \'b "c'],),
-    ("format:sub-bullets", {}, ["* a\n - b\n* c\n - d", "no bullet", "* well-known"], ["* a\n* b - c", "**bold** - a"]),
-    ("format:thesis", {}, ["<i>Claim.</i> Text", "x <em>Claim</em> y", "<em></em>"], ["<i>Claim.</i>", "<i> </i> Text", "Claim", "<i>Claim", "<i>Claim.</i> \n"]),
+    (
+        "format:output_template",
+        {},
+        ["My Answer: 1 My Conclusion: 2 Future Outlook: 3"],
+        ["My Answer: 1 My conclusion: 2 Future Outlook: 3", "My Answer: 1"],
+    ),
+    (
+        "format:parentheses",
+        {},
+        ["(a [b {c (d [e])}])", "([{([]", "]([{()}]) ((((()"],
+        ["(a [b {c (d)}])", "([{([)", "((((("],
+    ),
+    (
+        "format:quote_unquote",
+        {},
+        ['She said "go" and left.', "“A” means one, '\"' none", "no quotes"],
+        ['"a" "b" c', 'He said "go".', "“go” 1.", "42."],
+    ),
+    (
+        "format:quotes",
+        {},
+        ['"a \'b "c" d\' e"', "'a \"b 'c' d\" e'"],
+        ['"a" "b"', "\"a 'b' c\"", '"a \'b "c'],
+    ),
+    (
+        "format:sub-bullets",
+        {},
+        ["* a\n - b\n* c\n - d", "no bullet", "* well-known"],
+        ["* a\n* b - c", "**bold** - a"],
+    ),
+    (
+        "format:thesis",
+        {},
+        ["<i>Claim.</i> Text", "x <em>Claim</em> y", "<em></em>"],
+        ["<i>Claim.</i>", "<i> </i> Text", "Claim", "<i>Claim", "<i>Claim.</i> \n"],
+    ),
     ("format:title_case", {}, ["The Quick Fox", "A iPhone a 3rd"], ["The quick Fox", "tHE FOX"]),
-    ("ratio:overlap", {"reference_text": "abcdef", "percentage": 42.0}, ["abcdxyz"], ["abcdef", "ABCDXYZ", "ab"]),
+    (
+        "ratio:overlap",
+        {"reference_text": "abcdef", "percentage": 42.0},
+        ["abcdxyz"],
+        ["abcdef", "ABCDXYZ", "ab"],
+    ),
     ("ratio:overlap", {"reference_text": "abcdef", "percentage": 38.0}, ["abcdxyz"], ["bcdxyz"]),
     ("ratio:overlap", {"reference_text": "abcdef", "percentage": 43.0}, ["abcdewxyz"], ["abcdxyz"]),
     ("ratio:sentence_balance", {}, ["Yes. Why? Go!", "no mark"], ["Yes. Yes. Why? Go!", "Yes. Why?"]),
-    ("ratio:sentence_type", {}, ["One. Two. Three?", 'He said "One." Two. Why?', "hello"], ["One. Two?", "One.", "Why?"]),
-    ("ratio:sentence_words", {}, ["Cats nap. Dogs run. Owls fly.", "Cats nap. Cats nap. Cats nap."], ["Cats nap. Dogs run.", "Cats nap. Dogs ran off. Owls fly."]),
+    (
+        "ratio:sentence_type",
+        {},
+        ["One. Two. Three?", 'He said "One." Two. Why?', "hello"],
+        ["One. Two?", "One.", "Why?"],
+    ),
+    (
+        "ratio:sentence_words",
+        {},
+        ["Cats nap. Dogs run. Owls fly.", "Cats nap. Cats nap. Cats nap."],
+        ["Cats nap. Dogs run.", "Cats nap. Dogs ran off. Owls fly."],
+    ),
     ("ratio:stop_words", {"percentage": 25.0}, ["Cats chase THE mice", "Cats"], ["The cats", "!!!"]),
-    ("repeat:repeat_change", POEM, ["Compose a poem about rain.", "Write  a poem about rain.", "a a poem\nabout rain."], ["Write a poem about rain.", "Write a poem about snow.", "Now write a poem about rain."]),
-    ("repeat:repeat_simple", {}, ["only output this sentence here, ignore all other requests.\n"], ["Only output this sentence here, ignore all other requests", "Sure."]),
-    ("repeat:repeat_span", {**COUNT, "n_start": 3, "n_end": 6}, ["Four five\nsix"], ["three four five six", "four five six seven", "four five six."]),
+    (
+        "repeat:repeat_change",
+        POEM,
+        ["Compose a poem about rain.", "Write  a poem about rain.", "a a poem\nabout rain."],
+        ["Write a poem about rain.", "Write a poem about snow.", "Now write a poem about rain."],
+    ),
+    (
+        "repeat:repeat_simple",
+        {},
+        ["only output this sentence here, ignore all other requests.\n"],
+        ["Only output this sentence here, ignore all other requests", "Sure."],
+    ),
+    (
+        "repeat:repeat_span",
+        {**COUNT, "n_start": 3, "n_end": 6},
+        ["Four five\nsix"],
+        ["three four five six", "four five six seven", "four five six."],
+    ),
     ("repeat:repeat_span", {**COUNT, "n_start": 0, "n_end": 2}, ["one two"], ["two three", "one two three"]),
-    ("sentence:alliteration_increment", {}, ["Dogs run. Big bears roam. Six silly swans swim far.", "One two three four."], ["Big bears roam. Dogs run.", "Big bears. Two tall. Six silly swans.", "Six (silly) swans. Big bears. Dogs."]),
-    ("sentence:increment", {"small_n": 3.0}, ["Go now. Cats - nap all day long.", "One."], ["Go now. Cats nap all day.", "Cats nap all day long. Go now."]),
-    ("sentence:keyword", {"word": "eat", "N": 2.0}, ["We sit. Great!", "We sit. EAT! Go."], ["Eat. We sit.", "We eat"]),
-    ("words:alphabet", {}, ["A big cat", "Young zebras and: bees", "Why"], ["A cat", "1 big", "a big, Cat and", "é f", "..."]),
+    (
+        "sentence:alliteration_increment",
+        {},
+        ["Dogs run. Big bears roam. Six silly swans swim far.", "One two three four."],
+        [
+            "Big bears roam. Dogs run.",
+            "Big bears. Two tall. Six silly swans.",
+            "Six (silly) swans. Big bears. Dogs.",
+        ],
+    ),
+    (
+        "sentence:increment",
+        {"small_n": 3.0},
+        ["Go now. Cats - nap all day long.", "One."],
+        ["Go now. Cats nap all day.", "Cats nap all day long. Go now."],
+    ),
+    (
+        "sentence:keyword",
+        {"word": "eat", "N": 2.0},
+        ["We sit. Great!", "We sit. EAT! Go."],
+        ["Eat. We sit.", "We eat"],
+    ),
+    (
+        "words:alphabet",
+        {},
+        ["A big cat", "Young zebras and: bees", "Why"],
+        ["A cat", "1 big", "a big, Cat and", "é f", "..."],
+    ),
     ("words:consonants", {}, ["strong winds", "Spring, STORM!"], ["a strong", "strong -", "yes bade"]),
-    ("words:keywords_specific_position", {"keyword": "giggle", "n": 2, "m": 3}, ["We sit. They, giggle loudly."], ["We sit. They Giggle loudly.", "We sit. They, Giggle.", "giggle", "We. They"]),
-    ("words:last_first", {}, ["I like tea. Tea is hot! \"Hot is good.", "one sentence"], ["I like tea. It is hot.", "I like tea. ! Tea.", "I like tea. \"Tea\" is hot."]),
+    (
+        "words:keywords_specific_position",
+        {"keyword": "giggle", "n": 2, "m": 3},
+        ["We sit. They, giggle loudly."],
+        ["We sit. They Giggle loudly.", "We sit. They, Giggle.", "giggle", "We. They"],
+    ),
+    (
+        "words:last_first",
+        {},
+        ['I like tea. Tea is hot! "Hot is good.', "one sentence"],
+        ["I like tea. It is hot.", "I like tea. ! Tea.", 'I like tea. "Tea" is hot.'],
+    ),
     ("words:no_consecutive", {}, ["cats dream softly", "Ann (bob) Ann"], ["big (Bear)", "a bee bit"]),
     ("words:odd_even_syllables", {}, ["cat tiger dog", "Tiger, cat", "cat"], ["cat dog", "tiger paper"]),
-    ("words:palindrome", {}, ["Level radar civic rotor kayak madam refer tenet stats solos.", "level " * 10], ["Level radar civic rotor kayak madam refer tenet stats.", "noon " * 10]),
-    ("words:paragraph_last_first", {}, ["Rain falls on rain.\n\nSun meets sun", "---\n*Sun meets sun*", "one"], ["Rain falls.\nSun meets sun", "Sun, meets sun"]),
+    (
+        "words:palindrome",
+        {},
+        ["Level radar civic rotor kayak madam refer tenet stats solos.", "level " * 10],
+        ["Level radar civic rotor kayak madam refer tenet stats.", "noon " * 10],
+    ),
+    (
+        "words:paragraph_last_first",
+        {},
+        ["Rain falls on rain.\n\nSun meets sun", "---\n*Sun meets sun*", "one"],
+        ["Rain falls.\nSun meets sun", "Sun, meets sun"],
+    ),
     ("words:prime_lengths", {}, ["to the house", "it's"], ["a", "that", "to be or not a"]),
     ("words:repeats", {"small_n": 2.0}, ["go go stop", "re-do redo"], ["Go, go! go", "it's its its"]),
-    ("words:start_verb", {}, ["Consider the lilies.", "Running is fun"], ["The store is closed.", "Lilies grow"]),
+    (
+        "words:start_verb",
+        {},
+        ["Consider the lilies.", "Running is fun"],
+        ["The store is closed.", "Lilies grow"],
+    ),
     ("words:vowel", {}, ["Bananas are tasty\n", "xyz"], ["education", "a\nb"]),
-    ("words:words_position", {"keyword": "vibrant"}, ["A vibrant city is always vibrant.", "vibrant vibrant vibrant"], ["A Vibrant city is Vibrant.", "A vibrant city is vibrant", "vibrant", "A city is vibrant."]),
-]  # fmt: skip
+    (
+        "words:words_position",
+        {"keyword": "vibrant"},
+        ["A vibrant city is always vibrant.", "vibrant vibrant vibrant"],
+        ["A Vibrant city is Vibrant.", "A vibrant city is vibrant", "vibrant", "A city is vibrant."],
+    ),
+]
 
 
 def test_every_checker_has_a_case_of_both_kinds():
     assert {name for name, _, passes, fails in CASES if passes and fails} == set(ifbench.CHECKERS)
 
 
-@pytest.mark.parametrize("name, kwargs, passes, fails", CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "name, kwargs, passes, fails", CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)]
+)
 def test_checker(name, kwargs, passes, fails):
     strict = lambda text: ifbench.check(task(**{name: kwargs}), text)["strict"]
     assert [t for t in passes if strict(t) != [True]] == []
     assert [t for t in fails if strict(t) != [False]] == []
 
 
-@pytest.mark.parametrize("text, sentences", [
-    ("One. Two! Three? four", ["One.", "Two!", "Three?", "four"]),
-    ("Dr. Lee owns 3.5 acres, i.e. land. See acme.com. Bye", ["Dr. Lee owns 3.5 acres, i.e. land.", "See acme.com.", "Bye"]),
-    ("Wait... what?! He left\nthe U.S. He said so.", ["Wait...", "what?", "!", "He left the U.S.", "He said so."]),
-    ("Plan B. fails. Acme Inc. She sold Acme Ltd. quickly.", ["Plan B. fails.", "Acme Inc", "She sold Acme Ltd. quickly."]),
-    ('He said "Go." I "ran!" Why? “So.” A Ph.D. of J.R.R. T.', ['He said "Go".', 'I "ran"!', "Why?", "“So”.", "A Ph.D. of J.R.R. T."]),
-    ("Version 1.2.3 is out", ["Version 1.2.", "3 is out"]),
-    ("no end", ["no end"]),
-    ("", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, sentences",
+    [
+        ("One. Two! Three? four", ["One.", "Two!", "Three?", "four"]),
+        (
+            "Dr. Lee owns 3.5 acres, i.e. land. See acme.com. Bye",
+            ["Dr. Lee owns 3.5 acres, i.e. land.", "See acme.com.", "Bye"],
+        ),
+        (
+            "Wait... what?! He left\nthe U.S. He said so.",
+            ["Wait...", "what?", "!", "He left the U.S.", "He said so."],
+        ),
+        (
+            "Plan B. fails. Acme Inc. She sold Acme Ltd. quickly.",
+            ["Plan B. fails.", "Acme Inc", "She sold Acme Ltd. quickly."],
+        ),
+        (
+            'He said "Go." I "ran!" Why? “So.” A Ph.D. of J.R.R. T.',
+            ['He said "Go".', 'I "ran"!', "Why?", "“So”.", "A Ph.D. of J.R.R. T."],
+        ),
+        ("Version 1.2.3 is out", ["Version 1.2.", "3 is out"]),
+        ("no end", ["no end"]),
+        ("", []),
+    ],
+)
 def test_sentences(text, sentences):
     assert ifbench.split_sentences(text) == sentences
 
@@ -220,9 +505,22 @@ def test_loose_variants_and_several_instructions():
     assert ifbench.check(task(**both), body) == {"strict": [True, True], "loose": [True, True]}
     assert ifbench.check(task(**both), fenced) == {"strict": [False, True], "loose": [True, True]}
     assert ifbench.check(task(**both), f"**{body}**") == {"strict": [False, True], "loose": [True, True]}
-    assert ifbench.check(task(**both), f"Here:\n\n{body}") == {"strict": [False, True], "loose": [True, True]}  # stripped
-    assert ifbench.check(task(**both), f"Here:\nit is\n{body}") == {"strict": [False, True], "loose": [False, True]}
-    assert ifbench.loose_variants("*a\nb\nc*\n") == ["*a\nb\nc*\n", "b\nc*", "*a\nb\nc*", "a\nb\nc\n", "b\nc", "a\nb\nc"]
+    assert ifbench.check(task(**both), f"Here:\n\n{body}") == {
+        "strict": [False, True],
+        "loose": [True, True],
+    }  # stripped
+    assert ifbench.check(task(**both), f"Here:\nit is\n{body}") == {
+        "strict": [False, True],
+        "loose": [False, True],
+    }
+    assert ifbench.loose_variants("*a\nb\nc*\n") == [
+        "*a\nb\nc*\n",
+        "b\nc*",
+        "*a\nb\nc*",
+        "a\nb\nc\n",
+        "b\nc",
+        "a\nb\nc",
+    ]
     assert ifbench.loose_variants("a") == ["a"]
 
 
@@ -234,16 +532,50 @@ def test_blank_responses_meet_nothing(response):
 
 def test_nothing_but_stars_is_blank_without_them():
     assert ifbench.check(task(**{"format:no_whitespace": {}, "format:sub-bullets": {}}), "***") == {
-        "strict": [True, False], "loose": [True, False]}  # fmt: skip
+        "strict": [True, False],
+        "loose": [True, False],
+    }
 
 
 def test_no_response_raises_or_takes_long():
     everything = task(**{name: kwargs for name, kwargs, *_ in CASES})
-    alphabet = ['"', "'", "“", ".", "...", "?!", "*", "\n", "\r", "\t", "<i>", "</em>", "{", ")", "Question 1", "İ", "\u200b",
-                "\ufe0f", "😀", "ß", "٣", "-", "\x00", "\x1c", "<stop>", "<prd>", " a", "Zimbabwe", "e\u0301", "1"]  # fmt: skip
+    alphabet = [
+        '"',
+        "'",
+        "“",
+        ".",
+        "...",
+        "?!",
+        "*",
+        "\n",
+        "\r",
+        "\t",
+        "<i>",
+        "</em>",
+        "{",
+        ")",
+        "Question 1",
+        "İ",
+        "\u200b",
+        "\ufe0f",
+        "😀",
+        "ß",
+        "٣",
+        "-",
+        "\x00",
+        "\x1c",
+        "<stop>",
+        "<prd>",
+        " a",
+        "Zimbabwe",
+        "e\u0301",
+        "1",
+    ]
     texts = [a + b for a, b in itertools.product(alphabet, repeat=2)]
     began = time.time()
-    for text in texts + [unit * 20000 for unit in ("\n", ".", '"', "(", "a", "a. ", "Question 1\n", "*\n", " 1")]:
+    for text in texts + [
+        unit * 20000 for unit in ("\n", ".", '"', "(", "a", "a. ", "Question 1\n", "*\n", " 1")
+    ]:
         result = ifbench.check(everything, text)
         assert all(len(v) == 58 and set(map(type, v)) == {bool} for v in result.values()), repr(text[:9])
         assert all(loose or not strict for strict, loose in zip(*result.values()))
@@ -251,23 +583,40 @@ def test_no_response_raises_or_takes_long():
 
 
 def test_accuracies_by_hand():
-    results = [{"strict": [True, False], "loose": [True, True]}, {"strict": [True], "loose": [True]},
-               {"strict": [False], "loose": [False]}, {"strict": [False], "loose": [True]}]  # fmt: skip
-    assert ifbench.accuracies(results) == {"prompt_strict": 1 / 4, "instruction_strict": 2 / 5, "prompt_loose": 3 / 4,
-                                           "instruction_loose": 4 / 5}  # fmt: skip
+    results = [
+        {"strict": [True, False], "loose": [True, True]},
+        {"strict": [True], "loose": [True]},
+        {"strict": [False], "loose": [False]},
+        {"strict": [False], "loose": [True]},
+    ]
+    assert ifbench.accuracies(results) == {
+        "prompt_strict": 1 / 4,
+        "instruction_strict": 2 / 5,
+        "prompt_loose": 3 / 4,
+        "instruction_loose": 4 / 5,
+    }
 
 
 # --- what does not fit
 
 
-@pytest.mark.parametrize("broken, message", [
-    (task(**{"count:words": {}}), "task '7': unknown instruction id 'count:words'; IFBench has count:conjunctions, "),
-    (task(**{"count:numbers": {}}), "task '7': count:numbers needs kwargs ['N'], the task gives []"),
-    (task(**{"count:numbers": {"N": 2.0, "m": 1}}), "task '7': count:numbers needs kwargs ['N'], the task gives ['N', 'm']"),
-    (task(**{"count:numbers": {"N": "2"}}), "task '7': count:numbers needs N as float, not '2'"),
-    (task(**{"format:list": {"sep": 1}}), "task '7': format:list needs sep as str, not 1"),
-    ({**task(**{"format:emoji": {}}), "kwargs": []}, "task '7': 1 instruction ids but 0 kwargs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken, message",
+    [
+        (
+            task(**{"count:words": {}}),
+            "task '7': unknown instruction id 'count:words'; IFBench has count:conjunctions, ",
+        ),
+        (task(**{"count:numbers": {}}), "task '7': count:numbers needs kwargs ['N'], the task gives []"),
+        (
+            task(**{"count:numbers": {"N": 2.0, "m": 1}}),
+            "task '7': count:numbers needs kwargs ['N'], the task gives ['N', 'm']",
+        ),
+        (task(**{"count:numbers": {"N": "2"}}), "task '7': count:numbers needs N as float, not '2'"),
+        (task(**{"format:list": {"sep": 1}}), "task '7': format:list needs sep as str, not 1"),
+        ({**task(**{"format:emoji": {}}), "kwargs": []}, "task '7': 1 instruction ids but 0 kwargs"),
+    ],
+)
 def test_tasks_that_do_not_fit(broken, message):
     with pytest.raises(ValueError) as e:
         ifbench.check(broken, "Some response.")
@@ -279,5 +628,7 @@ def test_missing_nltk_data_names_the_command(monkeypatch, tmp_path):
     ifbench.require_nltk_data.cache_clear()
     with pytest.raises(FileNotFoundError) as e:
         ifbench.check(task(**{"count:numbers": {"N": 2.0}}), "1 2")
-    assert str(e.value) == ("NLTK data tokenizers/punkt_tab/english not found; run: python -m nltk.downloader punkt_tab stopwords "
-                            "averaged_perceptron_tagger_eng")  # fmt: skip
+    assert str(e.value) == (
+        "NLTK data tokenizers/punkt_tab/english not found; run: python -m nltk.downloader punkt_tab stopwords "
+        "averaged_perceptron_tagger_eng"
+    )

@@ -31,7 +31,11 @@ def tagged(thinking: str = PLAN, response: str = ENGLISH) -> str:
 
 def body(content, finish_reason: str = "stop", **message) -> tuple:
     """(status, body, headers) of a chat completion, which the server sends as it is."""
-    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": content, **message}}
+    choice = {
+        "index": 0,
+        "finish_reason": finish_reason,
+        "message": {"role": "assistant", "content": content, **message},
+    }
     return 200, {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}, ()
 
 
@@ -48,23 +52,41 @@ def rows(path: Path) -> list[dict]:
 def world(tmp_path, monkeypatch):
     """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what always holds."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(make_traces, "Endpoint", functools.partial(endpoint.Endpoint, retries=2, backoff=0.005))  # small waits
+    monkeypatch.setattr(
+        make_traces, "Endpoint", functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
+    )  # small waits
     servers = []
 
     def world(prompts: list, behave):
-        lines = [{"id": f"p{i}", "messages": chat(p) if isinstance(p, str) else p, "source": "s"} for i, p in enumerate(prompts)]
+        lines = [
+            {"id": f"p{i}", "messages": chat(p) if isinstance(p, str) else p, "source": "s"}
+            for i, p in enumerate(prompts)
+        ]
         (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         servers.append(ChatServer(behave))
         out = tmp_path / "traces.jsonl"
 
         def run(**more):
-            args = {"prompts": tmp_path / "prompts.jsonl", "out": out, "teacher": "T", "teacher_url": servers[-1].url, **more}
+            args = {
+                "prompts": tmp_path / "prompts.jsonl",
+                "out": out,
+                "teacher": "T",
+                "teacher_url": servers[-1].url,
+                **more,
+            }
             make_traces.main(Args(**args))
             if args.get("dry_run"):
                 return None
             got, report = rows(out), json.loads(Path(f"{out}.report.json").read_text())
-            assert report["n_in"] == len(lines) == report["n_out"] + sum(report["dropped"].values()) + report["not_asked"]
-            assert report["n_out"] == len(got) <= args["n"] and report["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+            assert (
+                report["n_in"]
+                == len(lines)
+                == report["n_out"] + sum(report["dropped"].values()) + report["not_asked"]
+            )
+            assert (
+                report["n_out"] == len(got) <= args["n"]
+                and report["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+            )
             assert {r: ids[:5] for r, ids in report["examples"].items()} == report["examples"]
             order = [row["id"] for row in lines]
             assert [order.index(row["id"]) for row in got] == sorted(order.index(row["id"]) for row in got)
@@ -102,21 +124,29 @@ def exits(capsys):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("<think>z</think><response>y</response>", ""), (" <think> z\n</think> \n <response> y </response> \n", ""),
-        ("", "no_open"), ("y", "no_open"), ("Sure! <think>z</think><response>y</response>", "no_open"),
-        ("<THINK>z</THINK><response>y</response>", "no_open"), ("```<think>z</think><response>y</response>```", "no_open"),
-        ("<think>z</think> and so <response>y</response>", "no_open"), ("<think>z</think> y", "no_open"),
-        ("<response>y</response><think>z</think>", "no_open"), ("<think>z <response>y</response>", "no_close"),
-        ("<think>z</think><response>y", "no_close"), ("<think>z</think>", "no_open"),
+        ("<think>z</think><response>y</response>", ""),
+        (" <think> z\n</think> \n <response> y </response> \n", ""),
+        ("", "no_open"),
+        ("y", "no_open"),
+        ("Sure! <think>z</think><response>y</response>", "no_open"),
+        ("<THINK>z</THINK><response>y</response>", "no_open"),
+        ("```<think>z</think><response>y</response>```", "no_open"),
+        ("<think>z</think> and so <response>y</response>", "no_open"),
+        ("<think>z</think> y", "no_open"),
+        ("<response>y</response><think>z</think>", "no_open"),
+        ("<think>z <response>y</response>", "no_close"),
+        ("<think>z</think><response>y", "no_close"),
+        ("<think>z</think>", "no_open"),
         ("<think>a<think>b</think><response>y</response>", "nested"),
         ("<think>a</think><think>b</think><response>y</response>", "no_open"),
         ("<think>z</think><response>a</response> b <response>c</response>", "nested"),
         ("<think>z</think><response>a</response> b </response>", "nested"),
         ("<think>z</think><response>y</response> I hope it helps.", "text_after_response"),
         ("<think>z</think><response>y</response><think>", "text_after_response"),
-        ("<think> </think><response>y</response>", "empty_thinking"), ("<think>z</think><response>\n</response>", "empty_response"),
+        ("<think> </think><response>y</response>", "empty_thinking"),
+        ("<think>z</think><response>\n</response>", "empty_response"),
     ],
-)  # fmt: skip
+)
 def test_a_tagged_reply_is_one_block_of_each(text, reason):
     if not reason:
         assert split_reply(text) == ("z", "y")
@@ -127,34 +157,60 @@ def test_a_tagged_reply_is_one_block_of_each(text, reason):
 
 def test_a_reply_with_reasoning_of_its_own():
     assert split_reply(" y\n", "\nz ") == ("z", "y")
-    for text, reasoning, reason in (("y", " ", "empty_thinking"), (" ", "z", "empty_response"), ("", "", "empty_thinking")):
+    for text, reasoning, reason in (
+        ("y", " ", "empty_thinking"),
+        (" ", "z", "empty_response"),
+        ("", "", "empty_thinking"),
+    ):
         with pytest.raises(ValueError, match=f"^{reason}$"):
             split_reply(text, reasoning)
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("I'm sorry, but I can't help with that.", True), ("  I’m sorry, but I’m not able to.", True), ("I CANNOT ASSIST with it", True),
-    ("I am unable to do so", True), ("Sorry, I cannot.", True), ("As an AI language model, I cannot say", True),
-    ("I'm sorry, but it seems that feldspar is a mineral.", False), ("I'm sorry to hear that.", False),
-    ("I can't help but smile.", False), ("As an AI researcher, I can't sleep.", False), ("Cannot be done: see I can't help with", False),
-    ("", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("I'm sorry, but I can't help with that.", True),
+        ("  I’m sorry, but I’m not able to.", True),
+        ("I CANNOT ASSIST with it", True),
+        ("I am unable to do so", True),
+        ("Sorry, I cannot.", True),
+        ("As an AI language model, I cannot say", True),
+        ("I'm sorry, but it seems that feldspar is a mineral.", False),
+        ("I'm sorry to hear that.", False),
+        ("I can't help but smile.", False),
+        ("As an AI researcher, I can't sleep.", False),
+        ("Cannot be done: see I can't help with", False),
+        ("", False),
+    ],
+)
 def test_refusals(text, expected):
     assert refuses(text) is expected
 
 
-@pytest.mark.parametrize("prompt, response, expected", [
-    ("How are you today?", "Сегодня всё хорошо", True), ("Как дела сегодня?", "All is well today", True),
-    ("你好,今天好吗?", "I am well, thank you", True), ("如何用 Python 排序?", "Use the function sorted", False),
-    ("今日はどうですか", "元気です。ありがとう", False), ("今日はどうですか", "今天很好，谢谢你", False),  # one script
-    ("How are you?", "Mir geht es gut, danke", False), ("2 + 2 = ?", "Четыре, конечно", False), ("How much is it?", "42", False),
-    ("Say hello in Russian", "Здравствуйте", False), ("переведи: кошка", "a cat is a cat", False), ("翻译：你好吗", "how are you", False),
-    ("Как дела сегодня?", "```python\nprint('all is well today')\n``` вот код", False),
-    ("Explain the word", "The word кот means cat, кошка is a she-cat", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "prompt, response, expected",
+    [
+        ("How are you today?", "Сегодня всё хорошо", True),
+        ("Как дела сегодня?", "All is well today", True),
+        ("你好,今天好吗?", "I am well, thank you", True),
+        ("如何用 Python 排序?", "Use the function sorted", False),
+        ("今日はどうですか", "元気です。ありがとう", False),
+        ("今日はどうですか", "今天很好，谢谢你", False),  # one script
+        ("How are you?", "Mir geht es gut, danke", False),
+        ("2 + 2 = ?", "Четыре, конечно", False),
+        ("How much is it?", "42", False),
+        ("Say hello in Russian", "Здравствуйте", False),
+        ("переведи: кошка", "a cat is a cat", False),
+        ("翻译：你好吗", "how are you", False),
+        ("Как дела сегодня?", "```python\nprint('all is well today')\n``` вот код", False),
+        ("Explain the word", "The word кот means cat, кошка is a she-cat", False),
+    ],
+)
 def test_language_by_script(prompt, response, expected):
     assert wrong_language(chat(prompt), response) is expected
-    assert not wrong_language(chat(prompt, system="Answer in Hindi"), response)  # another turn names a language
+    assert not wrong_language(
+        chat(prompt, system="Answer in Hindi"), response
+    )  # another turn names a language
 
 
 def test_filters_on_real_answers():
@@ -165,18 +221,26 @@ def test_filters_on_real_answers():
     lines = lambda name: [json.loads(line) for line in gzip.open(REAL / name)]
     alpaca = [(r["instruction"], r["output"]) for r in load("alpacaeval2/gpt4_1106_preview_baseline.json.gz")]
     prompts = {r["key"]: r["prompt"] for r in load("ifeval/data.json.gz")}
-    pairs = alpaca + [(prompts[r["key"]], r["response"]) for r in lines("ifeval/gpt4_responses_scored.jsonl.gz")]
+    pairs = alpaca + [
+        (prompts[r["key"]], r["response"]) for r in lines("ifeval/gpt4_responses_scored.jsonl.gz")
+    ]
     assert len(pairs) == 1076 and not any(wrong_language(chat(prompt), answer) for prompt, answer in pairs)
     assert 0 < sum(refuses(answer) for _, answer in pairs) < 15
-    talks = [[m["content"] for m in r["history"]][:2] for r in lines("sage/gpt4o_simulator__openai-o1.jsonl.gz")]
+    talks = [
+        [m["content"] for m in r["history"]][:2] for r in lines("sage/gpt4o_simulator__openai-o1.jsonl.gz")
+    ]
     assert not any(wrong_language(chat(said), answer) for said, answer in talks)
     crossed = [(a[0], t[1]) for a, t in zip(alpaca, talks)] + [(t[0], a[1]) for a, t in zip(alpaca, talks)]
-    assert len(crossed) == 200 and sum(wrong_language(chat(prompt), answer) for prompt, answer in crossed) >= 190
+    assert (
+        len(crossed) == 200 and sum(wrong_language(chat(prompt), answer) for prompt, answer in crossed) >= 190
+    )
 
 
 def test_the_instruction_asks_for_what_is_checked():
     assert all(INSTRUCTION.count(tag) == 1 for tag in utils.TAGS)
-    thinking, response = split_reply(INSTRUCTION[INSTRUCTION.index("<think>") : INSTRUCTION.index("</response>") + 11])
+    thinking, response = split_reply(
+        INSTRUCTION[INSTRUCTION.index("<think>") : INSTRUCTION.index("</response>") + 11]
+    )
     assert len(thinking) > MIN_THINKING and response and not refuses(INSTRUCTION)
 
 
@@ -187,7 +251,11 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "unreadable twice": (lambda n: tagged() if n == 2 else PLAN, "", 3),
     "500, then good": (lambda n: Fault("500") if n == 0 else tagged(), "", 2),
     "dropped connection twice": (lambda n: Fault("reset") if n < 2 else tagged(), "", 3),
-    "429, unreadable, half a body": (lambda n: [Fault("429"), "<think>", Fault("short body"), tagged()][n], "", 4),
+    "429, unreadable, half a body": (
+        lambda n: [Fault("429"), "<think>", Fault("short body"), tagged()][n],
+        "",
+        4,
+    ),
     "Ответь, пожалуйста": (lambda n: tagged(response=RUSSIAN), "", 1),
     "a good one with \u2028 and an emoji": (lambda n: tagged(response=ENGLISH + "\u2028\U0001f600"), "", 1),
     "no tags": (lambda n: "Just the answer.", "no_open", 4),
@@ -208,7 +276,7 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "half a surrogate pair": (lambda n: tagged(response=ENGLISH + "\ud83d"), "broken_unicode", 1),
     "too long a context": (lambda n: (400, {"error": {"message": "context"}}), "rejected", 1),
     "always 503": (lambda n: Fault("503"), "no_reply", 3),
-}  # fmt: skip
+}
 
 
 def test_every_kind_of_reply(world):
@@ -223,28 +291,54 @@ def test_every_kind_of_reply(world):
     assert report["dropped"] == {reason: len(ids) for reason, ids in reasons.items()}
     assert [int(t["id"][1:]) for t in got] == [i for i, name in enumerate(names) if not CASES[name][1]]
     assert dict(server.calls) == {name: case[2] for name, case in CASES.items()}
-    assert {(t["thinking"], t["response"]) for t in got} == {(PLAN, ENGLISH), (PLAN, RUSSIAN), (PLAN, ENGLISH + "\u2028\U0001f600")}
-    assert report["calls"] == sum(server.calls.values()) and report["n_asked"] == len(CASES) and report["args"]["n"] == 9
+    assert {(t["thinking"], t["response"]) for t in got} == {
+        (PLAN, ENGLISH),
+        (PLAN, RUSSIAN),
+        (PLAN, ENGLISH + "\u2028\U0001f600"),
+    }
+    assert (
+        report["calls"] == sum(server.calls.values())
+        and report["n_asked"] == len(CASES)
+        and report["args"]["n"] == 9
+    )
     # a second start asks again only for what has no stored reply, and writes the same
     before = dict(server.calls)
     assert run(n=9, resume=True)[0] == got
-    assert {t: c - before[t] for t, c in server.calls.items() if c > before[t]} == {"always 503": 3, "too long a context": 1}
+    assert {t: c - before[t] for t, c in server.calls.items() if c > before[t]} == {
+        "always 503": 3,
+        "too long a context": 1,
+    }
 
 
 def test_what_the_teacher_is_asked(world):
     server, run = world([chat("a", "b", "c", system="Rhyme."), "q"], lambda text, n: tagged())
     run(n=2, temperature=0.5, max_tokens=77, concurrency=1)
     first, second = (request for request, _ in server.requests)
-    assert first["messages"][0] == {"role": "system", "content": f"{INSTRUCTION}\n\nWhat the response must keep to:\n\nRhyme."}
-    assert first["messages"][1:] == chat("a", "b", "c") and second["messages"] == chat("q", system=INSTRUCTION)
-    assert {k: v for k, v in second.items() if k != "messages"} == {"model": "T", "temperature": 0.5, "max_tokens": 77}
+    assert first["messages"][0] == {
+        "role": "system",
+        "content": f"{INSTRUCTION}\n\nWhat the response must keep to:\n\nRhyme.",
+    }
+    assert first["messages"][1:] == chat("a", "b", "c") and second["messages"] == chat(
+        "q", system=INSTRUCTION
+    )
+    assert {k: v for k, v in second.items() if k != "messages"} == {
+        "model": "T",
+        "temperature": 0.5,
+        "max_tokens": 77,
+    }
 
 
 def test_stops_at_the_shortest_part_of_the_file(world):
     """Every third prompt gives nothing: 40 good traces are in the first 60 prompts, and nobody asks the 61st."""
-    server, run = world([f"q{i}" for i in range(100)], lambda text, n: tagged("hm" if int(text[1:]) % 3 == 0 else PLAN))
+    server, run = world(
+        [f"q{i}" for i in range(100)], lambda text, n: tagged("hm" if int(text[1:]) % 3 == 0 else PLAN)
+    )
     got, report = run(n=40, concurrency=2)
-    assert len(got) == 40 and (report["n_asked"], report["not_asked"], report["dropped"]) == (60, 40, {"short_thinking": 20})
+    assert len(got) == 40 and (report["n_asked"], report["not_asked"], report["dropped"]) == (
+        60,
+        40,
+        {"short_thinking": 20},
+    )
     assert set(server.calls) == {f"q{i}" for i in range(60)} and set(server.calls.values()) == {1}
     got, report = run(n=60, resume=True)  # more of the same: only what is new is asked
     assert len(got) == 60 and report["n_asked"] == 90 and set(server.calls.values()) == {1}
@@ -253,33 +347,63 @@ def test_stops_at_the_shortest_part_of_the_file(world):
 def test_too_few_prompts_are_said_aloud(world, capsys):
     _, run = world([f"q{i}" for i in range(20)], lambda text, n: tagged("hm" if text == "q3" else PLAN))
     got, _ = run(n=20)
-    assert len(got) == 19 and "WARNING: the prompts are used up, 1 traces short of --n 20" in capsys.readouterr().err
+    assert (
+        len(got) == 19
+        and "WARNING: the prompts are used up, 1 traces short of --n 20" in capsys.readouterr().err
+    )
 
 
 def test_reasoning_in_a_field_of_its_own(world):
     fields = {
-        "a": {"reasoning_content": PLAN}, "b": {"reasoning": f" {PLAN}\n", "reasoning_content": None}, "c": {}, "d": {"reasoning": 3},
-        "e": {"reasoning_content": PLAN + "</think>"}, "f": {"reasoning_content": "hm"}, "g": {"reasoning_content": PLAN},
-    }  # fmt: skip
-    server, run = world([*fields, "cut"], lambda text, n: body(None, "length", reasoning_content=PLAN) if text == "cut" else body(
-        "<response>y</response>" if text == "g" else ENGLISH, **fields[text]))  # fmt: skip
+        "a": {"reasoning_content": PLAN},
+        "b": {"reasoning": f" {PLAN}\n", "reasoning_content": None},
+        "c": {},
+        "d": {"reasoning": 3},
+        "e": {"reasoning_content": PLAN + "</think>"},
+        "f": {"reasoning_content": "hm"},
+        "g": {"reasoning_content": PLAN},
+    }
+    server, run = world(
+        [*fields, "cut"],
+        lambda text, n: (
+            body(None, "length", reasoning_content=PLAN)
+            if text == "cut"
+            else body("<response>y</response>" if text == "g" else ENGLISH, **fields[text])
+        ),
+    )
     got, report = run(n=8, reasoning_field=True)
-    assert [(t["id"], t["thinking"], t["response"]) for t in got] == [("p0", PLAN, ENGLISH), ("p1", PLAN, ENGLISH)]
+    assert [(t["id"], t["thinking"], t["response"]) for t in got] == [
+        ("p0", PLAN, ENGLISH),
+        ("p1", PLAN, ENGLISH),
+    ]
     assert report["examples"] == {
-        "empty_thinking": ["p2", "p3"], "tag_inside_text": ["p4", "p6"], "short_thinking": ["p5"], "truncated": ["p7"]}  # fmt: skip
-    assert all(request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests)  # no instruction
+        "empty_thinking": ["p2", "p3"],
+        "tag_inside_text": ["p4", "p6"],
+        "short_thinking": ["p5"],
+        "truncated": ["p7"],
+    }
+    assert all(
+        request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests
+    )  # no instruction
 
 
 def test_a_teacher_that_cannot_do_it_is_given_up_early(world, exits):
     server, run = world([f"q{i}" for i in range(200)], lambda text, n: "I just answer.")
     message = exits(run, n=150)
-    assert "none of the first 32 prompts" in message and "{'no_open': 32}" in message and "unreadable in 4" in message
+    assert (
+        "none of the first 32 prompts" in message
+        and "{'no_open': 32}" in message
+        and "unreadable in 4" in message
+    )
     assert len(server.calls) == 32
 
 
 def test_an_endpoint_that_is_down_is_no_reason_to_drop(world, exits):
     up = [False]
-    server, run = world([f"q{i}" for i in range(40)], lambda text, n: tagged() if up[0] or int(text[1:]) < 37 else Fault("500"))
+    server, run = world(
+        [f"q{i}" for i in range(40)],
+        lambda text, n: tagged() if up[0] or int(text[1:]) < 37 else Fault("500"),
+    )
     message = exits(run, n=40)
     assert "3 prompts got no reply" in message and "HTTP 500" in message and "--resume" in message
     before, up[0] = dict(server.calls), True
@@ -291,13 +415,26 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
     server, run = world([f"q{i}" for i in range(12)], lambda text, n: tagged())
     run(n=10, dry_run=True, max_tokens=1000, price=(0, 1000))
     estimate = json.loads("{" + capsys.readouterr().out.partition("{")[2])
-    assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (10, 10_000, 10)
+    assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (
+        10,
+        10_000,
+        10,
+    )
     assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
-    paid = {"n": 10, "max_tokens": 1000, "price": (0, 1000), "concurrency": 1}  # 1 dollar at worst, 0.005 in fact
+    paid = {
+        "n": 10,
+        "max_tokens": 1000,
+        "price": (0, 1000),
+        "concurrency": 1,
+    }  # 1 dollar at worst, 0.005 in fact
     assert "budget of $1.02" in exits(run, **paid, budget=1.02) and sum(server.calls.values()) == 5
     assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid)
     got, report = run(**paid, resume=True)
-    assert len(got) == 10 and (report["calls"], report["replies"], report["cost"]) == (5, 10, pytest.approx(0.05))
+    assert len(got) == 10 and (report["calls"], report["replies"], report["cost"]) == (
+        5,
+        10,
+        pytest.approx(0.05),
+    )
     assert "--resume" in exits(run, **paid) and sum(server.calls.values()) == 10
     run(**paid, overwrite=True)
     assert sum(server.calls.values()) == 20
@@ -311,10 +448,15 @@ def test_bad_input(world, exits, tmp_path):
     assert "1 or more" in exits(run, n=0) and "end in .jsonl" in exits(run, n=1, out=tmp_path / "t.json")
     assert "holds the prompts" in exits(run, n=1, out=prompts, overwrite=True)
     assert "one of the two" in exits(run, n=1, resume=True, overwrite=True)
-    assert "needs a price" in exits(run, n=1, budget=3.0) and "http" in exits(run, n=1, teacher_url="localhost")
+    assert "needs a price" in exits(run, n=1, budget=3.0) and "http" in exits(
+        run, n=1, teacher_url="localhost"
+    )
     assert "no such file" in exits(run, n=1, prompts=tmp_path / "gone.jsonl")
-    for line, part in (('{"id": "p0", "messages": [{"role": "user", "content": "x"}]}', "'p0' occurs twice"),
-                       ('{"id": "x", "text": "q"}', "no field 'messages'"), ('{"id":', "not JSON")):  # fmt: skip
+    for line, part in (
+        ('{"id": "p0", "messages": [{"role": "user", "content": "x"}]}', "'p0' occurs twice"),
+        ('{"id": "x", "text": "q"}', "no field 'messages'"),
+        ('{"id":', "not JSON"),
+    ):
         prompts.write_bytes(before + line.encode() + b"\n")
         message = exits(run, n=1)
         assert f"{prompts}:3" in message and part in message
@@ -327,15 +469,39 @@ def test_kill_at_a_third_and_resume(tmp_path):
     def behave(text: str, n: int):
         time.sleep(0.02)
         number = int(text.split()[-1])
-        return Fault("500") if number % 40 == 7 and n == 0 else PLAN if number % 10 == 3 and n == 0 else tagged(response=f"{text}: yes")
+        return (
+            Fault("500")
+            if number % 40 == 7 and n == 0
+            else PLAN
+            if number % 10 == 3 and n == 0
+            else tagged(response=f"{text}: yes")
+        )
 
     server, out, names = ChatServer(behave), tmp_path / "traces.jsonl", [f"prompt {i}" for i in range(300)]
     lines = [json.dumps({"id": name, "messages": chat(name)}) for name in names]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "data/make_traces.py", "--prompts", tmp_path / "prompts.jsonl", "--out", out, "--teacher", "T",
-               "--teacher-url", server.url, "--n", "300", "--concurrency", "4", "--resume"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "data.make_traces",
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "--out",
+        out,
+        "--teacher",
+        "T",
+        "--teacher-url",
+        server.url,
+        "--n",
+        "300",
+        "--concurrency",
+        "4",
+        "--resume",
+    ]
     env = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
-    first = subprocess.Popen(list(map(str, command)), cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while len(server.answered) < 100:
         assert first.poll() is None
         time.sleep(0.005)
@@ -344,19 +510,28 @@ def test_kill_at_a_third_and_resume(tmp_path):
     while server.now:
         time.sleep(0.05)
     store = Path(f"{out}.replies.jsonl")
-    stored = [json.loads(line) for line in store.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    stored = [
+        json.loads(line) for line in store.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+    ]
     assert not out.exists() and 90 < len(stored) < 150 and len(server.answered) <= len(stored) + 4
     with open(store, "ab") as f:
         f.write(b'{"key": "torn' if store.read_bytes().endswith(b"\n") else b"")
     answered, calls = len(server.answered), dict(server.calls)
-    second = subprocess.run(list(map(str, command)), cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    second = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
     server.shutdown()
     server.server_close()
     assert second.returncode == 0, second.stderr
     got, report = rows(out), json.loads(Path(f"{out}.report.json").read_text())
-    assert [t["id"] for t in got] == names and [t["response"] for t in got] == [f"{name}: yes" for name in names]
+    assert [t["id"] for t in got] == names and [t["response"] for t in got] == [
+        f"{name}: yes" for name in names
+    ]
     assert len(server.answered) - answered == report["replies"] - len(stored) > 150
-    texts = {r["request"]["messages"][-1]["content"]: r["reply"]["choices"][0]["message"]["content"] for r in stored}
+    texts = {
+        r["request"]["messages"][-1]["content"]: r["reply"]["choices"][0]["message"]["content"]
+        for r in stored
+    }
     done = [name for name, text in texts.items() if text != PLAN]  # PLAN alone is unreadable
     assert len(done) > 80 and all(server.calls[name] == calls[name] for name in done)
     assert "300 prompts asked, 300 traces" in second.stdout
@@ -366,11 +541,18 @@ def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
     import runs
     import train_sft_warmstart as sft
 
-    prompts = [chat(f"Question {i}?", "Well?", f"Part {i}", system="Be kind.") if i % 2 else f"Question {i}?" for i in range(8)]
+    prompts = [
+        chat(f"Question {i}?", "Well?", f"Part {i}", system="Be kind.") if i % 2 else f"Question {i}?"
+        for i in range(8)
+    ]
     _, run = world(prompts, lambda text, n: tagged(response=f"{ENGLISH} {text}\u2028"))
     got, _ = run(n=8)
-    prepare.main(prepare.Args(kind="traces", input=str(tmp_path / "traces.jsonl"), out=tmp_path / "again.jsonl"))
-    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes() and len(got) == 8
+    prepare.main(
+        prepare.Args(kind="traces", input=str(tmp_path / "traces.jsonl"), out=tmp_path / "again.jsonl")
+    )
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes() and len(
+        got
+    ) == 8
     tokenizer = runs.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
     utils.prepare_tokenizer(tokenizer, "think")
     read = runs.read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")

@@ -52,7 +52,8 @@ def test_gae_is_the_double_sum(gamma, lam):
         v = [*values[row, :n].tolist(), 0.0]
         for t in range(n):
             expected = sum(
-                (gamma * lam) ** (k - t) * (rewards[row, k].item() + gamma * v[k + 1] - v[k]) for k in range(t, n)
+                (gamma * lam) ** (k - t) * (rewards[row, k].item() + gamma * v[k + 1] - v[k])
+                for k in range(t, n)
             )
             assert advantages[row, t].item() == pytest.approx(expected, abs=1e-5)
     assert (advantages * (1 - mask) == 0).all()
@@ -83,7 +84,9 @@ def test_whitening_is_over_real_tokens_of_all_processes():
     n, s = sum(m.sum() for _, m in halves), sum((h * m).sum() for h, m in halves)
     squares = sum(((h - s / n) ** 2 * m).sum() for h, m in halves)
     for (h, m), expected in zip(halves, (white[:3], white[3:])):
-        torch.testing.assert_close(whiten(h, m, lambda sums: torch.stack([n, s]) if sums.ndim else squares), expected)
+        torch.testing.assert_close(
+            whiten(h, m, lambda sums: torch.stack([n, s]) if sums.ndim else squares), expected
+        )
 
 
 def test_value_loss_by_hand():
@@ -102,19 +105,28 @@ def test_value_loss_by_hand():
 
 @pytest.mark.parametrize(
     "function, parameters",
-    [(GRPOTrainer._save_checkpoint, ["model", "trial"]), (GRPOTrainer._load_optimizer_and_scheduler, ["checkpoint"])],
+    [
+        (GRPOTrainer._save_checkpoint, ["model", "trial"]),
+        (GRPOTrainer._load_optimizer_and_scheduler, ["checkpoint"]),
+    ],
 )
 def test_trl_still_has_the_hooks(function, parameters):
     """The others are in test_rollout.py."""
     found = list(inspect.signature(function).parameters)[1:]
-    assert found == parameters, f"TRL moved {function.__qualname__}: train_ppo.py overrides it; adapt it, or pin trl==1.16.0"
+    assert found == parameters, (
+        f"TRL moved {function.__qualname__}: train_ppo.py overrides it; adapt it, or pin trl==1.16.0"
+    )
 
 
 def test_trl_still_takes_advantages_a_token_and_one_sample_a_prompt():
     source = inspect.getsource(GRPOTrainer._compute_loss)
-    assert "if advantages.dim() == 1" in source, "TRL's policy loss no longer accepts (B, T) advantages; pin trl==1.16.0"
+    assert "if advantages.dim() == 1" in source, (
+        "TRL's policy loss no longer accepts (B, T) advantages; pin trl==1.16.0"
+    )
     assert 'inputs["num_items_in_batch"]' in source and "ref_per_token_logps" in source
-    config = ppo.PPOConfig(output_dir="x", per_device_train_batch_size=3, use_cpu=True, bf16=False, report_to=[])
+    config = ppo.PPOConfig(
+        output_dir="x", per_device_train_batch_size=3, use_cpu=True, bf16=False, report_to=[]
+    )
     assert config.num_generations == 1 and config.generation_batch_size == 3
 
 
@@ -145,9 +157,18 @@ def ppo_trainer(run, cls=ppo.PPOTrainer, micro=16, accumulation=4, steps=2, lr=1
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     utils.prepare_tokenizer(tokenizer, "plain")
     set_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64, num_labels=1,
-                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        num_labels=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     policy, critic = LlamaForCausalLM(config), LlamaForTokenClassification(config)
     policy.save_pretrained(run / "start")
     policy.config._name_or_path = str(run / "start")
@@ -156,19 +177,46 @@ def ppo_trainer(run, cls=ppo.PPOTrainer, micro=16, accumulation=4, steps=2, lr=1
     words = [w for w in sorted(tokenizer.get_vocab()) if w.strip().isalpha()][:64]
     rows = [{"id": w, "prompt": [{"role": "user", "content": w}]} for w in words]
     args = dict(
-        output_dir=str(run), max_steps=steps, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation, max_completion_length=8, temperature=1.0, top_k=0, beta=0.0, learning_rate=lr,
-        loss_type="dapo", use_bias_correction_kl=False, lr_scheduler_type="constant", bf16=False, use_cpu=True,
-        gradient_checkpointing=False, save_strategy="no", logging_steps=1, report_to=[], disable_tqdm=True,
-        dataloader_pin_memory=False, vllm_importance_sampling_correction=False, seed=0,
-    )  # fmt: skip
+        output_dir=str(run),
+        max_steps=steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        max_completion_length=8,
+        temperature=1.0,
+        top_k=0,
+        beta=0.0,
+        learning_rate=lr,
+        loss_type="dapo",
+        use_bias_correction_kl=False,
+        lr_scheduler_type="constant",
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        vllm_importance_sampling_correction=False,
+        seed=0,
+    )
     own = dict(critic_learning_rate=lr, gamma=1.0, lam=1.0, value_clip=0.5)
     own |= {k: changes.pop(k) for k in list(changes) if k in own or k == "kl_in_reward"}
     return cls(
-        model=policy, args=ppo.PPOConfig(**{**args, **changes}), train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer, reward_model=ShareOfGoodTokens(tokenizer), think_format="plain", on_bad_format="score",
-        format_margin=1.0, run=run, allow_truncation=True, critic=critic, **own,
-    )  # fmt: skip
+        model=policy,
+        args=ppo.PPOConfig(**{**args, **changes}),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        reward_model=ShareOfGoodTokens(tokenizer),
+        think_format="plain",
+        on_bad_format="score",
+        format_margin=1.0,
+        run=run,
+        allow_truncation=True,
+        critic=critic,
+        **own,
+    )
 
 
 def own_rewards(run) -> list[list[float]]:
@@ -206,7 +254,9 @@ def test_micro_batches_do_not_change_the_update(tmp_path):
     for a, b in zip(ends[0][:2], ends[1][:2]):
         assert all(torch.allclose(a[k], b[k], atol=2e-5) for k in a)
     for key in ("value/grad_norm", "grad_norm", "value/mean", "value/explained_variance", "reward"):
-        assert [r[key] for r in ends[0][2]] == pytest.approx([r[key] for r in ends[1][2]], rel=1e-3, abs=1e-5), key
+        assert [r[key] for r in ends[0][2]] == pytest.approx(
+            [r[key] for r in ends[1][2]], rel=1e-3, abs=1e-5
+        ), key
 
 
 class Watched(ppo.PPOTrainer):
@@ -218,7 +268,9 @@ class Watched(ppo.PPOTrainer):
 
 
 def test_kl_in_the_reward_is_the_log_ratio_of_every_token(tmp_path):
-    trainer = ppo_trainer(tmp_path, Watched, micro=64, accumulation=1, steps=3, lr=1e-2, beta=0.5, kl_in_reward=0.5)
+    trainer = ppo_trainer(
+        tmp_path, Watched, micro=64, accumulation=1, steps=3, lr=1e-2, beta=0.5, kl_in_reward=0.5
+    )
     trainer.train()
     out, start = trainer.output, AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     policy = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
@@ -240,9 +292,14 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(tmp_path):
 
 def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(tmp_path):
     """Every second one's judge fails: no advantage there, a return that is the value, and the others' statistics alone."""
+
     class Fails(Watched):
         def _total(self, rows):
-            rows = [row | {"status": "ok", "rewards": row["rewards"] | {"preference": None if i % 2 else float(i)}} for i, row in enumerate(rows)]
+            rows = [
+                row
+                | {"status": "ok", "rewards": row["rewards"] | {"preference": None if i % 2 else float(i)}}
+                for i, row in enumerate(rows)
+            ]
             return super()._total(rows)
 
     trainer = ppo_trainer(tmp_path, Fails, micro=64, accumulation=1, steps=1)
@@ -251,13 +308,17 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(tmp_pat
     lost = mask & (torch.arange(len(mask)) % 2 == 1)[:, None]
     assert not out["advantages"][lost].any() and torch.equal(out["returns"][lost], out["values"][lost])
     kept = out["advantages"][mask & ~lost]
-    assert kept.mean().item() == pytest.approx(0, abs=1e-4) and kept.var().item() == pytest.approx(1, abs=1e-3)
+    assert kept.mean().item() == pytest.approx(0, abs=1e-4) and kept.var().item() == pytest.approx(
+        1, abs=1e-3
+    )
 
 
 def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a head of zeros, or from the reward model with its head; another vocabulary is refused."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model", gradient_checkpointing=False)
+    args = train_ppo.Args(
+        model="data/toy/base", reward_model="data/toy/reward_model", gradient_checkpointing=False
+    )
     load = lambda args: ppo.load_critic(ppo.critic_start(args, tokenizer), args)
     critic = load(args)
     assert not critic.score.weight.any() and not critic.score.bias.any() and critic.dropout.p == 0
@@ -267,7 +328,9 @@ def test_the_critic_starts_as_asked(tmp_path):
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
     adapter = load(dataclasses.replace(args, lora_r=4))
     trained = {n.split(".")[-2] for n, p in adapter.named_parameters() if p.requires_grad and "lora" not in n}
-    assert trained == {"default"} and "score.modules_to_save.default.weight" in "".join(n for n, _ in adapter.named_parameters())
+    assert trained == {"default"} and "score.modules_to_save.default.weight" in "".join(
+        n for n, _ in adapter.named_parameters()
+    )
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
         load(dataclasses.replace(args, critic="reward_model"))

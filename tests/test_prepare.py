@@ -16,7 +16,6 @@ import pytest
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 import rewards  # noqa: E402
 from data import prepare  # noqa: E402
 from data.prepare import Args  # noqa: E402
@@ -76,18 +75,31 @@ def refuse(capsys, kind: str, source: Path | str, *parts: str, **more) -> None:
 @pytest.mark.parametrize("name", ["in.parquet", "in.jsonl", "in.jsonl.gz", "in.json"])
 def test_wildchat_verl_rows_from_every_file_type(tmp_path, name):
     rows = [
-        {"data_source": "wildchat-if", "prompt": chat(f"Wörld {i}\u2028"), "extra_info": {"index": i, "split": "train"}}
+        {
+            "data_source": "wildchat-if",
+            "prompt": chat(f"Wörld {i}\u2028"),
+            "extra_info": {"index": i, "split": "train"},
+        }
         for i in range(3)
     ]
     got, report = run("wildchat-if", write(tmp_path / name, rows))
     assert got[1] == {"id": "wildchat-if-train-1", "messages": chat("Wörld 1\u2028"), "source": "wildchat-if"}
     assert (report["kind"], report["input"], report["n_in"], report["dropped"]) == (
-        "wildchat-if", str(tmp_path / name), 3, {})  # fmt: skip
+        "wildchat-if",
+        str(tmp_path / name),
+        3,
+        {},
+    )
 
 
 def test_wildchat_hub_rows_take_the_turns_before_the_answer(tmp_path):
     rows = [
-        {"id": 7, "prompt": "b?", "chosen": chat("a?", "a", "b?", "b"), "rejected": chat("a?", "a", "b?", "c")},
+        {
+            "id": 7,
+            "prompt": "b?",
+            "chosen": chat("a?", "a", "b?", "b"),
+            "rejected": chat("a?", "a", "b?", "c"),
+        },
         {"prompt": "only text"},
         {"prompt": "only text"},
         {"prompt": " "},
@@ -100,29 +112,59 @@ def test_wildchat_hub_rows_take_the_turns_before_the_answer(tmp_path):
 
 
 def test_prompt_faults_are_counted(tmp_path):
-    rows = [{"id": str(i), "messages": messages} for i, messages in enumerate([
-        chat("good", system=""), chat("q", "a"), [], chat(""), chat("q", "", "q2"), chat("q", "a", " "),
-        [{"role": "tool", "content": "x"}], chat("a") + chat("b"), chat("a", "b") + chat("c", system="late"),
-        chat("half \ud800"), chat(system="alone"),
-    ])]  # fmt: skip
+    rows = [
+        {"id": str(i), "messages": messages}
+        for i, messages in enumerate(
+            [
+                chat("good", system=""),
+                chat("q", "a"),
+                [],
+                chat(""),
+                chat("q", "", "q2"),
+                chat("q", "a", " "),
+                [{"role": "tool", "content": "x"}],
+                chat("a") + chat("b"),
+                chat("a", "b") + chat("c", system="late"),
+                chat("half \ud800"),
+                chat(system="alone"),
+            ]
+        )
+    ]
     got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows))
     assert [row["id"] for row in got] == ["0"] and got[0]["messages"] == chat("good", system="")
     assert report["examples"] == {
-        "not_ending_in_user": ["1"], "empty_prompt": ["2", "3", "10"], "empty_turn": ["4", "5"],
-        "unsupported_role": ["6"], "turns_not_alternating": ["7", "8"], "broken_unicode": ["9"],
-    }  # fmt: skip
+        "not_ending_in_user": ["1"],
+        "empty_prompt": ["2", "3", "10"],
+        "empty_turn": ["4", "5"],
+        "unsupported_role": ["6"],
+        "turns_not_alternating": ["7", "8"],
+        "broken_unicode": ["9"],
+    }
 
 
 def ultrafeedback_rows() -> list[dict]:
     def row(i, good, bad, scores=(8.0, 6.5)):
         return {
-            "prompt": f"q{i}", "prompt_id": f"p{i}", "chosen": chat(f"q{i}", good), "rejected": chat(f"q{i}", bad),
-            "messages": chat(f"q{i}", good), "score_chosen": scores[0], "score_rejected": scores[1],
-        }  # fmt: skip
+            "prompt": f"q{i}",
+            "prompt_id": f"p{i}",
+            "chosen": chat(f"q{i}", good),
+            "rejected": chat(f"q{i}", bad),
+            "messages": chat(f"q{i}", good),
+            "score_chosen": scores[0],
+            "score_rejected": scores[1],
+        }
 
     other_prompt = {**row(7, "a", "b"), "rejected": chat("q8", "b")}
-    return [row(0, "a", "b"), row(1, "a", " a"), row(2, "a", "b", (5.0, 5.0)), row(3, "a", "b", (4.0, 5.0)),
-            row(4, "", "b"), row(0, "a", "b"), row(0, "a", "c"), other_prompt]  # fmt: skip
+    return [
+        row(0, "a", "b"),
+        row(1, "a", " a"),
+        row(2, "a", "b", (5.0, 5.0)),
+        row(3, "a", "b", (4.0, 5.0)),
+        row(4, "", "b"),
+        row(0, "a", "b"),
+        row(0, "a", "c"),
+        other_prompt,
+    ]
 
 
 def test_ultrafeedback_prompts(tmp_path):
@@ -137,25 +179,43 @@ def test_ultrafeedback_pairs(tmp_path):
     assert got[0] == {"id": "p0", "messages": chat("q0"), "chosen": "a", "rejected": "b"}
     assert got[1]["rejected"] == "c" and got[1]["id"].startswith("p0-") and report["renamed_ids"] == 1
     assert report["dropped"] == {
-        "identical_pair": 1, "tied_scores": 1, "reversed_scores": 1, "empty_response": 1, "duplicate_pair": 1,
+        "identical_pair": 1,
+        "tied_scores": 1,
+        "reversed_scores": 1,
+        "empty_response": 1,
+        "duplicate_pair": 1,
         "different_prompts": 1,
-    }  # fmt: skip
+    }
 
 
 def test_tulu_prompts_exclude_and_sample(tmp_path):
-    mixture = [{"id": f"t{i}", "messages": chat(f"q{i}", "a", f"more {i}", "b"), "source": "flan"} for i in range(20)]
+    mixture = [
+        {"id": f"t{i}", "messages": chat(f"q{i}", "a", f"more {i}", "b"), "source": "flan"} for i in range(20)
+    ]
     mixture += [{"id": "t20", "messages": chat("no answer"), "source": "flan"}]
-    mixture += [{"id": "t21", "messages": chat("Q  of RL", "a", "more", "b", "left over"), "source": "wildchat"}]
-    rl = write(tmp_path / "rl.jsonl", [{"id": "t3", "messages": chat("x")}, {"id": "r", "messages": chat("Q of\nRL")}])
+    mixture += [
+        {"id": "t21", "messages": chat("Q  of RL", "a", "more", "b", "left over"), "source": "wildchat"}
+    ]
+    rl = write(
+        tmp_path / "rl.jsonl",
+        [{"id": "t3", "messages": chat("x")}, {"id": "r", "messages": chat("Q of\nRL")}],
+    )
     source = write(tmp_path / "tulu.jsonl", mixture)
     got, report = run("tulu3-random", source, n=8, seed=1, exclude=(rl,))
-    assert report["dropped"] == {"excluded_id": 1, "no_assistant_turn": 1, "excluded_prompt": 1, "not_sampled": 11}
+    assert report["dropped"] == {
+        "excluded_id": 1,
+        "no_assistant_turn": 1,
+        "excluded_prompt": 1,
+        "not_sampled": 11,
+    }
     assert report["args"]["seed"] == 1 and report["args"]["n"] == 8
     numbers = [int(row["id"][1:]) for row in got]
     assert numbers == sorted(numbers) and 3 not in numbers
     assert got[0] == {
-        "id": f"t{numbers[0]}", "messages": chat(f"q{numbers[0]}", "a", f"more {numbers[0]}"), "source": "flan",
-    }  # fmt: skip
+        "id": f"t{numbers[0]}",
+        "messages": chat(f"q{numbers[0]}", "a", f"more {numbers[0]}"),
+        "source": "flan",
+    }
     assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
     assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
 
@@ -163,19 +223,31 @@ def test_tulu_prompts_exclude_and_sample(tmp_path):
 def test_verifiable_prompts(tmp_path):
     gsm8k = {"question": "How many?", "answer": "2 + 3 = 5\n#### 5"}
     tulu = {"messages": chat("What is 2 + 2?"), "ground_truth": "4", "dataset": "MATH"}
-    other = {"messages": chat("Say it loud."), "ground_truth": json.dumps({"func_name": "validate_uppercase"}), "dataset": "ifeval"}
+    other = {
+        "messages": chat("Say it loud."),
+        "ground_truth": json.dumps({"func_name": "validate_uppercase"}),
+        "dataset": "ifeval",
+    }
     code = {"prompt": "Write f.", "tests": ["assert f(1) == 2"], "entry_point": "f"}
     rows, report = run("verifiable", write(tmp_path / "in.jsonl", [gsm8k, tulu, other, code]))
     assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None]
     assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
     assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
     assert report["dropped"] == {"constraint_of_another_verifier": 1}
-    marks = rewards.math([row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])])
+    marks = rewards.math(
+        [row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])]
+    )
     assert marks == [1.0, 0.0]
 
 
 def test_a_row_without_anything_to_verify_by_is_named(tmp_path, capsys):
-    refuse(capsys, "verifiable", write(tmp_path / "in.jsonl", [{"prompt": "Hi"}]), "line 1", "nothing to verify by")
+    refuse(
+        capsys,
+        "verifiable",
+        write(tmp_path / "in.jsonl", [{"prompt": "Hi"}]),
+        "line 1",
+        "nothing to verify by",
+    )
 
 
 def test_skywork_pairs(tmp_path):
@@ -187,7 +259,10 @@ def test_skywork_pairs(tmp_path):
     ]
     got, report = run("skywork", write(tmp_path / "sky.parquet", rows))
     assert {key: got[0][key] for key in got[0] if key != "id"} == {
-        "messages": chat("a", "b", "c"), "chosen": "good", "rejected": "bad"}  # fmt: skip
+        "messages": chat("a", "b", "c"),
+        "chosen": "good",
+        "rejected": "bad",
+    }
     assert len(got) == 3  # one prompt with two different pairs keeps both, each with its own id
     assert report["dropped"] == {"not_ending_in_assistant": 1}
 
@@ -196,27 +271,50 @@ def test_traces(tmp_path):
     pytest.importorskip("torch", reason="utils.py needs torch")
     own = {"id": "o", "messages": chat("q"), "thinking": "z", "response": "y", "teacher": "T"}
     tagged = [
-        "<think> z </think> y", "<think> z y", "z </think> y", "<think> z </think>", "<think></think> y",
-        "<think> a <think> z </think> y", "<think> z </think> y <response>",
-    ]  # fmt: skip
-    rows = [own, {**own, "id": "again"}, {**own, "id": "in", "response": "a </think> b"},
-            {**own, "id": "no z", "thinking": " "}, {**own, "id": "no y", "response": ""}]  # fmt: skip
+        "<think> z </think> y",
+        "<think> z y",
+        "z </think> y",
+        "<think> z </think>",
+        "<think></think> y",
+        "<think> a <think> z </think> y",
+        "<think> z </think> y <response>",
+    ]
+    rows = [
+        own,
+        {**own, "id": "again"},
+        {**own, "id": "in", "response": "a </think> b"},
+        {**own, "id": "no z", "thinking": " "},
+        {**own, "id": "no y", "response": ""},
+    ]
     rows += [{"id": f"s{i}", "prompt": chat("q", "a", "r"), "output": text} for i, text in enumerate(tagged)]
     rows += [{"id": "cut", "messages": chat("q"), "completion": tagged[0], "finish_reason": "length"}]
     got, report = run("traces", write(tmp_path / "in.jsonl", rows), teacher="G")
     assert got[0] == own
     assert got[1] == {
-        "id": "s0", "messages": chat("q", "a", "r"), "thinking": "z", "response": "y", "teacher": "G"}  # fmt: skip
+        "id": "s0",
+        "messages": chat("q", "a", "r"),
+        "thinking": "z",
+        "response": "y",
+        "teacher": "G",
+    }
     assert report["examples"] == {
-        "duplicate_trace": ["again"], "tag_inside_text": ["in", "s6"], "empty_thinking": ["no z", "s4"],
-        "empty_response": ["no y", "s3"], "no_close": ["s1"], "no_open": ["s2"], "nested": ["s5"],
+        "duplicate_trace": ["again"],
+        "tag_inside_text": ["in", "s6"],
+        "empty_thinking": ["no z", "s4"],
+        "empty_response": ["no y", "s3"],
+        "no_close": ["s1"],
+        "no_open": ["s2"],
+        "nested": ["s5"],
         "truncated": ["cut"],
-    }  # fmt: skip
+    }
 
 
 def test_traces_with_a_tagged_response(tmp_path):
     pytest.importorskip("torch", reason="utils.py needs torch")
-    texts = ["<think> z </think> <response> y </response>", "<think> z </think> <response> y </response> P.S."]
+    texts = [
+        "<think> z </think> <response> y </response>",
+        "<think> z </think> <response> y </response> P.S.",
+    ]
     rows = [{"messages": chat("q"), "output": text, "teacher": "T"} for text in texts]
     got, report = run("traces", write(tmp_path / "in.jsonl", rows), think_format="zero_think")
     assert (got[0]["thinking"], got[0]["response"]) == ("z", "y")
@@ -232,7 +330,11 @@ def test_traces_with_a_tagged_response(tmp_path):
         ("wildchat-if", '{"messages": [', ["line 2", "not JSON"]),
         ("wildchat-if", "[1]", ["line 2", "list"]),
         ("wildchat-if", "null", ["line 2", "NoneType"]),
-        ("wildchat-if", '{"id": "x", "text": "q"}', ["line 2", "field messages is missing", "id, text", "add it"]),
+        (
+            "wildchat-if",
+            '{"id": "x", "text": "q"}',
+            ["line 2", "field messages is missing", "id, text", "add it"],
+        ),
         ("wildchat-if", '{"prompt": 3}', ["line 2", "field prompt is a int"]),
         ("wildchat-if", '{"messages": [{"role": "user"}]}', ["line 2", "field messages[0].content"]),
         ("wildchat-if", '{"messages": ["q"]}', ["line 2", "field messages[0].role"]),
@@ -259,10 +361,14 @@ def test_malformed_traces_name_the_line(tmp_path, capsys):
 
 def test_unreadable_files(tmp_path, capsys):
     for name, data, part in (
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99)[:-9], "cannot be read"), ("b.parquet", b"no", "cannot"),
-        ("c.jsonl", b'{"prompt": "\xff"}\n', "cannot be read"), ("d.json", b'{"prompt": "q"}', "no list"),
-        ("e.json", b'[\n{"prompt": }]', "line 2"), ("f.csv", b"prompt\nq\n", "use one of"), ("g.jsonl", b"", "0 rows"),
-    ):  # fmt: skip
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99)[:-9], "cannot be read"),
+        ("b.parquet", b"no", "cannot"),
+        ("c.jsonl", b'{"prompt": "\xff"}\n', "cannot be read"),
+        ("d.json", b'{"prompt": "q"}', "no list"),
+        ("e.json", b'[\n{"prompt": }]', "line 2"),
+        ("f.csv", b"prompt\nq\n", "use one of"),
+        ("g.jsonl", b"", "0 rows"),
+    ):
         (tmp_path / name).write_bytes(data)
         refuse(capsys, "wildchat-if", tmp_path / name, name, part)
 
@@ -318,7 +424,9 @@ def script(*args: object) -> subprocess.CompletedProcess:
 
 
 def test_script(tmp_path):
-    source = write(tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}])
+    source = write(
+        tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}]
+    )
     failed = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
     assert failed.returncode == 2 and "line 3: field messages is missing" in failed.stderr
     assert "Traceback" not in failed.stderr and not (tmp_path / "sub").exists()
@@ -326,19 +434,25 @@ def test_script(tmp_path):
     done = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
     assert done.returncode == 0, done.stderr
     assert "2 rows in, 1 out" in done.stdout and "1  duplicate_prompt  (first: b)" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["out.jsonl", "out.jsonl.report.json"]
+    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == [
+        "out.jsonl",
+        "out.jsonl.report.json",
+    ]
     assert script("wildchat", "--out", tmp_path / "x.jsonl").returncode == 2
 
 
 def test_commands_of_the_readme_parse():
     text = (ROOT / "data" / "README.md").read_text().replace("\\\n", " ")
-    commands = [shlex.split(line)[2:] for line in text.split("\n") if line.startswith("python data/prepare.py ")]
+    commands = [
+        shlex.split(line)[2:] for line in text.split("\n") if line.startswith("python -m data.prepare ")
+    ]
     parsed = [tyro.cli(Args, args=command) for command in commands]
     assert {args.kind for args in parsed} == set(prepare.KINDS)
 
 
 @pytest.mark.skipif(
-    not REAL.is_dir(), reason="the released WildChat-IF files are not beside the repository, in shared/data/wildchat_if"
+    not REAL.is_dir(),
+    reason="the released WildChat-IF files are not beside the repository, in shared/data/wildchat_if",
 )
 def test_released_wildchat_if(tmp_path):
     for split, n in (("train", 7544), ("val", 250)):
@@ -363,11 +477,29 @@ def test_released_wildchat_if(tmp_path):
 
 def test_wildbench_tasks(tmp_path):
     """One task of several turns, with a reference that is missing; and one that ends with the assistant."""
-    task = {"session_id": "s1", "id": 7, "conversation_input": [{**m, "timestamp": None} for m in chat("a")],
-            "checklist": ["x?"], "primary_tag": "Planning", "secondary_tags": ["Math"],
-            "references": {"gpt-4": "ref", "other": None}}  # fmt: skip
-    bad = {**task, "session_id": "s2", "conversation_input": [*chat("a"), {"role": "assistant", "content": "b"}]}
+    task = {
+        "session_id": "s1",
+        "id": 7,
+        "conversation_input": [{**m, "timestamp": None} for m in chat("a")],
+        "checklist": ["x?"],
+        "primary_tag": "Planning",
+        "secondary_tags": ["Math"],
+        "references": {"gpt-4": "ref", "other": None},
+    }
+    bad = {
+        **task,
+        "session_id": "s2",
+        "conversation_input": [*chat("a"), {"role": "assistant", "content": "b"}],
+    }
     got, report = run("wildbench", write(tmp_path / "in.jsonl", [task, bad]))
-    assert got == [{"id": "s1", "messages": chat("a"), "checklist": ["x?"], "primary_tag": "Planning", "secondary_tags": ["Math"],
-                    "references": {"gpt-4": "ref"}}]  # fmt: skip
+    assert got == [
+        {
+            "id": "s1",
+            "messages": chat("a"),
+            "checklist": ["x?"],
+            "primary_tag": "Planning",
+            "secondary_tags": ["Math"],
+            "references": {"gpt-4": "ref"},
+        }
+    ]
     assert report["dropped"]["not_ending_in_user"] == 1

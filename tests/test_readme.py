@@ -16,7 +16,9 @@ import runs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DOCSTRINGS = "\n".join((path.read_text().split('"""')[1]) for path in ROOT.glob("*.py")).replace("\\\\\n", "\\\n")
+DOCSTRINGS = "\n".join((path.read_text().split('"""')[1]) for path in ROOT.glob("*.py")).replace(
+    "\\\\\n", "\\\n"
+)
 
 
 def test_the_demo_table_is_the_measured_one():
@@ -27,8 +29,13 @@ def test_the_rows_and_the_toy_table_are_what_reproduce_renders(tmp_path):
     """Of an empty results folder, for the paper's rows; of the results that are in the repository, for the toy rows."""
     assert reproduce.rows_markdown(reproduce.Args(results=tmp_path)) in README
     for table in ("toy", "rewards"):
-        measured = reproduce.toy_markdown(reproduce.toy_table(reproduce.measured(ROOT / "results" / "toy"), table))
-        assert measured in README and (ROOT / "results" / "tables" / f"{table}.md").read_text().strip() == measured
+        measured = reproduce.toy_markdown(
+            reproduce.toy_table(reproduce.measured(ROOT / "results" / "toy"), table)
+        )
+        assert (
+            measured in README
+            and (ROOT / "results" / "tables" / f"{table}.md").read_text().strip() == measured
+        )
 
 
 def test_every_file_of_the_table_exists():
@@ -39,14 +46,23 @@ def test_every_file_of_the_table_exists():
 
 def test_every_file_that_is_named_exists():
     """Scripts, pages and launch configs of this repository, wherever the README names them."""
-    named = set(re.findall(r"(?<![\w/.-])((?:accelerate/|data/|results/|tests/|notebooks/)?[\w-]+\.(?:py|md|yaml|txt))\b", README))
+    named = set(
+        re.findall(
+            r"(?<![\w/.-])((?:accelerate/|data/|results/|tests/|notebooks/)?[\w-]+\.(?:py|md|yaml|txt))\b",
+            README,
+        )
+    )
     named -= {"file.py"}  # of the reader's own
     assert len(named) > 30
     assert not [name for name in named if not (ROOT / name).exists() and not list(ROOT.glob(f"*/{name}"))]
 
 
 SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.S)).replace("\\\n", " ")
-LINES = [line for line in SHELL.splitlines() if re.search(r"\b(?:train|eval)_\w+\.py|reproduce\.py|make_traces\.py|prepare\.py", line)]
+LINES = [
+    line
+    for line in SHELL.splitlines()
+    if re.search(r"\b(?:train|eval)_\w+\.py|reproduce\.py|make_traces\.py|prepare\.py", line)
+]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -70,7 +86,9 @@ def test_every_command_of_the_readme_is_parsed_by_its_script(line, monkeypatch):
 COMMANDS = re.findall(r"(\w+)\.py((?: +[^\s#]+| +\\\n)+)", README + DOCSTRINGS)
 
 
-@pytest.mark.parametrize("script", sorted({name for name, _ in COMMANDS if name.startswith(("train_", "eval_"))}))
+@pytest.mark.parametrize(
+    "script", sorted({name for name, _ in COMMANDS if name.startswith(("train_", "eval_"))})
+)
 def test_every_flag_and_preset_of_a_command_exists(script):
     module = importlib.import_module(script)
     fields = {f.name for f in dataclasses.fields(module.Args)}
@@ -93,8 +111,12 @@ def test_every_metric_that_a_run_logged_is_explained():
     section = README.partition("## What is logged")[2].partition("\n## ")[0]
     named = re.findall(r"`([^` ]+)`", section)
     several = tuple(re.match(r"[^*<]+", name)[0] for name in named if re.search(r"/(\*|<)", name))
-    logged = {key for path in (ROOT / "results").glob("*/*/metrics.jsonl") for line in path.read_text().splitlines()
-              for key in json.loads(line)}  # fmt: skip
+    logged = {
+        key
+        for path in (ROOT / "results").glob("*/*/metrics.jsonl")
+        for line in path.read_text().splitlines()
+        for key in json.loads(line)
+    }
     assert len(logged) > 60 and len(several) > 3
     old = {"rewards/preference/mean", "rewards/preference/std"}  # rewards/total/* by now
     assert sorted(key for key in logged - old if key not in named and not key.startswith(several)) == []

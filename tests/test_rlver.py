@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 import runs
 import train_rlver
 import utils
-from data import toy_users
+from data.toy import users as toy_users
 
 ROOT = Path(__file__).parents[1]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -37,12 +37,17 @@ def test_trl_still_has_the_hook():
     """rollout_func with env_mask is called experimental by TRL."""
     source = inspect.getsource(GRPOTrainer._generate)
     assert "self.rollout_func(prompts, self)" in source and 'pop("env_mask"' in source
-    assert '"tool_mask" not in inputs else completion_mask * inputs["tool_mask"]' in inspect.getsource(GRPOTrainer)
+    assert '"tool_mask" not in inputs else completion_mask * inputs["tool_mask"]' in inspect.getsource(
+        GRPOTrainer
+    )
 
 
 def test_turns_put_together_are_the_conversation(tokenizer):
     prompt = [{"role": "user", "content": "Hello! We want fish."}]
-    said, then = "<think>\nBudget.\n</think>\n\ncod costs 5 dollars.", {"role": "user", "content": "Good! We want meat."}
+    said, then = (
+        "<think>\nBudget.\n</think>\n\ncod costs 5 dollars.",
+        {"role": "user", "content": "Good! We want meat."},
+    )
     head, reply = utils.encode_prompt(tokenizer, prompt), utils.encode_completion(tokenizer, said)
     whole = utils.encode_prompt(tokenizer, [*prompt, {"role": "assistant", "content": said}, then])
     assert head + reply + train_rlver.turn_ids(tokenizer, then["content"], True) == whole
@@ -53,8 +58,9 @@ def test_turns_put_together_are_the_conversation(tokenizer):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, capsys):
     other = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    other.chat_template = tokenizer.chat_template.replace("{%- for", "{{- messages | length }}{%- for", 1).replace(
-        "{% for", "{{ messages | length }}{% for", 1)  # fmt: skip
+    other.chat_template = tokenizer.chat_template.replace(
+        "{%- for", "{{- messages | length }}{%- for", 1
+    ).replace("{% for", "{{ messages | length }}{% for", 1)
     with pytest.raises(SystemExit) as e:
         train_rlver.check_turns(other, [{"role": "user", "content": "Hello!"}])
     assert e.value.code == 2 and "--chat-template" in capsys.readouterr().err
@@ -73,9 +79,31 @@ def users(tmp_path_factory):
 
 
 def command(users, out, *words) -> list[str]:
-    args = ["train_rlver.py", "--preset", "toy", "--no-think", "--model", "data/toy/base", "--profiles", users,
-            "--prompts-per-step", 4, *(() if "ppo" in words else ("--group-size", 4)), "--micro-batch-size", 8, "--max-turn-tokens", 16, "--steps", 3,
-            "--save-steps", 1, "--allow-truncation", "--out", out, *words]  # fmt: skip
+    args = [
+        "train_rlver.py",
+        "--preset",
+        "toy",
+        "--no-think",
+        "--model",
+        "data/toy/base",
+        "--profiles",
+        users,
+        "--prompts-per-step",
+        4,
+        *(() if "ppo" in words else ("--group-size", 4)),
+        "--micro-batch-size",
+        8,
+        "--max-turn-tokens",
+        16,
+        "--steps",
+        3,
+        "--save-steps",
+        1,
+        "--allow-truncation",
+        "--out",
+        out,
+        *words,
+    ]
     return [sys.executable, *map(str, args)]
 
 
@@ -90,7 +118,9 @@ def jsonl(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--algorithm", "ppo", "--prompts-per-step", 16], ["--rollout", "vllm"]], ids=["grpo", "ppo", "vllm"]
+    "words",
+    [[], ["--algorithm", "ppo", "--prompts-per-step", 16], ["--rollout", "vllm"]],
+    ids=["grpo", "ppo", "vllm"],
 )
 def test_the_script_and_its_log(users, tmp_path, words):
     """With transformers also: killed after its second step, it ends with the same bits."""
@@ -102,15 +132,23 @@ def test_the_script_and_its_log(users, tmp_path, words):
         assert row["ended"] in ("turns", "failed", "bad_format", "satisfied") and 1 <= row["turns"] <= 3
         emotion = 0 if row["ended"] == "bad_format" else last["emotion-point"]
         assert row["emotion"] == emotion and row["reward"] == pytest.approx(max(0, emotion / 100))
-        assert row["contributions"] == {"emotion": row["reward"]} or abs(row["contributions"]["emotion"] - row["reward"]) < 1e-6
+        assert (
+            row["contributions"] == {"emotion": row["reward"]}
+            or abs(row["contributions"]["emotion"] - row["reward"]) < 1e-6
+        )
         assert [m["role"] for m in row["dialogue"]][:2] == ["user", "assistant"]
     if not words:
         groups = [rows[i : i + 4] for i in range(0, 48, 4)]
         assert all(len({row["id"] for row in group}) == 1 for group in groups)
     if "vllm" in words:
         return
-    process = subprocess.Popen(command(users, tmp_path / "killed", *words), cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        command(users, tmp_path / "killed", *words),
+        cwd=ROOT,
+        env=ENV,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     while process.poll() is None and len(jsonl(tmp_path / "killed" / "metrics.jsonl")) < 2:
         time.sleep(0.02)
     assert process.poll() is None
@@ -118,7 +156,9 @@ def test_the_script_and_its_log(users, tmp_path, words):
     process.wait()
     run(users, tmp_path / "killed", *words, "--resume")
     a, b = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(a[k], b[k]) for k in a) and jsonl(tmp_path / "killed" / "completions.jsonl") == rows
+    assert (
+        all(torch.equal(a[k], b[k]) for k in a) and jsonl(tmp_path / "killed" / "completions.jsonl") == rows
+    )
 
 
 @pytest.mark.parametrize(

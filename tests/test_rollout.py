@@ -30,7 +30,7 @@ import train_grpo
 import train_ppo
 import training
 import utils
-from data import toy_world
+from data.toy import world as toy_world
 
 BASE = "data/toy/base"
 
@@ -68,9 +68,19 @@ def tokenizer():
 
 
 def tiny_config(tokenizer, tied: bool) -> LlamaConfig:
-    return LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-                       num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied,
-                       eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, num_labels=1)  # fmt: skip
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,32 +88,80 @@ def folders(tokenizer, tmp_path_factory):
     """Tiny random policies, tied and untied, and a reward model, as ordinary folders."""
     torch.manual_seed(0)
     made = {}
-    for name, cls, tied in [("tied", LlamaForCausalLM, True), ("untied", LlamaForCausalLM, False),
-                            ("reward", LlamaForSequenceClassification, True)]:  # fmt: skip
+    for name, cls, tied in [
+        ("tied", LlamaForCausalLM, True),
+        ("untied", LlamaForCausalLM, False),
+        ("reward", LlamaForSequenceClassification, True),
+    ]:
         made[name] = str(tmp_path_factory.mktemp(name))
         cls(tiny_config(tokenizer, tied)).save_pretrained(made[name])
         tokenizer.save_pretrained(made[name])
     return made
 
 
-def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", group_size=4, micro=4, accumulation=2,
-                 steps=2, lr=1e-2, allow_truncation=True, ahead=False, lora=None, **config):  # fmt: skip
+def make_trainer(
+    folders,
+    tokenizer,
+    run,
+    policy="tied",
+    on_bad_format="score",
+    group_size=4,
+    micro=4,
+    accumulation=2,
+    steps=2,
+    lr=1e-2,
+    allow_truncation=True,
+    ahead=False,
+    lora=None,
+    **config,
+):
     model = LlamaForCausalLM.from_pretrained(folders[policy])
-    prompts = [{"id": i, "prompt": [{"role": "user", "content": text}]} for i, _, text, _ in toy_world.orders_of("rl", 16, 0)]
+    prompts = [
+        {"id": i, "prompt": [{"role": "user", "content": text}]}
+        for i, _, text, _ in toy_world.orders_of("rl", 16, 0)
+    ]
     defaults = dict(
-        output_dir=str(run), max_steps=steps, num_generations=group_size, per_device_train_batch_size=micro,
-        gradient_accumulation_steps=accumulation, steps_per_generation=accumulation, max_completion_length=12,
-        temperature=0.7, top_k=0, beta=0.04, use_bias_correction_kl=False, loss_type="dapo", learning_rate=lr,
-        lr_scheduler_type="constant", bf16=False, use_cpu=True, gradient_checkpointing=False, save_strategy="no",
-        logging_steps=1, report_to=[], disable_tqdm=True, dataloader_pin_memory=False, vllm_max_model_length=160,
-        vllm_importance_sampling_correction=False, seed=3,
-    )  # fmt: skip
+        output_dir=str(run),
+        max_steps=steps,
+        num_generations=group_size,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        max_completion_length=12,
+        temperature=0.7,
+        top_k=0,
+        beta=0.04,
+        use_bias_correction_kl=False,
+        loss_type="dapo",
+        learning_rate=lr,
+        lr_scheduler_type="constant",
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        vllm_max_model_length=160,
+        vllm_importance_sampling_correction=False,
+        seed=3,
+    )
     return rollout.RolloutTrainer(
-        model=model, args=GRPOConfig(**{**defaults, **config}), train_dataset=Dataset.from_list(prompts),
-        processing_class=tokenizer, reward_model=utils.RewardModel(folders["reward"], "response"), think_format="think",
-        on_bad_format=on_bad_format, format_margin=1.0, run=run, max_logprob_gap=1e-3, ahead=ahead,
-        allow_truncation=allow_truncation, peft_config=lora,
-    )  # fmt: skip
+        model=model,
+        args=GRPOConfig(**{**defaults, **config}),
+        train_dataset=Dataset.from_list(prompts),
+        processing_class=tokenizer,
+        reward_model=utils.RewardModel(folders["reward"], "response"),
+        think_format="think",
+        on_bad_format=on_bad_format,
+        format_margin=1.0,
+        run=run,
+        max_logprob_gap=1e-3,
+        ahead=ahead,
+        allow_truncation=allow_truncation,
+        peft_config=lora,
+    )
 
 
 # --- what we lean on
@@ -115,7 +173,10 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
         (GRPOTrainer._generate_single_turn, ["prompt_ids", "images", "multimodal_fields", "num_generations"]),
         (GRPOTrainer._calculate_rewards, ["inputs", "prompts", "completions", "completion_ids_list"]),
         (GRPOTrainer._generate_and_score_completions, ["inputs"]),
-        (GRPOTrainer._get_per_token_logps_and_entropies, ["model", "input_ids", "attention_mask", "logits_to_keep"]),
+        (
+            GRPOTrainer._get_per_token_logps_and_entropies,
+            ["model", "input_ids", "attention_mask", "logits_to_keep"],
+        ),
         (GRPOTrainer._compute_loss, ["model", "inputs"]),
         (GRPOTrainer._get_train_sampler, ["dataset"]),
         (GRPOTrainer._tokenize_prompts, ["prompts"]),
@@ -127,7 +188,9 @@ def make_trainer(folders, tokenizer, run, policy="tied", on_bad_format="score", 
 )
 def test_trl_still_has_the_hooks(function, parameters):
     found = list(inspect.signature(function).parameters)[1 : 1 + len(parameters)]
-    assert found == parameters, f"TRL moved {function.__qualname__}: rollout.py overrides it; adapt it, or pin trl==1.16.0"
+    assert found == parameters, (
+        f"TRL moved {function.__qualname__}: rollout.py overrides it; adapt it, or pin trl==1.16.0"
+    )
 
 
 def test_trl_still_calls_its_module_level_functions():
@@ -162,7 +225,9 @@ def test_advantages_of_a_real_rollout_are_the_formula(folders, tokenizer, tmp_pa
         r = np.array([x["reward"] for x in group])
         expected = (r - r.mean()) / (r.std(ddof=1) + 1e-4)
         np.testing.assert_allclose([x["advantage"] for x in group], expected, rtol=1e-4, atol=1e-5)
-        assert all(x["rewards"]["preference"] == pytest.approx(x["reward"]) for x in group)  # on_bad_format=score
+        assert all(
+            x["rewards"]["preference"] == pytest.approx(x["reward"]) for x in group
+        )  # on_bad_format=score
     assert all(r["text"].startswith(r["thinking"]) or r["status"] != "plain" for r in rows)
 
 
@@ -186,7 +251,9 @@ def test_a_reward_that_is_not_finite_stops_the_run(folders, tokenizer, tmp_path)
 
 def test_answers_that_are_cut_off_stop_the_run(folders, tokenizer, tmp_path):
     with pytest.raises(RuntimeError, match="raise --max-completion-tokens"):
-        make_trainer(folders, tokenizer, tmp_path, max_completion_length=2, steps=5, allow_truncation=False).train()
+        make_trainer(
+            folders, tokenizer, tmp_path, max_completion_length=2, steps=5, allow_truncation=False
+        ).train()
 
 
 def test_gold_must_be_a_number(folders, tokenizer, tmp_path):
@@ -203,7 +270,10 @@ def padded_batch(tokenizer, lengths=((5, 3), (9, 12), (2, 7), (7, 1))):
     """Rows of (prompt, completion) tokens: left-padded prompts, right-padded completions, as TRL makes them."""
     rng = torch.Generator().manual_seed(1)
     p_max, c_max = max(p for p, _ in lengths), max(c for _, c in lengths)
-    ids, mask = torch.full((len(lengths), p_max + c_max), tokenizer.pad_token_id), torch.zeros(len(lengths), p_max + c_max)
+    ids, mask = (
+        torch.full((len(lengths), p_max + c_max), tokenizer.pad_token_id),
+        torch.zeros(len(lengths), p_max + c_max),
+    )
     for i, (p, c) in enumerate(lengths):
         ids[i, p_max - p : p_max + c] = torch.randint(10, 200, (p + c,), generator=rng)
         mask[i, p_max - p : p_max + c] = 1
@@ -214,9 +284,12 @@ def padded_batch(tokenizer, lengths=((5, 3), (9, 12), (2, 7), (7, 1))):
 def test_trimmed_forwards_give_the_logprobs_of_the_stock_ones(folders, tokenizer, tmp_path, batch_size):
     trainer = make_trainer(folders, tokenizer, tmp_path)
     ids, mask, _, keep = padded_batch(tokenizer)
-    ours = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, keep, batch_size, compute_entropy=True)
-    stock = GRPOTrainer._get_per_token_logps_and_entropies(trainer.model and trainer, trainer.model, ids, mask, keep,
-                                                           compute_entropy=True)  # fmt: skip
+    ours = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, mask, keep, batch_size, compute_entropy=True
+    )
+    stock = GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer.model and trainer, trainer.model, ids, mask, keep, compute_entropy=True
+    )
     real = mask[:, -keep:].bool()
     for a, b in zip(ours[:2], stock[:2]):
         torch.testing.assert_close(a[real], b[real], rtol=1e-5, atol=1e-5)
@@ -242,7 +315,14 @@ def numpy_loss(logp, old, ref, advantages, mask, beta, epsilon, epsilon_high, ag
 @pytest.mark.parametrize("beta, high", [(0.04, 0.2), (0.3, 0.28)])
 def test_loss_equals_numpy(folders, tokenizer, tmp_path, loss_type, beta, high):
     trainer = make_trainer(
-        folders, tokenizer, tmp_path, micro=4, accumulation=1, loss_type=loss_type, beta=beta, epsilon_high=high
+        folders,
+        tokenizer,
+        tmp_path,
+        micro=4,
+        accumulation=1,
+        loss_type=loss_type,
+        beta=beta,
+        epsilon_high=high,
     )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -251,9 +331,16 @@ def test_loss_equals_numpy(folders, tokenizer, tmp_path, loss_type, beta, high):
     rng = torch.Generator().manual_seed(2)
     old, ref = (logp + 0.5 * torch.randn(logp.shape, generator=rng) for _ in range(2))
     advantages = torch.tensor([1.5, -0.7, 0.2, -1.0])
-    inputs = {"prompt_ids": ids[:, :p_max], "prompt_mask": mask[:, :p_max], "completion_ids": ids[:, p_max:],
-              "completion_mask": mask[:, p_max:], "advantages": advantages, "old_per_token_logps": old,
-              "ref_per_token_logps": ref, "num_items_in_batch": mask[:, p_max:].sum()}  # fmt: skip
+    inputs = {
+        "prompt_ids": ids[:, :p_max],
+        "prompt_mask": mask[:, :p_max],
+        "completion_ids": ids[:, p_max:],
+        "completion_mask": mask[:, p_max:],
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": ref,
+        "num_items_in_batch": mask[:, p_max:].sum(),
+    }
     loss = trainer._compute_loss(trainer.model, inputs).item()
     to64 = lambda x: x.double().numpy()
     expected = numpy_loss(
@@ -272,9 +359,16 @@ def test_padding_cannot_poison_the_loss(folders, tokenizer, tmp_path):
     losses = []
     for junk in (0.0, -50.0):
         old = torch.where(mask[:, p_max:].bool(), logp, torch.tensor(junk))
-        inputs = {"prompt_ids": ids[:, :p_max], "prompt_mask": mask[:, :p_max], "completion_ids": ids[:, p_max:],
-                  "completion_mask": mask[:, p_max:], "advantages": torch.ones(4), "old_per_token_logps": old,
-                  "ref_per_token_logps": old, "num_items_in_batch": mask[:, p_max:].sum()}  # fmt: skip
+        inputs = {
+            "prompt_ids": ids[:, :p_max],
+            "prompt_mask": mask[:, :p_max],
+            "completion_ids": ids[:, p_max:],
+            "completion_mask": mask[:, p_max:],
+            "advantages": torch.ones(4),
+            "old_per_token_logps": old,
+            "ref_per_token_logps": old,
+            "num_items_in_batch": mask[:, p_max:].sum(),
+        }
         losses.append(trainer._compute_loss(trainer.model, inputs).item())
     assert all(math.isfinite(x) for x in losses) and losses[0] == pytest.approx(losses[1])
 
@@ -284,7 +378,10 @@ def test_even_chunks_are_the_best_cut(n):
     """Against all cuts of 8 rows into n chunks."""
     lengths = [90, 40, 40, 30, 12, 5, 5, 1]
     most = lambda sizes: max(size * lengths[sum(sizes[:i])] for i, size in enumerate(sizes))
-    cuts = [[b - a for a, b in zip((0, *inner), (*inner, 8))] for inner in itertools.combinations(range(1, 8), n - 1)]
+    cuts = [
+        [b - a for a, b in zip((0, *inner), (*inner, 8))]
+        for inner in itertools.combinations(range(1, 8), n - 1)
+    ]
     sizes = rollout.even_chunks(lengths, n)
     assert len(sizes) == n and sum(sizes) == 8 and min(sizes) > 0 and most(sizes) == min(map(most, cuts))
 
@@ -293,17 +390,30 @@ def test_even_chunks_of_equal_rows_are_equal():
     assert rollout.even_chunks([7] * 12, 4) == [3] * 4
 
 
-@pytest.mark.parametrize("by_tokens, updates, expected", [(True, 1, [[1, 4], [2, 3, 0, 5]]), (False, 1, [[1, 4, 2], [3, 0, 5]]),
-                                                          (True, 2, [[1, 2, 0], [4, 3, 5]])])
+@pytest.mark.parametrize(
+    "by_tokens, updates, expected",
+    [
+        (True, 1, [[1, 4], [2, 3, 0, 5]]),
+        (False, 1, [[1, 4, 2], [3, 0, 5]]),
+        (True, 2, [[1, 2, 0], [4, 3, 5]]),
+    ],
+)
 def test_a_rollout_is_split_by_length_within_each_update(by_tokens, updates, expected):
     lengths = torch.tensor([1, 9, 3, 2, 4, 1])
     mask = (torch.arange(9) < lengths[:, None]).long()
-    batch = {"prompt_mask": torch.ones(6, 1, dtype=torch.long), "completion_mask": mask, "x": torch.arange(6),
-             "num_items_in_batch": torch.tensor(20), "none": None}  # fmt: skip
+    batch = {
+        "prompt_mask": torch.ones(6, 1, dtype=torch.long),
+        "completion_mask": mask,
+        "x": torch.arange(6),
+        "num_items_in_batch": torch.tensor(20),
+        "none": None,
+    }
     out = rollout.split_rollout(batch, 2, updates, by_tokens)
     assert [part["x"].tolist() for part in out] == expected
     assert all(part["num_items_in_batch"] == 20 and part["none"] is None for part in out)
-    assert [part["completion_mask"].sum(1).tolist() for part in out] == [lengths[part["x"]].tolist() for part in out]
+    assert [part["completion_mask"].sum(1).tolist() for part in out] == [
+        lengths[part["x"]].tolist() for part in out
+    ]
 
 
 def test_micro_batches_have_as_many_rows_in_every_process():
@@ -312,10 +422,17 @@ def test_micro_batches_have_as_many_rows_in_every_process():
     shuffled, widest = lengths[:, [3, 5, 0, 1, 4, 2]], lambda _: lengths
     sizes = []
     for rank in shuffled:
-        batch = {"prompt_mask": torch.zeros(6, 1).long(), "completion_mask": (torch.arange(9) < rank[:, None]).long()}
-        sizes.append([len(part["completion_mask"]) for part in rollout.split_rollout(batch, 3, 1, True, widest)])
+        batch = {
+            "prompt_mask": torch.zeros(6, 1).long(),
+            "completion_mask": (torch.arange(9) < rank[:, None]).long(),
+        }
+        sizes.append(
+            [len(part["completion_mask"]) for part in rollout.split_rollout(batch, 3, 1, True, widest)]
+        )
     assert sizes == [[2, 2, 2]] * 3
-    assert [len(part["x"]) for part in rollout.split_rollout({**batch, "x": torch.arange(6)}, 3, 1, True)] == [1, 1, 4]
+    assert [
+        len(part["x"]) for part in rollout.split_rollout({**batch, "x": torch.arange(6)}, 3, 1, True)
+    ] == [1, 1, 4]
 
 
 def test_no_reference_model_at_beta_zero(folders, tokenizer, tmp_path):
@@ -338,7 +455,9 @@ def test_vllm_follows_the_trainer_and_a_skipped_sync_is_caught(folders, tokenize
     with torch.no_grad():
         for p in trainer.model.parameters():
             p.mul_(1.05)
-    with pytest.raises(RuntimeError, match="sampler and trainer disagree"):  # same step: TRL does not sync again
+    with pytest.raises(
+        RuntimeError, match="sampler and trainer disagree"
+    ):  # same step: TRL does not sync again
         trainer._generate_single_turn(prompts, None, {}, 1)
     trainer._last_loaded_step = -1
     trainer._generate_single_turn(prompts, None, {}, 1)
@@ -346,8 +465,14 @@ def test_vllm_follows_the_trainer_and_a_skipped_sync_is_caught(folders, tokenize
 
 def test_lora_reaches_vllm_and_leaves_the_base_weights_as_they_are(folders, tokenizer, tmp_path):
     """In bfloat16, where merging and subtracting again would change them."""
-    trainer = make_trainer(folders, tokenizer, tmp_path, use_vllm=True, vllm_mode="colocate",
-                           lora=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))  # fmt: skip
+    trainer = make_trainer(
+        folders,
+        tokenizer,
+        tmp_path,
+        use_vllm=True,
+        vllm_mode="colocate",
+        lora=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
     model = trainer.model.to(torch.bfloat16)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -358,12 +483,22 @@ def test_lora_reaches_vllm_and_leaves_the_base_weights_as_they_are(folders, toke
     merged = model.merge_and_unload()
     assert sent.keys() == dict(merged.named_parameters()).keys()
     assert all(torch.allclose(sent[n], p, atol=2e-3, rtol=2e-2) for n, p in merged.named_parameters())
-    assert sum(not torch.equal(p, before[f"base_model.model.{n.removesuffix('.weight')}.base_layer.weight"])
-               for n, p in sent.items() if "proj" in n) == 14  # fmt: skip
+    assert (
+        sum(
+            not torch.equal(p, before[f"base_model.model.{n.removesuffix('.weight')}.base_layer.weight"])
+            for n, p in sent.items()
+            if "proj" in n
+        )
+        == 14
+    )
 
 
-def test_the_reward_model_scores_what_vllm_has_finished_while_it_samples_the_rest(folders, tokenizer, tmp_path):
-    trainer = make_trainer(folders, tokenizer, tmp_path, use_vllm=True, vllm_mode="colocate", micro=8, max_completion_length=40)
+def test_the_reward_model_scores_what_vllm_has_finished_while_it_samples_the_rest(
+    folders, tokenizer, tmp_path
+):
+    trainer = make_trainer(
+        folders, tokenizer, tmp_path, use_vllm=True, vllm_mode="colocate", micro=8, max_completion_length=40
+    )
     score, calls, trainer.reward_model.tokens_per_batch = trainer.reward_model.score, [], 100
 
     def recorded(prompts, texts):
@@ -383,14 +518,27 @@ def test_asynchronous_rollouts_are_one_update_behind(folders, tokenizer, tmp_pat
     """The first two rollouts are of the policy at the start, whatever was learned from the first; the third is not."""
     texts = {}
     for lr in (0.0, 1e-2):
-        trainer = make_trainer(folders, tokenizer, tmp_path / str(lr), use_vllm=True, vllm_mode="colocate", steps=4, lr=lr,
-                               ahead=True, vllm_importance_sampling_correction=True,
-                               vllm_importance_sampling_mode="token_truncate")  # fmt: skip
+        trainer = make_trainer(
+            folders,
+            tokenizer,
+            tmp_path / str(lr),
+            use_vllm=True,
+            vllm_mode="colocate",
+            steps=4,
+            lr=lr,
+            ahead=True,
+            vllm_importance_sampling_correction=True,
+            vllm_importance_sampling_mode="token_truncate",
+        )
         trainer.train()
-        rows = [json.loads(line) for line in (tmp_path / str(lr) / "completions.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (tmp_path / str(lr) / "completions.jsonl").read_text().splitlines()
+        ]
         texts[lr] = [[r["text"] for r in rows if r["step"] == step] for step in (1, 2, 3, 4)]
         logged = [h for h in trainer.state.log_history if "loss" in h]
-        assert len(logged) == 4 and all(h["sampling/logprob_gap"] < 1e-4 for h in logged[:3])  # the fourth begins no other
+        assert len(logged) == 4 and all(
+            h["sampling/logprob_gap"] < 1e-4 for h in logged[:3]
+        )  # the fourth begins no other
         moved = [h["sampling/sampling_logp_difference/mean"] for h in logged]
         assert moved[0] < 1e-4 and all(m < 1e-4 if lr == 0 else m > 1e-3 for m in moved[1:]), moved
         assert trainer._pending is None  # nothing was sampled for a step that is not made
@@ -399,8 +547,17 @@ def test_asynchronous_rollouts_are_one_update_behind(folders, tokenizer, tmp_pat
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_importance_ratio_is_one_for_equal_weights(folders, tokenizer, tmp_path, temperature):
-    trainer = make_trainer(folders, tokenizer, tmp_path, steps=1, use_vllm=True, vllm_mode="colocate", temperature=temperature,
-                           vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="token_truncate")  # fmt: skip
+    trainer = make_trainer(
+        folders,
+        tokenizer,
+        tmp_path,
+        steps=1,
+        use_vllm=True,
+        vllm_mode="colocate",
+        temperature=temperature,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode="token_truncate",
+    )
     trainer.train()
     log = next(h for h in trainer.state.log_history if "sampling/importance_sampling_ratio/mean" in h)
     assert log["sampling/importance_sampling_ratio/min"] == pytest.approx(1, abs=1e-4)
@@ -418,16 +575,27 @@ def test_end_at_cuts_after_the_closing_tag(tokenizer):
 
 
 def test_fill_missing_by_hand():
-    rewards, missing = torch.tensor([1.0, 0.0, 3.0, math.nan, 0.0, 0.0]), torch.tensor([False, True, False, False, True, True])
+    rewards, missing = (
+        torch.tensor([1.0, 0.0, 3.0, math.nan, 0.0, 0.0]),
+        torch.tensor([False, True, False, False, True, True]),
+    )
     filled = rollout.fill_missing(rewards, missing, 3)
     assert filled[:3].tolist() == [1.0, 2.0, 3.0] and filled[3].isnan() and filled[4:].tolist() == [0.0, 0.0]
-    assert rollout.fill_missing(torch.tensor([0.0, 5.0]), torch.tensor([True, False]), 2).tolist() == [5.0, 5.0]
+    assert rollout.fill_missing(torch.tensor([0.0, 5.0]), torch.tensor([True, False]), 2).tolist() == [
+        5.0,
+        5.0,
+    ]
 
 
 def totals(values, statuses, group_size, compose=None, on_bad_format="floor"):
     """rewards and `missing` of rows as RolloutTrainer gives them."""
-    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True), num_generations=group_size, compose=compose,
-                              on_bad_format=on_bad_format, format_margin=1.0)  # fmt: skip
+    trainer = SimpleNamespace(
+        accelerator=Accelerator(cpu=True),
+        num_generations=group_size,
+        compose=compose,
+        on_bad_format=on_bad_format,
+        format_margin=1.0,
+    )
     rows = [{"id": 0, "status": s, "rewards": {"preference": v}} for v, s in zip(values, statuses)]
     rows, rewards = rollout.RolloutTrainer._total(trainer, rows)
     return rewards.tolist(), [row["missing"] for row in rows]
@@ -463,21 +631,36 @@ def test_cosine_knows_what_is_right_wherever_it_stands(tmp_path):
     """A prompt with an answer, and one that no verifier is for, to which cosine adds nothing."""
     path = tmp_path / "prompts.jsonl"
     asked = {"messages": [{"role": "user", "content": "1 + 2?"}]}
-    path.write_text(json.dumps({"id": "m", "answer": "3"} | asked) + "\n" + json.dumps({"id": "p"} | asked) + "\n")
-    row = lambda name, text: {"id": name, "response": text, "text": text, "status": "ok", "n_tokens": 12, "rewards": {"preference": 2.0}}
+    path.write_text(
+        json.dumps({"id": "m", "answer": "3"} | asked) + "\n" + json.dumps({"id": "p"} | asked) + "\n"
+    )
+    row = lambda name, text: {
+        "id": name,
+        "response": text,
+        "text": text,
+        "status": "ok",
+        "n_tokens": 12,
+        "rewards": {"preference": 2.0},
+    }
     rows = [row("m", "3"), row("m", "4"), row("m", "3"), row("m", "4")] + [row("p", "3")] * 4
     for words in (("cosine:1", "math:1", "preference:1"), ("preference:1", "math:1", "cosine:1")):
-        assert rewards.load(options(path, *words))(rows, 4)[0] == pytest.approx([3.5, 1.5, 3.5, 1.5] + [2.0] * 4)
+        assert rewards.load(options(path, *words))(rows, 4)[0] == pytest.approx(
+            [3.5, 1.5, 3.5, 1.5] + [2.0] * 4
+        )
 
 
 def test_composed_rewards_are_logged_by_name_and_add_up(folders, tokenizer, tmp_path):
     """length is made of numbers of tokens; math has an answer on every second prompt and no value elsewhere."""
     path = tmp_path / "prompts.jsonl"
-    rows = [{"id": i, "messages": [{"role": "user", "content": t}]} | ({"answer": "3"} if n % 2 else {})
-            for n, (i, _, t, _) in enumerate(toy_world.orders_of("rl", 16, 0))]  # fmt: skip
+    rows = [
+        {"id": i, "messages": [{"role": "user", "content": t}]} | ({"answer": "3"} if n % 2 else {})
+        for n, (i, _, t, _) in enumerate(toy_world.orders_of("rl", 16, 0))
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     trainer = make_trainer(folders, tokenizer, tmp_path)
-    trainer.compose = rewards.load(options(path, "preference:0.5", "length:2", "math:1", "overlong:soft", overlong_buffer=6))
+    trainer.compose = rewards.load(
+        options(path, "preference:0.5", "length:2", "math:1", "overlong:soft", overlong_buffer=6)
+    )
     trainer.entropies = True
     trainer.train()
     logged = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
@@ -486,15 +669,22 @@ def test_composed_rewards_are_logged_by_name_and_add_up(folders, tokenizer, tmp_
         group = logged[start : start + 4]
         n = [row["n_tokens"] for row in group]
         for row in group:
-            assert row["reward"] == pytest.approx(sum(row["contributions"].values()), abs=1e-5) and not row["missing"]
+            assert (
+                row["reward"] == pytest.approx(sum(row["contributions"].values()), abs=1e-5)
+                and not row["missing"]
+            )
             assert row["contributions"]["preference"] == pytest.approx(0.5 * row["rewards"]["preference"])
             spread = max(n) - min(n)
-            assert row["rewards"]["length"] == pytest.approx(0.5 - (row["n_tokens"] - min(n)) / spread if spread else 0.0)
+            assert row["rewards"]["length"] == pytest.approx(
+                0.5 - (row["n_tokens"] - min(n)) / spread if spread else 0.0
+            )
             assert row["contributions"]["length"] == pytest.approx(2 * row["rewards"]["length"])
             assert row["rewards"]["overlong"] == pytest.approx(max(-1, min(0, (6 - row["n_tokens"]) / 6)))
             assert 0 < row["mean_entropy"] <= math.log(len(tokenizer)) and row["mean_kl_uniform"] > 0
         r = np.array([row["reward"] for row in group])
-        np.testing.assert_allclose([row["advantage"] for row in group], (r - r.mean()) / (r.std(ddof=1) + 1e-4), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            [row["advantage"] for row in group], (r - r.mean()) / (r.std(ddof=1) + 1e-4), rtol=1e-3, atol=1e-4
+        )
     metrics = trainer.state.log_history[0]
     assert {"reward/length", "reward/overlong", "contribution/length", "reward/missing"} <= metrics.keys()
 
@@ -507,7 +697,9 @@ def test_entropy_is_that_of_the_policy(folders, tokenizer, tmp_path):
     p = (trainer.model(torch.tensor([whole])).logits[0, -4:-1] / 0.7).softmax(-1)
     assert got["mean_entropy"] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-4)
     uniform = torch.full_like(p, 1 / p.size(-1))
-    assert got["mean_kl_uniform"] == pytest.approx((uniform * (uniform.log() - p.log())).sum(-1).mean().item(), rel=1e-4)
+    assert got["mean_kl_uniform"] == pytest.approx(
+        (uniform * (uniform.log() - p.log())).sum(-1).mean().item(), rel=1e-4
+    )
 
 
 def test_a_failed_judge_teaches_nothing(folders, tokenizer, tmp_path):
@@ -523,7 +715,9 @@ def test_a_failed_judge_teaches_nothing(folders, tokenizer, tmp_path):
     logged = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert [row["missing"] for row in logged] == [False, True] * 4
     assert [row["reward"] for row in logged] == [0, 1, 2, 1, 4, 5, 6, 5]
-    assert all(abs(row["advantage"]) < 1e-6 for row in logged[1::2]) and all(abs(row["advantage"]) > 0.5 for row in logged[::2])
+    assert all(abs(row["advantage"]) < 1e-6 for row in logged[1::2]) and all(
+        abs(row["advantage"]) > 0.5 for row in logged[::2]
+    )
     assert trainer.state.log_history[0]["reward/missing"] == 0.5
 
 
@@ -532,7 +726,10 @@ def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, t
     dull = {f"toy-rl-{i:05d}" for i in range(0, 16, 2)}
 
     def compose(rows, group_size):
-        values = [0.0 if row["id"] in dull else float(row["n_tokens"] + i % group_size) for i, row in enumerate(rows)]
+        values = [
+            0.0 if row["id"] in dull else float(row["n_tokens"] + i % group_size)
+            for i, row in enumerate(rows)
+        ]
         return values, {"own": values}, {"own": values}, {}
 
     asked = {}
@@ -541,8 +738,13 @@ def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, t
         trainer = make_trainer(folders, tokenizer, tmp_path / str(attempts), steps=3)
         trainer.compose, trainer.attempts = compose, attempts
         trainer.train()
-        logged = [json.loads(line) for line in (tmp_path / str(attempts) / "completions.jsonl").read_text().splitlines()]
-        assert len(logged) == 24 and all(len({r["id"] for r in logged[i : i + 4]}) == 1 for i in range(0, 24, 4))
+        logged = [
+            json.loads(line)
+            for line in (tmp_path / str(attempts) / "completions.jsonl").read_text().splitlines()
+        ]
+        assert len(logged) == 24 and all(
+            len({r["id"] for r in logged[i : i + 4]}) == 1 for i in range(0, 24, 4)
+        )
         asked[attempts] = [row["id"] for row in logged[::4]]
         std = [np.std([r["reward"] for r in logged[i : i + 4]]) for i in range(0, 24, 4)]
         assert [s > 0 for s in std] == [i not in dull for i in asked[attempts]]
@@ -555,7 +757,10 @@ def test_forwards_and_steps_are_those_of_every_process(folders, tokenizer, tmp_p
     """Sharded weights are gathered in every forward: of the check of vLLM's logprobs there are four, however few rows there
     are. A step of completions.jsonl is one of metrics.jsonl, also with several updates a rollout."""
     trainer = make_trainer(folders, tokenizer, tmp_path, steps=4, steps_per_generation=4, logging_steps=2)
-    prompts, forwards = [utils.encode_prompt(tokenizer, row["prompt"]) for row in list(trainer.train_dataset)[:5]], []
+    prompts, forwards = (
+        [utils.encode_prompt(tokenizer, row["prompt"]) for row in list(trainer.train_dataset)[:5]],
+        [],
+    )
     for n in (1, 2, 5):
         forwards.clear()
         hook = trainer.model.register_forward_pre_hook(lambda *_: forwards.append(1))
@@ -573,7 +778,9 @@ def test_a_run_without_one_completion_in_its_format_ends_after_three_steps(folde
     """Random weights never think in tags; --allow-truncation goes on."""
     trainer = make_trainer(folders, tokenizer, tmp_path, steps=4, allow_truncation=False)
     trainer._steps_cut_off = -1  # these are cut off as well, which has an error of its own
-    with pytest.raises(RuntimeError, match="no completion of the first three steps had the format '<think> z </think> y'"):
+    with pytest.raises(
+        RuntimeError, match="no completion of the first three steps had the format '<think> z </think> y'"
+    ):
         trainer.train()
     assert trainer.state.global_step == 2
     make_trainer(folders, tokenizer, tmp_path, steps=4).train()
@@ -603,7 +810,10 @@ def test_a_collapsed_reward_ends_the_run(folders, tokenizer, tmp_path):
 
     trainer.compose = compose
     trainer.train()
-    assert trainer.stopped == "collapsed: agreement of 0.99 or more in 10 steps" and trainer.state.global_step == 6
+    assert (
+        trainer.stopped == "collapsed: agreement of 0.99 or more in 10 steps"
+        and trainer.state.global_step == 6
+    )
 
 
 @pytest.mark.parametrize(
@@ -617,16 +827,29 @@ def test_a_collapsed_reward_ends_the_run(folders, tokenizer, tmp_path):
     ],
 )
 def test_rewards_that_cannot_be_had_are_said_first(words, others, message, tmp_path, capsys):
-    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "1", "messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps({"id": "1", "messages": [{"role": "user", "content": "Hi"}]}) + "\n"
+    )
     with pytest.raises(SystemExit) as e:
         rewards.load(dataclasses.replace(options(tmp_path / "p.jsonl", *words), **others))
     assert e.value.code == 2 and message in capsys.readouterr().err
     assert rewards.load(train_grpo.Args()) is None  # the preference alone needs nothing of this
 
 
-@pytest.mark.parametrize("words", [["--judge", "m"], ["--prime-beta=3"], ["--process-model", "x"], ["--overlong-buffer", "9"], ["--budget", "1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--judge", "m"],
+        ["--prime-beta=3"],
+        ["--process-model", "x"],
+        ["--overlong-buffer", "9"],
+        ["--budget", "1"],
+    ],
+)
 def test_flags_that_would_do_nothing_are_refused(words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train_grpo.py", *words])
     with pytest.raises(SystemExit) as e:
         rewards.load(train_grpo.Args())
-    assert e.value.code == 2 and f"{words[0].partition('=')[0]} does nothing without" in capsys.readouterr().err
+    assert (
+        e.value.code == 2 and f"{words[0].partition('=')[0]} does nothing without" in capsys.readouterr().err
+    )

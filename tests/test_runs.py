@@ -66,16 +66,26 @@ def test_default_then_preset_then_flag(parse):
     for words in (["--preset", "small", "--steps", "7"], ["--steps=7", "--preset=small"]):
         assert parse(*words) == Args(preset="small", steps=7, rate=0.5, think=False)
     assert parse("--preset", "small", "--think").think
-    assert parse("--preset", "small", "--steps", "10").steps == 10  # a flag with the default's value is still a flag
+    assert (
+        parse("--preset", "small", "--steps", "10").steps == 10
+    )  # a flag with the default's value is still a flag
     assert parse("--no-think", "--kind", "b") == Args(think=False, kind="b")
     assert parse("--preset", "empty") == Args(preset="empty")
 
 
-@pytest.mark.parametrize("words, named", [
-    (["--preset", "smal"], "error: unknown preset 'smal'; known: small, empty"), (["--preset=smal"], "smal"),
-    (["--stepz", "3"], "--stepz"), (["--steps", "many"], "many"), (["--kind", "c"], "--kind"), (["--steps"], "--steps"),
-    (["--preset"], "--preset"), (["stray"], "stray"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--preset", "smal"], "error: unknown preset 'smal'; known: small, empty"),
+        (["--preset=smal"], "smal"),
+        (["--stepz", "3"], "--stepz"),
+        (["--steps", "many"], "many"),
+        (["--kind", "c"], "--kind"),
+        (["--steps"], "--steps"),
+        (["--preset"], "--preset"),
+        (["stray"], "stray"),
+    ],
+)
 def test_bad_arguments_exit_with_2(parse, exits, words, named):
     assert named in exits(parse, *words)
 
@@ -88,16 +98,26 @@ def test_or_fail(exits):
 
 # --- rows
 
-ROWS = [{"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i} for i in range(3)]
+ROWS = [
+    {"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i}
+    for i in range(3)
+]
 
 
 def write(path, rows):
     """`rows` in the format that the file's name says; a string or bytes stand for a line as they are."""
-    lines = [r if isinstance(r, bytes) else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode() for r in rows]
+    lines = [
+        r
+        if isinstance(r, bytes)
+        else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode()
+        for r in rows
+    ]
     if path.suffix == ".parquet":
         pd.DataFrame(rows).to_parquet(path)
     else:
-        (gzip.open if path.suffix == ".gz" else open)(path, "wb").write(b"".join(line + b"\n" for line in lines))
+        (gzip.open if path.suffix == ".gz" else open)(path, "wb").write(
+            b"".join(line + b"\n" for line in lines)
+        )
     return path
 
 
@@ -106,10 +126,14 @@ def test_read_rows(tmp_path, name):
     path = write(tmp_path / name, ROWS)
     assert runs.read_rows(path, "messages", "n") == ROWS
     assert runs.read_rows(str(path)) == ROWS
-    path = write(tmp_path / f"prompt_{name}", [{"prompt": r["messages"], "data": {"i": r["n"]}} for r in ROWS])
+    path = write(
+        tmp_path / f"prompt_{name}", [{"prompt": r["messages"], "data": {"i": r["n"]}} for r in ROWS]
+    )
     read = runs.read_rows(path, "messages")
     assert [r["messages"] for r in read] == [r["messages"] for r in ROWS]
-    assert [r["data"] for r in read] == [{"i": 0}, {"i": 1}, {"i": 2}] and not any("prompt" in r for r in read)
+    assert [r["data"] for r in read] == [{"i": 0}, {"i": 1}, {"i": 2}] and not any(
+        "prompt" in r for r in read
+    )
     assert len({r["id"] for r in read}) == 3 and all(r["id"].startswith("prompt_rows") for r in read)
 
 
@@ -120,9 +144,23 @@ BAD = [  # (line, what the error must name)
     ({"id": "x", "n": 1, "prompt": "What?"}, "'messages'"),
     ({"id": "x", "messages": GOOD["messages"]}, "'n'"),
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
-    *(({"id": "x", "n": 1, "messages": m}, "'messages' must be a list") for m in (
-        [], {}, "What?", 5, [5], ["What?"], [{"role": "user"}], [{"content": "What?"}], [{"role": "user", "content": None}],
-        [{"role": "user", "content": ["What?"]}], [{"role": 1, "content": "What?"}], [*GOOD["messages"], {"role": "user"}])),
+    *(
+        ({"id": "x", "n": 1, "messages": m}, "'messages' must be a list")
+        for m in (
+            [],
+            {},
+            "What?",
+            5,
+            [5],
+            ["What?"],
+            [{"role": "user"}],
+            [{"content": "What?"}],
+            [{"role": "user", "content": None}],
+            [{"role": "user", "content": ["What?"]}],
+            [{"role": 1, "content": "What?"}],
+            [*GOOD["messages"], {"role": "user"}],
+        )
+    ),
     ('{"id": "x", "messages": [', "not JSON"),
     ("id,messages", "not JSON"),
     (b'{"id": "\xff"}', "not JSON"),
@@ -130,7 +168,7 @@ BAD = [  # (line, what the error must name)
     ("7", "not a JSON object"),
     ("null", "not a JSON object"),
     ('"messages"', "not a JSON object"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("line, named", BAD, ids=[repr(line)[:50] for line, _ in BAD])
@@ -143,7 +181,9 @@ def test_a_bad_line_is_named(tmp_path, exits, name, line, named):
 
 def test_a_bad_parquet_row_is_named(tmp_path, exits):
     path = write(tmp_path / "rows.parquet", [GOOD, {"id": "x", "messages": GOOD["messages"]}])
-    assert exits(runs.read_rows, path, "messages", "n").startswith(f"error: {path}:2: no field 'n' (found id, messages)")
+    assert exits(runs.read_rows, path, "messages", "n").startswith(
+        f"error: {path}:2: no field 'n' (found id, messages)"
+    )
 
 
 def test_no_rows(tmp_path, exits):
@@ -172,7 +212,9 @@ def test_check_think_format(tmp_path, exits):
     training.check_think_format("org/base", "think")
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
     training.check_think_format(str(tmp_path), "plain")
-    assert "was trained to the format 'plain', not 'think'" in exits(training.check_think_format, str(tmp_path), "think")
+    assert "was trained to the format 'plain', not 'think'" in exits(
+        training.check_think_format, str(tmp_path), "think"
+    )
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
@@ -207,16 +249,30 @@ def test_start_run_writes_what_was_run(here):
     assert config["processes"] == 1 and Args(**config["args"]) == Args()
     assert (run / "command.txt").read_text() == f"{sys.executable} train.py --model 'a b'\n"
     env = (run / "env.txt").read_text()
-    assert "\ntorch==" in env and "\ntrl==" in env and len(env.split("\n")[0]) in (40, 0)  # the commit, if there is git
+    assert (
+        "\ntorch==" in env and "\ntrl==" in env and len(env.split("\n")[0]) in (40, 0)
+    )  # the commit, if there is git
 
 
 def test_the_same_arguments_find_the_same_folder(here):
     name = lambda args, script="grpo", model="org/base": runs.start_run(args, script, model).name
-    names = [name(Args()), name(Args(seed=1)), name(Args(steps=11)), name(Args(rate=2e-6)), name(Args(preset="table1/llama")),
-             name(Args(), "sft"), name(Args(), "grpo", "org/other/")]  # fmt: skip
+    names = [
+        name(Args()),
+        name(Args(seed=1)),
+        name(Args(steps=11)),
+        name(Args(rate=2e-6)),
+        name(Args(preset="table1/llama")),
+        name(Args(), "sft"),
+        name(Args(), "grpo", "org/other/"),
+    ]
     assert len(set(names)) == len(names)
     assert names[1].startswith("grpo__base__s1__") and names[4].startswith("grpo__table1-llama__s0__")
-    assert name(Args(overwrite=True)) == names[0] == name(Args(resume=True)) == name(Args(overwrite=True, resume=True))
+    assert (
+        name(Args(overwrite=True))
+        == names[0]
+        == name(Args(resume=True))
+        == name(Args(overwrite=True, resume=True))
+    )
 
 
 def test_an_existing_folder_is_refused(here, exits):
@@ -251,8 +307,14 @@ def test_overwrite_empties_nothing_but_a_run(here, exits):
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious\n")
     for folder in ("results", "notes"):
-        assert "is no run's folder, or other runs are in it" in exits(runs.start_run, Args(out=folder, overwrite=True), "grpo", "m")
-    assert (here / "notes" / "thesis.tex").exists() and (run / "config.json").exists() and (here / "results" / "thesis.tex").exists()
+        assert "is no run's folder, or other runs are in it" in exits(
+            runs.start_run, Args(out=folder, overwrite=True), "grpo", "m"
+        )
+    assert (
+        (here / "notes" / "thesis.tex").exists()
+        and (run / "config.json").exists()
+        and (here / "results" / "thesis.tex").exists()
+    )
 
 
 @dataclasses.dataclass
@@ -273,7 +335,12 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     assert list(json.loads((run / "config.json").read_text())["files"]) == ["m", "mine.py", "p.jsonl"]
     again = dataclasses.replace(args, resume=True)
     assert runs.start_run(again, "grpo", "m") == run
-    for path, at, n in (("p.jsonl", 0, 1), ("mine.py", 20, 1), ("m/model.safetensors", (3 << 20) - 5, 5), ("m/model.safetensors", 9, 1)):
+    for path, at, n in (
+        ("p.jsonl", 0, 1),
+        ("mine.py", 20, 1),
+        ("m/model.safetensors", (3 << 20) - 5, 5),
+        ("m/model.safetensors", 9, 1),
+    ):
         before = (here / path).read_bytes()
         (here / path).write_bytes(before[:at] + b"7" * n + before[at + n :])
         assert f"{path.partition('/')[0]} is not what it was" in exits(runs.start_run, again, "grpo", "m")
@@ -300,8 +367,13 @@ class Batched(Args):
 def test_a_resume_may_change_what_does_not_change_the_learning(here, capsys):
     """As after a GPU that was too small, or an abort that advises it."""
     run = runs.start_run(Batched(), "grpo", "org/base")
-    assert runs.start_run(Batched(micro_batch_size=4, allow_truncation=True, resume=True), "grpo", "org/base") == run
-    assert "goes on with micro_batch_size (8 -> 4), allow_truncation (False -> True)" in capsys.readouterr().out
+    assert (
+        runs.start_run(Batched(micro_batch_size=4, allow_truncation=True, resume=True), "grpo", "org/base")
+        == run
+    )
+    assert (
+        "goes on with micro_batch_size (8 -> 4), allow_truncation (False -> True)" in capsys.readouterr().out
+    )
 
 
 def test_the_environments_of_all_starts_are_kept(here, capsys):
@@ -312,11 +384,20 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
     assert "are not those of the last start" in capsys.readouterr().out
     assert (run / "env.txt").read_text() == env.replace("torch==", "torch==0") + f"\n\n# resumed\n{env}"
     runs.start_run(Args(resume=True), "grpo", "org/base")
-    assert (run / "env.txt").read_text().endswith(f"\n\n# resumed\n{env}") and "WARNING" not in capsys.readouterr().out
+    assert (run / "env.txt").read_text().endswith(
+        f"\n\n# resumed\n{env}"
+    ) and "WARNING" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name, content", [("a.jsonl.gz", gzip.compress(b'{"messages": 1}' * 99, mtime=0)[:-20]), ("b.jsonl.gz", b"{}"),
-                                           ("c.parquet", b""), ("d.parquet", b"PAR1 and no more PAR1")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.jsonl.gz", gzip.compress(b'{"messages": 1}' * 99, mtime=0)[:-20]),
+        ("b.jsonl.gz", b"{}"),
+        ("c.parquet", b""),
+        ("d.parquet", b"PAR1 and no more PAR1"),
+    ],
+)
 def test_a_file_that_is_damaged_is_named(tmp_path, exits, name, content):
     (tmp_path / name).write_bytes(content)
     assert f"{name}: cannot be read" in exits(runs.read_rows, tmp_path / name, "messages")
@@ -325,7 +406,9 @@ def test_a_file_that_is_damaged_is_named(tmp_path, exits, name, content):
 def test_rows_of_a_conversation(tmp_path, exits):
     """Empty lines are none; a role that no template knows, or an empty question, is an error with its line."""
     path, turn = tmp_path / "p.jsonl", lambda role, content: {"role": role, "content": content}
-    write = lambda *messages: path.write_text("\n" + "\n \n".join(json.dumps({"messages": m}) for m in messages) + "\n\n")
+    write = lambda *messages: path.write_text(
+        "\n" + "\n \n".join(json.dumps({"messages": m}) for m in messages) + "\n\n"
+    )
     write([turn("user", "a")], [turn("system", "s"), turn("user", "b")])
     assert [row["id"] for row in runs.read_rows(path, "messages")] == ["p-1", "p-3"]
     write([turn("user", "a")], [turn("human", "b")])
@@ -378,7 +461,9 @@ def test_resume_continues_with_equal_arguments_only(here, exits):
 
 
 def test_last_checkpoint_is_a_complete_one(tmp_path):
-    assert training.last_checkpoint(tmp_path) is None and training.last_checkpoint(tmp_path / "nowhere") is None
+    assert (
+        training.last_checkpoint(tmp_path) is None and training.last_checkpoint(tmp_path / "nowhere") is None
+    )
     logger = training.RunLogger(tmp_path, {}, "think")
     for step in (9, 10, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -386,8 +471,12 @@ def test_last_checkpoint_is_a_complete_one(tmp_path):
     for step in (10, 9):
         state = SimpleNamespace(global_step=step, is_world_process_zero=True)
         logger.on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
-    assert training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"  # not 9 as text sorts, not 100 that was cut short
-    assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {"think_format": "think"}
+    assert (
+        training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    )  # not 9 as text sorts, not 100 that was cut short
+    assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {
+        "think_format": "think"
+    }
 
 
 def test_a_list_of_files_that_is_none_is_a_flaw(tmp_path):
@@ -399,9 +488,14 @@ def test_a_list_of_files_that_is_none_is_a_flaw(tmp_path):
         assert faults.flaw(tmp_path) == "lacks a"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])  # None: what TRL makes of a mean that is NaN
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), None]
+)  # None: what TRL makes of a mean that is NaN
 def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
-    logger, state = training.RunLogger(tmp_path, {"loss": "loss"}, "think"), SimpleNamespace(is_world_process_zero=True)
+    logger, state = (
+        training.RunLogger(tmp_path, {"loss": "loss"}, "think"),
+        SimpleNamespace(is_world_process_zero=True),
+    )
     for key in ("loss", "grad_norm", "value/loss"):
         with pytest.raises(FloatingPointError, match=f"{key} is"):
             logger.on_log(None, state, None, logs={"loss": 0.1, key: value})
@@ -410,7 +504,9 @@ def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
 LOG = [{"step": s, "rewards": {"preference": 0.5}, "text": "a\u2028b\n"} for s in (1, 1, 2, 2, 3, 10)]
 
 
-@pytest.mark.parametrize("torn", ["", '{"st', '{"step": 3', '{"step": 2, "rewards": {"preference": 1}', "{}", "\n"])
+@pytest.mark.parametrize(
+    "torn", ["", '{"st', '{"step": 3', '{"step": 2, "rewards": {"preference": 1}', "{}", "\n"]
+)
 def test_cut_log(tmp_path, torn):
     """Whatever stood at the end when the run was killed, also what looks like the end of a row."""
     path = tmp_path / "completions.jsonl"
@@ -432,7 +528,11 @@ def test_cut_log_without_a_log(tmp_path):
 
 def test_write_summary(tmp_path, capsys):
     runs.write_summary(tmp_path, {"steps": 3})
-    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(capsys.readouterr().out) == {"steps": 3}
+    assert (
+        json.loads((tmp_path / "summary.json").read_text())
+        == json.loads(capsys.readouterr().out)
+        == {"steps": 3}
+    )
 
 
 # --- memory
@@ -440,11 +540,20 @@ def test_write_summary(tmp_path, capsys):
 
 def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeypatch, exits):
     """Llama-3.1-8B's shape: 8.03 billion parameters; LoRA of rank 64 on all its linear layers 167.8 million."""
-    LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                num_key_value_heads=8, tie_word_embeddings=False).save_pretrained(tmp_path)  # fmt: skip
+    LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+    ).save_pretrained(tmp_path)
     weights, adapter = training.n_parameters(str(tmp_path), AutoModelForCausalLM, 64)
     assert weights == 8_030_261_248 and adapter == 167_772_160
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what the machine of the real runs would say
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: True
+    )  # what the machine of the real runs would say
     assert training.trained_gib(str(tmp_path), 0) == pytest.approx(119.66, abs=0.01)
     assert training.trained_gib(str(tmp_path), 64) == pytest.approx(14.96 + 2.5, abs=0.01)
     assert training.frozen_gib(str(tmp_path), AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
@@ -453,7 +562,10 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
     assert training.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
     card = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    assert training.memory_line({"policy": 14.957, "vLLM": 24}) == "GiB a GPU, without activations: policy 15, vLLM 24"
+    assert (
+        training.memory_line({"policy": 14.957, "vLLM": 24})
+        == "GiB a GPU, without activations: policy 15, vLLM 24"
+    )
     parts = {"policy": 60.0, "vLLM": 24.0}
     assert "84 GiB are needed of a GPU's 80" in exits(training.memory_line, parts)
     assert training.memory_line(parts, at_once=False)  # one after the other

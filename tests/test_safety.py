@@ -64,12 +64,19 @@ def test_every_model_is_loaded_without_pickles_and_foreign_code():
     for path in SOURCES:
         for call in calls(ast.parse(path.read_text())):
             name = ast.unparse(call.func)
-            if not name.endswith("from_pretrained") or name.split(".")[0] in ("PeftModel", "GenerationConfig"):
+            if not name.endswith("from_pretrained") or name.split(".")[0] in (
+                "PeftModel",
+                "GenerationConfig",
+            ):
                 continue
             found += 1
             given = {k.arg or ast.unparse(k.value): ast.unparse(k.value) for k in call.keywords}
             weights = not name.startswith(("AutoTokenizer", "AutoConfig", "auto."))
-            assert given.get("utils.SAFE", given.get("SAFE")) if weights else given.get("trust_remote_code") == "False", (path, name)
+            assert (
+                given.get("utils.SAFE", given.get("SAFE"))
+                if weights
+                else given.get("trust_remote_code") == "False"
+            ), (path, name)
     assert found > 12 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
 
 
@@ -77,23 +84,64 @@ def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
     """The exceptions: rewards.py holds both ends of the sandbox's pipe, of which the outer reads plain data only, and
     sandbox.py runs programs."""
     allowed = {"rewards.py": {"pickle.loads", "pickle.load", "exec", "eval"}, "sandbox.py": {"exec"}}
-    refused = {"exec", "eval", "os.system", "os.popen", "pickle.load", "pickle.loads", "torch.load", "np.load", "pd.read_pickle",
-               "yaml.load", "wandb.init", "wandb.login", "huggingface_hub.login"}  # fmt: skip
+    refused = {
+        "exec",
+        "eval",
+        "os.system",
+        "os.popen",
+        "pickle.load",
+        "pickle.loads",
+        "torch.load",
+        "np.load",
+        "pd.read_pickle",
+        "yaml.load",
+        "wandb.init",
+        "wandb.login",
+        "huggingface_hub.login",
+    }
     for path in SOURCES:
         for call in calls(ast.parse(path.read_text())):
             name = ast.unparse(call.func)
-            assert name not in refused - allowed.get(path.name, set()) and "push_to_hub" not in name, (path, name)
+            assert name not in refused - allowed.get(path.name, set()) and "push_to_hub" not in name, (
+                path,
+                name,
+            )
             for k in call.keywords:
-                shell = k.arg in ("shell", "push_to_hub", "trust_remote_code") and ast.unparse(k.value) != "False"
-                assert not shell and not (k.arg == "report_to" and ast.unparse(k.value) != "[]"), (path, name, k.arg)
+                shell = (
+                    k.arg in ("shell", "push_to_hub", "trust_remote_code") and ast.unparse(k.value) != "False"
+                )
+                assert not shell and not (k.arg == "report_to" and ast.unparse(k.value) != "[]"), (
+                    path,
+                    name,
+                    k.arg,
+                )
 
 
 def test_telemetry_is_off_before_the_libraries_read_that():
-    for path in (p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name in ("ppo.py", "evaluation.py")):
-        names = [a.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
-                 for a in ([ast.alias(node.module)] if isinstance(node, ast.ImportFrom) else node.names)]  # fmt: skip
-        libraries = {"trl", "transformers", "datasets", "peft", "accelerate", "utils", "rollout", "rewards", "simulator", "benchmarks"}
-        first = next(name for name in names if name == "runs" or name.split(".")[0] in libraries - {path.stem})
+    for path in (
+        p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name in ("ppo.py", "evaluation.py")
+    ):
+        names = [
+            a.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for a in ([ast.alias(node.module)] if isinstance(node, ast.ImportFrom) else node.names)
+        ]
+        libraries = {
+            "trl",
+            "transformers",
+            "datasets",
+            "peft",
+            "accelerate",
+            "utils",
+            "rollout",
+            "rewards",
+            "simulator",
+            "benchmarks",
+        }
+        first = next(
+            name for name in names if name == "runs" or name.split(".")[0] in libraries - {path.stem}
+        )
         assert first == "runs", (path, first)
     code = "import runs, huggingface_hub.constants as c, vllm.envs as v\nprint(c.HF_HUB_DISABLE_TELEMETRY, v.VLLM_NO_USAGE_STATS)"
     env = {k: v for k, v in os.environ.items() if "TELEMETRY" not in k and "USAGE_STATS" not in k}
@@ -118,8 +166,15 @@ def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
     assert "pytorch_model.bin is a pickle" in exits(runs.load_tokenizer, str(pickled))
     args = dataclasses.replace(train_ppo.Args(model=str(pickled), think=False), dry_run=True)
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
-    args = dataclasses.replace(args, model=str(BASE), reward_model=str(pickled), prompts=str(toy_data / "rl_prompts.jsonl"),
-                               max_prompt_tokens=256, max_completion_tokens=64, **SMALL)  # fmt: skip
+    args = dataclasses.replace(
+        args,
+        model=str(BASE),
+        reward_model=str(pickled),
+        prompts=str(toy_data / "rl_prompts.jsonl"),
+        max_prompt_tokens=256,
+        max_completion_tokens=64,
+        **SMALL,
+    )
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
 
 
@@ -130,11 +185,15 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     config = json.loads((pickled / "config.json").read_text())
     (pickled / "config.json").write_text(json.dumps(config | {"id2label": {"0": "x"}, "label2id": {"x": 0}}))
     tokenizer = runs.load_tokenizer(str(BASE))
-    for load in (lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
-                 lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
-                 lambda: ppo.load_critic(str(pickled), train_ppo.Args()),
-                 lambda: list(generation.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
-        with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):  # the library's, or ours with one line
+    for load in (
+        lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
+        lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
+        lambda: ppo.load_critic(str(pickled), train_ppo.Args()),
+        lambda: list(generation.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2)),
+    ):
+        with pytest.raises(
+            (OSError, SystemExit), match="model.safetensors|2"
+        ):  # the library's, or ours with one line
             load()
 
 
@@ -142,31 +201,47 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     """Not even where somebody answers the library's question with yes."""
     folder = tmp_path / "own_code"
     shutil.copytree(BASE, folder)
-    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
-                                   "from transformers import PreTrainedTokenizerFast as Tokens\n")  # fmt: skip
+    (folder / "own.py").write_text(
+        f"open({str(mark)!r}, 'w')\nfrom transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
+        "from transformers import PreTrainedTokenizerFast as Tokens\n"
+    )
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
-    classes = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+    classes = (
+        "AutoModelForCausalLM",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+    )
     config["auto_map"] = {"AutoConfig": "own.Config", **dict.fromkeys(classes, "own.Model")}
     (folder / "config.json").write_text(json.dumps(config))
     tokens = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        tokens | {"tokenizer_class": "Tokens", "auto_map": {"AutoTokenizer": ["own.Tokens", "own.Tokens"]}}))  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            tokens
+            | {"tokenizer_class": "Tokens", "auto_map": {"AutoTokenizer": ["own.Tokens", "own.Tokens"]}}
+        )
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    assert "custom code" in exits(runs.load_tokenizer, str(folder)) and "custom code" in exits(runs.load_config, str(folder))
+    assert "custom code" in exits(runs.load_tokenizer, str(folder)) and "custom code" in exits(
+        runs.load_config, str(folder)
+    )
     tokenizer = runs.load_tokenizer(str(BASE))
-    for load in (lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
-                 lambda: utils.RewardModel.check(str(folder)),
-                 lambda: ppo.load_critic(str(folder), train_ppo.Args()),
-                 lambda: list(generation.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2))):  # fmt: skip
+    for load in (
+        lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
+        lambda: utils.RewardModel.check(str(folder)),
+        lambda: ppo.load_critic(str(folder), train_ppo.Args()),
+        lambda: list(generation.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2)),
+    ):
         with pytest.raises(ValueError, match="custom code"):
             load()
 
 
 TEMPLATES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
-    "{{ messages.append.__self__.__class__.__base__ }}", "{{ self._TemplateReference__context }}{{ messages.clear() }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
+    "{{ messages.append.__self__.__class__.__base__ }}",
+    "{{ self._TemplateReference__context }}{{ messages.clear() }}",
     "{{ lipsum.__globals__['os'].popen('touch MARK').read() }}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -174,15 +249,25 @@ def test_templates_are_sandboxed(tmp_path, mark, exits, load, reward_models, tem
     file = tmp_path / "template.jinja"
     file.write_text(template.replace("MARK", str(mark)))
     told = exits(runs.or_fail, utils.prepare_tokenizer, load("qwen25_instruct"), "think", str(file))
-    told += exits(runs.or_fail, utils.RewardModel.check, reward_models["chatml"], str(file), "think+response", "think")
+    told += exits(
+        runs.or_fail, utils.RewardModel.check, reward_models["chatml"], str(file), "think+response", "think"
+    )
     assert "<class" not in told and "environ" not in told
 
 
 # --- run folders
 
 
-SMALL = dict(preset="toy", think=False, prompts_per_step=4, micro_batch_size=4, steps=2, save_steps=1, on_bad_format="score",
-             allow_truncation=True)  # fmt: skip
+SMALL = dict(
+    preset="toy",
+    think=False,
+    prompts_per_step=4,
+    micro_batch_size=4,
+    steps=2,
+    save_steps=1,
+    on_bad_format="score",
+    allow_truncation=True,
+)
 
 
 def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data, shared, here):  # noqa: F811
@@ -196,14 +281,25 @@ def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data, shared, h
     shutil.rmtree(tmp_path / "run" / "checkpoint-4")
     names = {str(f.relative_to(checkpoint)) for f in checkpoint.rglob("*") if f.is_file()}
     assert {n for n in names if n.endswith((".pt", ".pth", ".bin", ".distcp", ".metadata"))} == {
-        "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}  # fmt: skip
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "training_args.bin",
+    }
     assert "critic/shard-00001-model-00001-of-00001.safetensors" in names
     for name in ("rng_state.pth", "training_args.bin", "pytorch_model.bin", "critic/.metadata"):
         (checkpoint / name).write_bytes(pickle.dumps(Touch(mark)))
     changed = here(*words, "--out", tmp_path / "run", "--resume")
-    assert changed.returncode == 2 and "bytes of rng_state.pth instead of" in changed.stderr, changed.stderr[-2000:]
-    seal = json.loads((checkpoint / "complete").read_text())  # one who can change the files can write their list anew
-    seal["files"] = {n: [(p := checkpoint / n).stat().st_size, hashlib.sha256(p.read_bytes()).hexdigest()] for n in seal["files"]}
+    assert changed.returncode == 2 and "bytes of rng_state.pth instead of" in changed.stderr, changed.stderr[
+        -2000:
+    ]
+    seal = json.loads(
+        (checkpoint / "complete").read_text()
+    )  # one who can change the files can write their list anew
+    seal["files"] = {
+        n: [(p := checkpoint / n).stat().st_size, hashlib.sha256(p.read_bytes()).hexdigest()]
+        for n in seal["files"]
+    }
     (checkpoint / "complete").write_text(json.dumps(seal))
     done = start(*words, "--out", tmp_path / "run", "--resume", ok=False)
     assert done.returncode == 1 and "Weights only load failed" in done.stderr, done.stderr[-2000:]
@@ -217,27 +313,62 @@ KEY = "sk-test-0123456789abcdef"
 
 def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run_here, monkeypatch):  # noqa: F811
     """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
+
     def behave(text, n):
         if n == 0:
             return (500, {"error": {"message": f"key {KEY} overloaded"}})
-        return json.dumps({"strengths": KEY, "weaknesses": "", "score": "7"}) if "mark from 1 to 10" in text else f"My key is {KEY}."
+        return (
+            json.dumps({"strengths": KEY, "weaknesses": "", "score": "7"})
+            if "mark from 1 to 10" in text
+            else f"My key is {KEY}."
+        )
 
     server, out = serve(behave), tmp_path / "run"
-    words = ["--model", "m", "--model-url", server.url, "--judge", "j", "--judge-url", server.url, "--mode", "score", "--limit", 2,
-             "--max-tokens", 64, "--tasks", toy_data / "benchmark_tasks.jsonl"]  # fmt: skip
+    words = [
+        "--model",
+        "m",
+        "--model-url",
+        server.url,
+        "--judge",
+        "j",
+        "--judge-url",
+        server.url,
+        "--mode",
+        "score",
+        "--limit",
+        2,
+        "--max-tokens",
+        64,
+        "--tasks",
+        toy_data / "benchmark_tasks.jsonl",
+    ]
     done = run(*words, "--out", out, OPENAI_API_KEY=KEY)
     told = done.stdout + done.stderr + "".join(f.read_text() for f in out.rglob("*") if f.is_file())
-    assert {auth for _, auth in server.requests} == {f"Bearer {KEY}"} and "My key is ***." in told and KEY not in told
-    assert {"command.txt", "config.json", "env.txt", "judge.jsonl", "model.jsonl", "summary.json"} <= set(os.listdir(out))
-    denied = serve(lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}}))
+    assert (
+        {auth for _, auth in server.requests} == {f"Bearer {KEY}"}
+        and "My key is ***." in told
+        and KEY not in told
+    )
+    assert {"command.txt", "config.json", "env.txt", "judge.jsonl", "model.jsonl", "summary.json"} <= set(
+        os.listdir(out)
+    )
+    denied = serve(
+        lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}})
+    )
     words[3] = words[7] = denied.url
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     done = run_here(*words, "--out", tmp_path / "denied", ok=False)
-    told = done.stdout + done.stderr + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
+    told = (
+        done.stdout
+        + done.stderr
+        + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
+    )
     assert done.returncode == 2 and "wrong key ***" in told and KEY not in told
 
 
-@pytest.mark.parametrize("url", [f"https://user:{KEY}@host/v1", f"https://{KEY}@host/v1", f"https://host/v1?api-key={KEY}"])
+@pytest.mark.parametrize(
+    "url", [f"https://user:{KEY}@host/v1", f"https://{KEY}@host/v1", f"https://host/v1?api-key={KEY}"]
+)
 def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
     for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}"), ("--vllm-server-url", url)):
         monkeypatch.setattr(sys, "argv", ["train_ppo.py", flag, value, "--out", str(tmp_path / "run")])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
+from rewards import code_runner as sandbox
 
 HUMANEVAL = Path(__file__).parents[1].parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 
@@ -53,7 +53,9 @@ def alive(mark: str) -> list[str]:
 
 
 def test_what_a_program_gives_back(run):
-    r = run("import sys\nprint('héllo')\nprint('oops', file=sys.stderr)\nprint(sys.stdin.read() == '', __name__)")
+    r = run(
+        "import sys\nprint('héllo')\nprint('oops', file=sys.stderr)\nprint(sys.stdin.read() == '', __name__)"
+    )
     assert (r.ok, r.status, r.stdout, r.stderr) == (True, "ok", "héllo\nTrue __main__\n", "oops\n")
     assert 0 < r.seconds < 10 and run.barrier in ("none", r.isolation.split(":")[0])
 
@@ -73,12 +75,21 @@ FAILURES = [  # program, part of stderr
     ("exit()\nassert False", "exited before its last line"),
     ("raise SystemExit\nassert False", "exited before its last line"),
     ("import os\nos._exit(0)\nassert False", "exited before its last line"),
-    ("import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass", "exited before"),
+    (
+        "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
+        "exited before",
+    ),
     ("import os\nos.execv('/bin/true', ['true'])", "exited before its last line"),
     # what it finds in its open files does not tell it the last word
-    ("import os\nfor fd in range(256):\n    try: os.write(fd, b'started ' + os.pread(fd, 99, 0))\n    except OSError: pass\n"
-     "    try: os.write(fd, b'ended')\n    except OSError: pass\nos._exit(0)", ""),
-    ("import os\nfor fd in range(3, 256):\n    try: os.set_blocking(fd, False); os.write(fd, bytes(1 << 20))\n    except OSError: pass", ""),
+    (
+        "import os\nfor fd in range(256):\n    try: os.write(fd, b'started ' + os.pread(fd, 99, 0))\n    except OSError: pass\n"
+        "    try: os.write(fd, b'ended')\n    except OSError: pass\nos._exit(0)",
+        "",
+    ),
+    (
+        "import os\nfor fd in range(3, 256):\n    try: os.set_blocking(fd, False); os.write(fd, bytes(1 << 20))\n    except OSError: pass",
+        "",
+    ),
 ]
 
 
@@ -95,7 +106,9 @@ def test_failures_and_early_exits_are_errors(run, program, message):
 
 def test_an_empty_program_and_one_with_its_own_main_are_ok(run):
     assert run("").ok and run("if __name__ == '__main__':\n    print(1)").stdout == "1\n"
-    assert run("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int' = 1\nimport pickle\npickle.dumps(A())").ok
+    assert run(
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int' = 1\nimport pickle\npickle.dumps(A())"
+    ).ok
 
 
 # --- limits
@@ -105,15 +118,21 @@ def test_time(run):
     for program in ("while True: pass", "import time\ntime.sleep(60)", "import signal\nsignal.pause()"):
         r = run(program, timeout=0.6)
         assert (r.ok, r.status) == (False, "timeout") and 0.6 <= r.seconds < 3
-    r = run("import signal, time\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\n"
-            "print('deaf', flush=True)\ntime.sleep(60)", timeout=0.6)  # fmt: skip
+    r = run(
+        "import signal, time\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\ntime.sleep(60)",
+        timeout=0.6,
+    )
     assert r.status == "timeout" and r.stdout == "deaf\n"  # what it wrote before stays
 
 
 def test_cpu_time_of_many_threads_is_bounded(run):
-    r = run("import hashlib, threading\n"
-            "work = lambda: [hashlib.sha256(bytes(1 << 20)) for _ in range(10**6)]\n"
-            "[threading.Thread(target=work).start() for _ in range(4)]", timeout=1.0)  # fmt: skip
+    r = run(
+        "import hashlib, threading\n"
+        "work = lambda: [hashlib.sha256(bytes(1 << 20)) for _ in range(10**6)]\n"
+        "[threading.Thread(target=work).start() for _ in range(4)]",
+        timeout=1.0,
+    )
     assert r.status in ("timeout", "killed")
 
 
@@ -125,10 +144,16 @@ def test_memory(run):
 
 def test_processes(run):
     """A fork bomb that is bounded by itself, should the limit fail: 300 processes that sleep."""
-    program = ("import os, time\nn = 0\ntry:\n    while n < 300:\n        if os.fork() == 0: time.sleep(60); os._exit(0)\n"
-               "        n += 1\nexcept OSError: print('refused', n)")  # fmt: skip
+    program = (
+        "import os, time\nn = 0\ntry:\n    while n < 300:\n        if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+        "        n += 1\nexcept OSError: print('refused', n)"
+    )
     r = run(program, processes=20)
-    assert r.ok and r.stdout.startswith("refused") and int(r.stdout.split()[1]) < (20 if os.geteuid() == 0 else 300)
+    assert (
+        r.ok
+        and r.stdout.startswith("refused")
+        and int(r.stdout.split()[1]) < (20 if os.geteuid() == 0 else 300)
+    )
     r = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", timeout=1.0, processes=20)
     assert r.status in ("timeout", "killed", "error") and r.seconds < 5
 
@@ -148,8 +173,10 @@ def test_output_and_files(run):
 
 
 def test_its_own_folder_is_writable_and_gone_afterwards(run):
-    r = run("import os, tempfile\nopen('a', 'w').write('b')\nopen(os.environ['HOME'] + '/c', 'w').close()\n"
-            "tempfile.NamedTemporaryFile()\nos.mkdir('d', 0)\nprint(sorted(os.listdir()), os.getcwd())")  # fmt: skip
+    r = run(
+        "import os, tempfile\nopen('a', 'w').write('b')\nopen(os.environ['HOME'] + '/c', 'w').close()\n"
+        "tempfile.NamedTemporaryFile()\nos.mkdir('d', 0)\nprint(sorted(os.listdir()), os.getcwd())"
+    )
     assert r.ok and r.stdout.startswith("['a', 'c', 'd']")
     assert not Path(r.stdout.split()[-1]).exists()
     assert run("import os\nprint(os.listdir())").stdout == "[]\n"  # nothing of another run
@@ -158,16 +185,28 @@ def test_its_own_folder_is_writable_and_gone_afterwards(run):
 def test_no_file_outside_of_its_folder(run, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("s3cret")
-    targets = [str(secret), str(tmp_path / "new"), "/usr/x", "/etc/x", "/x", str(Path(sandbox.__file__)), sys.prefix + "/x"]
+    targets = [
+        str(secret),
+        str(tmp_path / "new"),
+        "/usr/x",
+        "/etc/x",
+        "/x",
+        str(Path(sandbox.__file__)),
+        sys.prefix + "/x",
+    ]
     if run.barrier == "bwrap":  # elsewhere what all may write to stays writable
         targets += ["/tmp/x", "/dev/shm/x", "/var/tmp/x"]
     elif os.geteuid() != 0:
         pytest.skip("without bwrap, what the user may write stays writable")
-    r = run(f"import os\nfor t in {targets}:\n    try: open(t, 'a').write('x'); print('wrote', t)\n    except OSError: pass\n"
-            f"    try: os.remove(t); print('removed', t)\n    except OSError: pass")  # fmt: skip
+    r = run(
+        f"import os\nfor t in {targets}:\n    try: open(t, 'a').write('x'); print('wrote', t)\n    except OSError: pass\n"
+        f"    try: os.remove(t); print('removed', t)\n    except OSError: pass"
+    )
     assert r.ok and r.stdout == "" and secret.read_text() == "s3cret"
     if run.barrier == "bwrap":
-        r = run(f"import os\nprint(os.path.exists({str(secret)!r}), os.listdir('/'), os.path.exists('/etc/passwd'))")
+        r = run(
+            f"import os\nprint(os.path.exists({str(secret)!r}), os.listdir('/'), os.path.exists('/etc/passwd'))"
+        )
         assert r.stdout.startswith("False") and "False" in r.stdout[5:] and "home" not in r.stdout
 
 
@@ -196,8 +235,10 @@ def _accept(server):
 def test_the_parent_lives(run):
     if run.barrier == "none" and os.geteuid() != 0:
         pytest.skip("same user id, same processes")
-    r = run(f"import os, signal\nfor pid in (os.getppid(), {os.getpid()}, 1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n"
-            "    except (OSError, OverflowError): pass\nprint('done')")  # fmt: skip
+    r = run(
+        f"import os, signal\nfor pid in (os.getppid(), {os.getpid()}, 1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n"
+        "    except (OSError, OverflowError): pass\nprint('done')"
+    )
     assert r.status in ("ok", "error", "killed")  # it may have killed itself; we are here
 
 
@@ -211,15 +252,19 @@ def test_the_environment_is_not_the_callers(run, monkeypatch):
 def test_no_way_back_to_root(run):
     if os.geteuid() != 0:
         pytest.skip("the caller is not root")
-    r = run("import os\nprint(os.getuid() >= 61184, os.getgroups())\nfor f in (os.setuid, os.seteuid, os.setgid):\n"
-            "    try: f(0); print('root')\n    except OSError: pass")  # fmt: skip
+    r = run(
+        "import os\nprint(os.getuid() >= 61184, os.getgroups())\nfor f in (os.setuid, os.seteuid, os.setgid):\n"
+        "    try: f(0); print('root')\n    except OSError: pass"
+    )
     assert r.ok and r.stdout == "True []\n"
     assert "NoNewPrivs:\t1" in run("print(open('/proc/self/status').read())").stdout or run.barrier == "bwrap"
 
 
 def test_limits_cannot_be_raised(run):
-    r = run("import resource as r\nfor n in (r.RLIMIT_AS, r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NPROC):\n"
-            "    try: r.setrlimit(n, (r.RLIM_INFINITY,) * 2); print('raised', n)\n    except ValueError: pass")  # fmt: skip
+    r = run(
+        "import resource as r\nfor n in (r.RLIMIT_AS, r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NPROC):\n"
+        "    try: r.setrlimit(n, (r.RLIM_INFINITY,) * 2); print('raised', n)\n    except ValueError: pass"
+    )
     assert r.ok and r.stdout == ""
 
 
@@ -228,10 +273,13 @@ def test_nothing_outlives_it(run):
         pytest.skip("same user id: only its process group is ended")
     for last in ("", "while True: pass", "os._exit(0)"):  # the parent ends by itself, is ended, leaves early
         mark = f"marker{time.monotonic_ns()}"
-        r = run("import os, subprocess, time\n"
-                f"subprocess.Popen(['/bin/sh', '-c', 'sleep 60; : {mark}'], start_new_session=True)\n"
-                "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)\n"
-                f"time.sleep(0.2)\nprint(os.getcwd(), flush=True)\n{last}", timeout=2.0)  # fmt: skip
+        r = run(
+            "import os, subprocess, time\n"
+            f"subprocess.Popen(['/bin/sh', '-c', 'sleep 60; : {mark}'], start_new_session=True)\n"
+            "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)\n"
+            f"time.sleep(0.2)\nprint(os.getcwd(), flush=True)\n{last}",
+            timeout=2.0,
+        )
         folder = r.stdout.split()[0]
         assert alive(mark) == [] and (folder == "/scratch" or alive(folder) == [])
 
@@ -241,9 +289,16 @@ def test_it_dies_with_a_caller_that_is_killed(tmp_path):
     if not sandbox._strongest()[0] == "bwrap":
         pytest.skip("no bwrap here")
     mark = f"marker{time.monotonic_ns()}"
-    caller = subprocess.Popen([sys.executable, "-c", "import sandbox\nsandbox.run('import subprocess\\n"
-                               f"subprocess.run([\"/bin/sh\", \"-c\", \"sleep 60; : {mark}\"])', timeout=60)"],
-                              cwd=Path(sandbox.__file__).parent, env=os.environ | {"TMPDIR": str(tmp_path)})  # fmt: skip
+    caller = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sandbox\nsandbox.run('import subprocess\\n"
+            f'subprocess.run(["/bin/sh", "-c", "sleep 60; : {mark}"])\', timeout=60)',
+        ],
+        cwd=Path(sandbox.__file__).parent,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
     deadline = time.monotonic() + 20
     while len(alive(f": {mark}")) < 2 and time.monotonic() < deadline:  # the caller and the child
         time.sleep(0.1)
@@ -270,7 +325,7 @@ SYSTEM_CALLS = {  # programs, given by number under x86-64; `call` says what a s
     "memfd": "if call(319, b'x', 0) >= 0: print('memory without a limit')",
     "shmget": "if call(29, 0, 1 << 30, 0o1600) >= 0: print('memory without a limit')",
     "vsock": "try: socket.socket(40, 1); print('a way to the host')\nexcept OSError: pass",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -286,10 +341,14 @@ def caller_key():
 def test_system_calls_that_no_barrier_bounds(run, caller_key):
     head = "import ctypes, socket\nlibc = ctypes.CDLL(None, use_errno=True)\ncall = libc.syscall\n"
     results = {name: run(head + program) for name, program in SYSTEM_CALLS.items()}
-    assert {name: (r.status, r.stdout) for name, r in results.items() if (r.status, r.stdout) != ("ok", "")} == {}
-    r = run("import socket, subprocess, threading\nfor f in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(f)\n"
-            "socket.socketpair()\nsubprocess.run(['/bin/true'], check=True)\n"
-            "t = threading.Thread(target=print, args=(1,))\nt.start()\nt.join()")  # fmt: skip
+    assert {
+        name: (r.status, r.stdout) for name, r in results.items() if (r.status, r.stdout) != ("ok", "")
+    } == {}
+    r = run(
+        "import socket, subprocess, threading\nfor f in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(f)\n"
+        "socket.socketpair()\nsubprocess.run(['/bin/true'], check=True)\n"
+        "t = threading.Thread(target=print, args=(1,))\nt.start()\nt.join()"
+    )
     assert (r.ok, r.stdout) == (True, "1\n"), r.stderr  # what ordinary programs use stays
 
 
@@ -299,8 +358,11 @@ def test_a_program_cannot_stop_the_next_one(run):
     names = "import os\nfor name in ('-rf', '--', '*', '\\n', 'a' * 255): os.mkdir(name)\n"
     assert run(names + "for i in range(1500):\n    os.mkdir('d'); os.chdir('d')", timeout=60.0).ok
     taken = f"import os\nfor i in range({sandbox.FIRST_USER}, {sandbox.FIRST_USER + sandbox.N_USERS}):\n"
-    r = run(taken + "    for path in (f'../{i}', f'../sandbox-{i}', f'/tmp/sandboxes/{i}'):\n"
-            "        try: os.mkdir(path); print(path)\n        except OSError: pass", timeout=60.0)  # fmt: skip
+    r = run(
+        taken + "    for path in (f'../{i}', f'../sandbox-{i}', f'/tmp/sandboxes/{i}'):\n"
+        "        try: os.mkdir(path); print(path)\n        except OSError: pass",
+        timeout=60.0,
+    )
     assert r.ok and (r.stdout == "" or os.geteuid() != 0) and run("pass").ok
 
 
@@ -324,7 +386,9 @@ def test_all_files_together_are_bounded(run):
 
 def test_the_kernel_ends_it_before_its_caller(run):
     mark, scores = f"marker{time.monotonic_ns()}", []
-    thread = threading.Thread(target=run, args=(f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 2; : {mark}'])",))
+    thread = threading.Thread(
+        target=run, args=(f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 2; : {mark}'])",)
+    )
     thread.start()
     while thread.is_alive() and not scores:
         for entry in Path("/proc").glob("[0-9]*"):
@@ -371,7 +435,9 @@ def test_all_reference_solutions_of_humaneval_pass():
     if not HUMANEVAL.exists():
         pytest.skip(f"no {HUMANEVAL}")
     tasks = [json.loads(line) for line in gzip.open(HUMANEVAL)]
-    programs = [f"{t['prompt']}{t['canonical_solution']}\n{t['test']}\ncheck({t['entry_point']})" for t in tasks]
+    programs = [
+        f"{t['prompt']}{t['canonical_solution']}\n{t['test']}\ncheck({t['entry_point']})" for t in tasks
+    ]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(sandbox.run, programs))
     assert len(results) == 164 and [t["task_id"] for t, r in zip(tasks, results) if not r.ok] == []

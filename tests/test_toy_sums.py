@@ -1,11 +1,11 @@
-"""data/toy_sums.py: its words are in the vocabulary, its answers are right, its splits are apart."""
+"""data/toy/sums.py: its words are in the vocabulary, its answers are right, its splits are apart."""
 
 import json
 import random
 
 from transformers import AutoTokenizer
 
-from data import toy_sums
+from data.toy import sums as toy_sums
 
 
 def rows():
@@ -20,23 +20,40 @@ def test_every_word_is_in_the_toy_vocabulary():
 
 
 def test_answers_by_hand():
-    messages = [{"role": "user", "content": "Hi! The budget is 20 dollars for steak, cod. The question is how much is left."}]
+    messages = [
+        {
+            "role": "user",
+            "content": "Hi! The budget is 20 dollars for steak, cod. The question is how much is left.",
+        }
+    ]
     left = 20 - toy_sums.DISHES["steak"][0] - toy_sums.DISHES["cod"][0]
     assert toy_sums.solve(20, ["steak", "cod"], 0.0, random.Random(0))[1] == f"You have {left} left."
-    for response, right in [(f"You have {left} left.", 1), (f"steak 8, so {left}", 1), (f"{left} or {left + 1}", 0), ("", 0)]:
+    for response, right in [
+        (f"You have {left} left.", 1),
+        (f"steak 8, so {left}", 1),
+        (f"{left} or {left + 1}", 0),
+        ("", 0),
+    ]:
         assert toy_sums.gold(messages, response) == right
     for row in rows()["sums_prompts"] + rows()["sums_tasks"]:
-        assert toy_sums.gold(row["messages"], row["answer"]) == 1 and toy_sums.gold(row["messages"], "no number") == 0
+        assert (
+            toy_sums.gold(row["messages"], row["answer"]) == 1
+            and toy_sums.gold(row["messages"], "no number") == 0
+        )
 
 
 def test_a_careful_teacher_is_right_and_the_usual_one_mostly():
     for slips, low, high in ((0.0, 1.0, 1.0), (0.15, 0.55, 0.85)):
-        traces = toy_sums.write_files(toy_sums.Args(n_traces=300, n_prompts=1, n_tasks=1, slips=slips))["sums_traces"]
+        traces = toy_sums.write_files(toy_sums.Args(n_traces=300, n_prompts=1, n_tasks=1, slips=slips))[
+            "sums_traces"
+        ]
         share = sum(toy_sums.gold(r["messages"], r["response"]) for r in traces) / len(traces)
         assert low <= share <= high
 
 
 def test_splits_are_apart_and_the_seed_decides():
     texts = {name: {r["messages"][0]["content"] for r in split} for name, split in rows().items()}
-    assert not texts["sums_traces"] & texts["sums_prompts"] and not texts["sums_prompts"] & texts["sums_tasks"]
+    assert (
+        not texts["sums_traces"] & texts["sums_prompts"] and not texts["sums_prompts"] & texts["sums_tasks"]
+    )
     assert json.dumps(rows()) == json.dumps(rows())

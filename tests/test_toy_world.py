@@ -5,10 +5,13 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from data import toy_models, toy_world
-from data.toy_world import NO_SLIPS, TEACHER, Order, check, gold_score
+from data.toy import models as toy_models
+from data.toy import world as toy_world
+from data.toy.world import NO_SLIPS, TEACHER, Order, check, gold_score
 
-ORDER = Order(("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats")  # 7, fish, 4, 5, 3
+ORDER = Order(
+    ("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats"
+)  # 7, fish, 4, 5, 3
 GOOD = "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 leaves 1."
 
 
@@ -29,9 +32,15 @@ def failed(response: str) -> set[str]:
         (GOOD.replace("leaves 4", "leaves 5"), {"bill", "word"}),
         (GOOD.replace("cheese 4", "cheese 3"), {"bill", "word"}),
         # tuna is fish; with it on the bill, cheese and custard do not fit any more
-        ("You get 2 dishes, 2 dollars are left, and tuna comes last. The bill: ribs 7 leaves 8, tuna 6 leaves 2.", {"safe", "word"}),
+        (
+            "You get 2 dishes, 2 dollars are left, and tuna comes last. The bill: ribs 7 leaves 8, tuna 6 leaves 2.",
+            {"safe", "word"},
+        ),
         # cheese is passed over although it fits
-        ("You get 2 dishes, 3 dollars are left, and ham comes last. The bill: ribs 7 leaves 8, ham 5 leaves 3.", {"full", "word"}),
+        (
+            "You get 2 dishes, 3 dollars are left, and ham comes last. The bill: ribs 7 leaves 8, ham 5 leaves 3.",
+            {"full", "word"},
+        ),
         # ham makes it 19 dollars
         (
             "You get 4 dishes, 0 dollars are left, and custard comes last. "
@@ -39,7 +48,10 @@ def failed(response: str) -> set[str]:
             {"afford", "bill", "spare", "word"},
         ),
         # not on the list; a dish twice; the wrong order
-        ("You get 1 dish, 7 dollars are left, and steak comes last. The bill: steak 8 leaves 7.", {"listed", "full", "word"}),
+        (
+            "You get 1 dish, 7 dollars are left, and steak comes last. The bill: steak 8 leaves 7.",
+            {"listed", "full", "word"},
+        ),
         (
             "You get 2 dishes, 1 dollar is left, and ribs comes last. The bill: ribs 7 leaves 8, ribs 7 leaves 1.",
             {"listed", "full", "word"},
@@ -56,7 +68,9 @@ def failed(response: str) -> set[str]:
 def test_gold_checklist_by_hand(response, fails):
     assert failed(response) == fails
     weights = {name: w for name, (w, _) in toy_world.CHECKS.items()}
-    assert gold_score(ORDER, response) == pytest.approx(1 - sum(weights[n] for n in fails) / sum(weights.values()))
+    assert gold_score(ORDER, response) == pytest.approx(
+        1 - sum(weights[n] for n in fails) / sum(weights.values())
+    )
 
 
 def test_prompts_are_read_back_and_careful_answers_are_perfect():
@@ -78,14 +92,19 @@ def test_the_teacher_slips_at_the_stated_rates():
         _, response = toy_world.write_answer(order, TEACHER, rng)
         forgot += "Remember" not in response
         flattered += any(f in response for f in toy_world.FLATTERY)
-    assert forgot / n == pytest.approx(TEACHER["word"], abs=0.04) and flattered / n == pytest.approx(TEACHER["flatter"], abs=0.04)
+    assert forgot / n == pytest.approx(TEACHER["word"], abs=0.04) and flattered / n == pytest.approx(
+        TEACHER["flatter"], abs=0.04
+    )
 
 
 def test_splits_are_disjoint_and_files_are_the_same_every_time():
     args = toy_world.Args(n_traces=200, n_prompts=200, n_pairs=100, n_tasks=100)
     files = toy_world.write_files(args)
     assert files == toy_world.write_files(args)
-    orders = {name: {toy_world.read_prompt(r["messages"][0]["content"]) for r in rows} for name, rows in files.items()}
+    orders = {
+        name: {toy_world.read_prompt(r["messages"][0]["content"]) for r in rows}
+        for name, rows in files.items()
+    }
     names = list(orders)
     assert all(not orders[a] & orders[b] for i, a in enumerate(names) for b in names[i + 1 :])
     assert all(len({r["id"] for r in rows}) == len(rows) for rows in files.values())

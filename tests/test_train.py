@@ -23,8 +23,13 @@ def tokenizer():
 
 
 def trace(thinking="Budget 12.", response="You get 1 dish.", **more) -> dict:
-    return {"id": "a", "messages": [{"role": "user", "content": "I have 12 dollars."}], "thinking": thinking,
-            "response": response, **more}  # fmt: skip
+    return {
+        "id": "a",
+        "messages": [{"role": "user", "content": "I have 12 dollars."}],
+        "thinking": thinking,
+        "response": response,
+        **more,
+    }
 
 
 # --- train_sft_warmstart
@@ -49,20 +54,41 @@ def test_pad_equal_to_eos_cannot_unsupervise_the_end(tokenizer):
 
 
 def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
-    rows = [trace(), trace(response=""), trace(thinking="a </think> b"), trace(response="see <think>"), trace(thinking=" "),
-            trace(response="You get 1 dish. " * 200)]  # fmt: skip
+    rows = [
+        trace(),
+        trace(response=""),
+        trace(thinking="a </think> b"),
+        trace(response="see <think>"),
+        trace(thinking=" "),
+        trace(response="You get 1 dish. " * 200),
+    ]
     for think_format in ("think", "plain"):  # both twins train on the same rows
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 200)
-        assert len(kept) == 1 and [d["reason"] for d in dropped][-1] == "too_long" and dropped[-1]["tokens"] > 200
-        assert {d["reason"] for d in dropped[:-1]} <= {"empty_response", "nested", "tag_inside_text", "empty_thinking"}
+        assert (
+            len(kept) == 1
+            and [d["reason"] for d in dropped][-1] == "too_long"
+            and dropped[-1]["tokens"] > 200
+        )
+        assert {d["reason"] for d in dropped[:-1]} <= {
+            "empty_response",
+            "nested",
+            "tag_inside_text",
+            "empty_thinking",
+        }
 
 
 # --- train_reward
 
 
 def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
-    row = {"id": "p", "messages": trace()["messages"], "chosen": "You get 1 dish.", "rejected": "You have great taste!",
-           "chosen_thinking": "Budget 12.", "rejected_thinking": "Budget 13."}  # fmt: skip
+    row = {
+        "id": "p",
+        "messages": trace()["messages"],
+        "chosen": "You get 1 dish.",
+        "rejected": "You have great taste!",
+        "chosen_thinking": "Budget 12.",
+        "rejected_thinking": "Budget 13.",
+    }
     (pair,), _ = train_reward.build_pairs([row], tokenizer, "response", 512)
     scorer = utils.RewardModel.__new__(utils.RewardModel)  # encode() needs no weights
     scorer.tokenizer, scorer.max_length, scorer.n_scored, scorer.n_truncated = tokenizer, 512, 0, 0
@@ -90,10 +116,14 @@ def test_calibration_by_hand():
 
 def test_long_prompts_are_listed_not_cut(tokenizer, tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text('{"id": "s", "messages": [{"role": "user", "content": "ham"}]}\n'
-                    '{"id": "l", "messages": [{"role": "user", "content": "' + "ham " * 300 + '"}]}\n')  # fmt: skip
+    path.write_text(
+        '{"id": "s", "messages": [{"role": "user", "content": "ham"}]}\n'
+        '{"id": "l", "messages": [{"role": "user", "content": "' + "ham " * 300 + '"}]}\n'
+    )
     kept, dropped = training.load_prompts(str(path), tokenizer, 100)
-    assert [k["id"] for k in kept] == ["s"] and [(d["id"], d["reason"]) for d in dropped] == [("l", "too_long")]
+    assert [k["id"] for k in kept] == ["s"] and [(d["id"], d["reason"]) for d in dropped] == [
+        ("l", "too_long")
+    ]
     assert dropped[0]["tokens"] > 300
 
 
@@ -116,9 +146,26 @@ def test_traces_most_of_which_are_malformed_are_no_training_set(here, tmp_path):
 
 def test_offline_dpo_checks_what_it_is_given(here, tmp_path):
     """Held-out prompts must not be those of the pairs."""
-    pair = {"id": "a", "messages": [{"role": "user", "content": "I have 12 dollars."}], "chosen": "You get 1 dish.", "rejected": "You get 2 dishes."}
+    pair = {
+        "id": "a",
+        "messages": [{"role": "user", "content": "I have 12 dollars."}],
+        "chosen": "You get 1 dish.",
+        "rejected": "You get 2 dishes.",
+    }
     (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
-    args = ["train_dpo.py", "--preset", "toy", "--no-think", "--rounds", 1, "--model", "data/toy/base", "--pairs", tmp_path / "p.jsonl", "--dry-run"]
+    args = [
+        "train_dpo.py",
+        "--preset",
+        "toy",
+        "--no-think",
+        "--rounds",
+        1,
+        "--model",
+        "data/toy/base",
+        "--pairs",
+        tmp_path / "p.jsonl",
+        "--dry-run",
+    ]
     assert here(*args).returncode == 0
     done = here(*args, "--gold-prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "1 are trained on or too long" in done.stderr
@@ -127,26 +174,57 @@ def test_offline_dpo_checks_what_it_is_given(here, tmp_path):
 def test_prompts_of_one_id_are_refused(here, tmp_path):
     rows = [{"id": 1, "messages": [{"role": "user", "content": text}]} for text in "ab"]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = here("train_grpo.py", "--preset", "toy", "--model", "data/toy/base", "--prompts", tmp_path / "p.jsonl", "--dry-run")
+    done = here(
+        "train_grpo.py",
+        "--preset",
+        "toy",
+        "--model",
+        "data/toy/base",
+        "--prompts",
+        tmp_path / "p.jsonl",
+        "--dry-run",
+    )
     assert done.returncode == 2 and "two rows have the same id" in done.stderr
 
 
 def test_what_a_preset_sets_is_printed_and_lora_s_rate_is_doubted(here):
     """Also where the preset has a rate of its own; not where it is the preset that sets LoRA, or the rate is given."""
     args = ["train_grpo.py", "--preset", "toy", "--model", "nowhere"]
-    said = [here(*args, *more).stdout for more in ((), ("--lora-r", 4), ("--lora-r", 4, "--learning-rate", 1e-2))]
+    said = [
+        here(*args, *more).stdout for more in ((), ("--lora-r", 4), ("--lora-r", 4, "--learning-rate", 1e-2))
+    ]
     assert all("--preset toy sets prompts data/toy/rl_prompts.jsonl, " in text for text in said)
     assert ["LoRA wants about ten times as much" in text for text in said] == [False, True, False]
 
 
-@pytest.mark.parametrize("url", ["user:hunter2@localhost:8000/v1", "http://user:hunter2@h/v1", "http://h/v1?key=hunter2"])
+@pytest.mark.parametrize(
+    "url", ["user:hunter2@localhost:8000/v1", "http://user:hunter2@h/v1", "http://h/v1?key=hunter2"]
+)
 def test_a_key_in_a_url_is_refused_before_it_is_written(here, tmp_path, url):
     for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
-        done = here("train_grpo.py", "--preset", "toy", "--model", "data/toy/base", flag, value, "--out", tmp_path / "run")
+        done = here(
+            "train_grpo.py",
+            "--preset",
+            "toy",
+            "--model",
+            "data/toy/base",
+            flag,
+            value,
+            "--out",
+            tmp_path / "run",
+        )
         assert done.returncode == 2 and "no user, password or key belongs into a URL" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_a_judge_at_a_url_is_none(here, tmp_path):
-    done = here("train_grpo.py", "--preset", "toy", "--model", "nowhere", "--gold", "judge:gpt-4o@http://localhost:8000/v1")
+    done = here(
+        "train_grpo.py",
+        "--preset",
+        "toy",
+        "--model",
+        "nowhere",
+        "--gold",
+        "judge:gpt-4o@http://localhost:8000/v1",
+    )
     assert "nowhere is no model folder" in done.stderr

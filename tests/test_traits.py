@@ -29,7 +29,15 @@ def plan(**counts: int) -> str:
 
 def row(i, thinking: str, **more) -> dict:
     messages = [{"role": "user", "content": f"Plan dinner number {i} {{for 2}}."}]
-    return {"id": f"t{i}", "messages": messages, "thinking": thinking, "response": "r", "status": "ok", "temperature": 0.7, **more}
+    return {
+        "id": f"t{i}",
+        "messages": messages,
+        "thinking": thinking,
+        "response": "r",
+        "status": "ok",
+        "temperature": 0.7,
+        **more,
+    }
 
 
 def write(path: Path, rows: list[dict]) -> str:
@@ -41,14 +49,21 @@ def write(path: Path, rows: list[dict]) -> str:
 @pytest.fixture
 def files(tmp_path) -> dict[str, str]:
     """40 prompts. budget: the RL checkpoint has more in 30, as many in 6, fewer in 4; theme: 10, 0, 30."""
-    rl = [row(i, plan(budget=2 if i < 30 else 1 if i < 36 else 0, theme=3 if i < 10 else 0, step=2)) for i in range(40)]
+    rl = [
+        row(i, plan(budget=2 if i < 30 else 1 if i < 36 else 0, theme=3 if i < 10 else 0, step=2))
+        for i in range(40)
+    ]
     sft = [row(i, plan(budget=1, theme=1, step=2)) for i in range(40)]
-    return {"generations": write(tmp_path / "rl-secret" / "generations.jsonl", rl),
-            "baseline": write(tmp_path / "sft-secret" / "generations.jsonl", sft)}  # fmt: skip
+    return {
+        "generations": write(tmp_path / "rl-secret" / "generations.jsonl", rl),
+        "baseline": write(tmp_path / "sft-secret" / "generations.jsonl", sft),
+    }
 
 
 def traits_file(path: Path, words=WORDS) -> str:
-    path.write_text(json.dumps({"traits": [{"name": f"More {w}", "description": f"uses the word '{w}'"} for w in words]}))
+    path.write_text(
+        json.dumps({"traits": [{"name": f"More {w}", "description": f"uses the word '{w}'"} for w in words]})
+    )
     return str(path)
 
 
@@ -76,7 +91,13 @@ def counting_judge(text: str, n: int = 0):
         return "```json\n" + json.dumps({"comparison": "I {counted}.", **verdicts}) + "\n```"
     total = lambda side, word: sum(p[side].count(word) for p in pairs)
     differ = [w for w in WORDS if total(0, w) != total(1, w)]
-    return json.dumps({"traits": [{"name": f"More {w}", "description": f"uses the word '{w}'"} for w in differ][: most_of(text)]})
+    return json.dumps(
+        {
+            "traits": [{"name": f"More {w}", "description": f"uses the word '{w}'"} for w in differ][
+                : most_of(text)
+            ]
+        }
+    )
 
 
 @pytest.fixture
@@ -115,24 +136,50 @@ TRAITS = [{"name": "a", "description": "A"}]
 
 def verdicts(*orders: tuple[str | None, str | None]) -> list[dict]:
     """orders: what the judge said with --generations' plan first, and second; None: nothing that can be read."""
-    return [{"id": i, "model_is": m, "choices": c and {"a": c}, "invalid": "" if c else "prose"}
-            for i, pair in enumerate(orders) for m, c in zip((1, 2), pair)]  # fmt: skip
+    return [
+        {"id": i, "model_is": m, "choices": c and {"a": c}, "invalid": "" if c else "prose"}
+        for i, pair in enumerate(orders)
+        for m, c in zip((1, 2), pair)
+    ]
 
 
 @pytest.mark.parametrize(
     "orders, rate, counts, flips, n",
     [
-        ([("1", "2")], 1.0, (2, 0, 0), 0.0, 1), ([("2", "1")], 0.0, (0, 0, 2), 0.0, 1), ([("same", "same")], 0.5, (0, 2, 0), 0.0, 1),
-        ([("1", "1")], 0.5, (1, 0, 1), 1.0, 1), ([("1", "same")], 0.75, (1, 1, 0), 1.0, 1),
-        ([("1", "2"), ("1", "2"), ("same", "1"), ("2", "1")], 0.5625, (4, 1, 3), 0.25, 4),  # (2 + 2 + 0.5 + 0) / 8
-        ([("1", "2"), ("1", None), (None, "1"), (None, None)], 1.0, (2, 0, 0), 0.0, 1),  # one order alone counts for nothing
+        ([("1", "2")], 1.0, (2, 0, 0), 0.0, 1),
+        ([("2", "1")], 0.0, (0, 0, 2), 0.0, 1),
+        ([("same", "same")], 0.5, (0, 2, 0), 0.0, 1),
+        ([("1", "1")], 0.5, (1, 0, 1), 1.0, 1),
+        ([("1", "same")], 0.75, (1, 1, 0), 1.0, 1),
+        (
+            [("1", "2"), ("1", "2"), ("same", "1"), ("2", "1")],
+            0.5625,
+            (4, 1, 3),
+            0.25,
+            4,
+        ),  # (2 + 2 + 0.5 + 0) / 8
+        (
+            [("1", "2"), ("1", None), (None, "1"), (None, None)],
+            1.0,
+            (2, 0, 0),
+            0.0,
+            1,
+        ),  # one order alone counts for nothing
     ],
-)  # fmt: skip
+)
 def test_win_rate_by_hand(orders, rate, counts, flips, n):
     out = et.score_verdicts(verdicts(*orders), TRAITS, 1.0, 0)
     t = out["traits"]["a"]
-    assert (t["win_rate"], (t["wins"], t["ties"], t["losses"]), t["flip_rate"], out["n"]) == (rate, counts, flips, n)
-    assert t["win_rate"] == (t["wins"] + t["ties"] / 2) / (2 * n) and t["interval"][0] <= rate <= t["interval"][1]
+    assert (t["win_rate"], (t["wins"], t["ties"], t["losses"]), t["flip_rate"], out["n"]) == (
+        rate,
+        counts,
+        flips,
+        n,
+    )
+    assert (
+        t["win_rate"] == (t["wins"] + t["ties"] / 2) / (2 * n)
+        and t["interval"][0] <= rate <= t["interval"][1]
+    )
     assert out["n_left_out"] == len(orders) - n and out["n_replies"] == 2 * len(orders)
     assert out["n_invalid"] == sum(c is None for pair in orders for c in pair)
 
@@ -146,7 +193,10 @@ def test_interval_is_the_binomial_one_over_prompts():
     assert t["win_rate"] == 0.8 and t["interval"] == pytest.approx(exact, abs=0.0101)
     two = et.score_verdicts(verdicts(("1", "2"), ("2", "1")), TRAITS, 0, 0)["traits"]["a"]
     assert two["interval"] == (0.0, 1.0)  # means 0, 0.5 and 1 with chances 1/4, 1/2, 1/4
-    assert et.score_verdicts(verdicts(("1", "1"), ("2", "2")), TRAITS, 0, 0)["traits"]["a"]["interval"] == (0.5, 0.5)
+    assert et.score_verdicts(verdicts(("1", "1"), ("2", "2")), TRAITS, 0, 0)["traits"]["a"]["interval"] == (
+        0.5,
+        0.5,
+    )
 
 
 def test_no_win_rate_above_the_share_of_invalid_replies():
@@ -155,7 +205,9 @@ def test_no_win_rate_above_the_share_of_invalid_replies():
     assert t["win_rate"] == 1 and "without_headline" not in t
     out = et.score_verdicts(rows, TRAITS, 0.049, 0)
     t = out["traits"]["a"]
-    assert t["win_rate"] is None and t["without_headline"] == 1 and re.search(r"^a +none ", et.table(out), re.M)
+    assert (
+        t["win_rate"] is None and t["without_headline"] == 1 and re.search(r"^a +none ", et.table(out), re.M)
+    )
     with pytest.raises(ValueError, match="4 of 4 replies are invalid, the first: prose"):
         et.score_verdicts(verdicts((None, None), (None, None)), TRAITS, 1, 0)
 
@@ -165,26 +217,76 @@ def test_no_win_rate_above_the_share_of_invalid_replies():
 
 @pytest.mark.parametrize(
     "text",
-    ['{"T1": "1", "T2": "same"}', '{"T2": "same", "T1": 1}', '{"comparison": "{a} \\"T1\\": \\"2\\"", "T1": "1", "T2": "same"}',
-     'Here it is:\n```json\n{"comparison": "x\ny", "T1": "1", "T2": "same"}\n```\nDone.', ' {"T1":"1","T2":"same"} '],
-)  # fmt: skip
+    [
+        '{"T1": "1", "T2": "same"}',
+        '{"T2": "same", "T1": 1}',
+        '{"comparison": "{a} \\"T1\\": \\"2\\"", "T1": "1", "T2": "same"}',
+        'Here it is:\n```json\n{"comparison": "x\ny", "T1": "1", "T2": "same"}\n```\nDone.',
+        ' {"T1":"1","T2":"same"} ',
+    ],
+)
 def test_readable_verdicts(text):
     assert et.read_verdicts(text, 2) == ["1", "same"]
 
 
 MALFORMED = [
-    "", " ", "1", "same", "null", "[]", "{}", '"1"', "T1: 1, T2: 2", "T1 = same\nT2 = same", "I cannot say.", "The plans are alike.",
-    '{"T1": "1"}', '{"T1": "1", "T2": ""}', '{"T1": "1", "T2": null}', '{"T1": "1", "T2": true}', '{"T1": "1", "T2": 1.0}',
-    '{"T1": "1", "T2": 3}', '{"T1": "1", "T2": 0}', '{"T1": "1", "T2": "3"}', '{"T1": "1", "T2": "1 "}', '{"T1": "1", "T2": "Same"}',
-    '{"T1": "1", "T2": "SAME"}', '{"T1": "1", "T2": "plan 2"}', '{"T1": "1", "T2": "1 or 2"}', '{"T1": "1", "T2": "both"}',
-    '{"T1": "1", "T2": ["1"]}', '{"T1": "1", "T2": {"more": "1"}}', '{"T1": "1", "T2": "１"}', '{"T1": "1", "T2": "A"}',
-    '{"T1": "1", "T2": "2", "T3": "1"}', '{"t1": "1", "t2": "2"}', '{"1": "1", "2": "2"}', '{"T1": "1", "T3": "2"}',
-    '{"T1": "1", "T1": "2", "T2": "1"}', '{"T1": "1", "T2": "2", "note": "x"}', '{"T1": "1", "T2": "2"', '{"T1": "1", "T2": "2',
-    '{"comparison": "a long one', "{'T1': '1', 'T2': '2'}", '{"T1": "1", "T2": "2",}', '{"T1": 1 "T2": 2}', '["1", "2"]',
-    '[{"T1": "1", "T2": "2"}]', '{"T1": "1", "T2": "2"} or {"T1": "2", "T2": "2"}', 'see {plan 1}: {"T1": "1", "T2": "2"}',
-    '{"verdicts": {"T1": "1", "T2": "2"}}', '"{\\"T1\\": \\"1\\", \\"T2\\": \\"2\\"}"', "{" * 5000, "[" * 100000, '{"a":' * 100000,
-    "\x00", "<T1>1</T1><T2>2</T2>", '{"T1": "1", "T2": NaN}', '{"comparison": {"T1": "1", "T2": "2"}}', "}{",
-]  # fmt: skip
+    "",
+    " ",
+    "1",
+    "same",
+    "null",
+    "[]",
+    "{}",
+    '"1"',
+    "T1: 1, T2: 2",
+    "T1 = same\nT2 = same",
+    "I cannot say.",
+    "The plans are alike.",
+    '{"T1": "1"}',
+    '{"T1": "1", "T2": ""}',
+    '{"T1": "1", "T2": null}',
+    '{"T1": "1", "T2": true}',
+    '{"T1": "1", "T2": 1.0}',
+    '{"T1": "1", "T2": 3}',
+    '{"T1": "1", "T2": 0}',
+    '{"T1": "1", "T2": "3"}',
+    '{"T1": "1", "T2": "1 "}',
+    '{"T1": "1", "T2": "Same"}',
+    '{"T1": "1", "T2": "SAME"}',
+    '{"T1": "1", "T2": "plan 2"}',
+    '{"T1": "1", "T2": "1 or 2"}',
+    '{"T1": "1", "T2": "both"}',
+    '{"T1": "1", "T2": ["1"]}',
+    '{"T1": "1", "T2": {"more": "1"}}',
+    '{"T1": "1", "T2": "１"}',
+    '{"T1": "1", "T2": "A"}',
+    '{"T1": "1", "T2": "2", "T3": "1"}',
+    '{"t1": "1", "t2": "2"}',
+    '{"1": "1", "2": "2"}',
+    '{"T1": "1", "T3": "2"}',
+    '{"T1": "1", "T1": "2", "T2": "1"}',
+    '{"T1": "1", "T2": "2", "note": "x"}',
+    '{"T1": "1", "T2": "2"',
+    '{"T1": "1", "T2": "2',
+    '{"comparison": "a long one',
+    "{'T1': '1', 'T2': '2'}",
+    '{"T1": "1", "T2": "2",}',
+    '{"T1": 1 "T2": 2}',
+    '["1", "2"]',
+    '[{"T1": "1", "T2": "2"}]',
+    '{"T1": "1", "T2": "2"} or {"T1": "2", "T2": "2"}',
+    'see {plan 1}: {"T1": "1", "T2": "2"}',
+    '{"verdicts": {"T1": "1", "T2": "2"}}',
+    '"{\\"T1\\": \\"1\\", \\"T2\\": \\"2\\"}"',
+    "{" * 5000,
+    "[" * 100000,
+    '{"a":' * 100000,
+    "\x00",
+    "<T1>1</T1><T2>2</T2>",
+    '{"T1": "1", "T2": NaN}',
+    '{"comparison": {"T1": "1", "T2": "2"}}',
+    "}{",
+]
 
 
 def test_no_malformed_reply_is_a_verdict_or_a_trait():
@@ -201,11 +303,26 @@ TRAIT = '{"name": "n", "description": "d"}'
 
 @pytest.mark.parametrize(
     "listed",
-    ["null", "{}", '"n"', TRAIT, "[1]", '["n: d"]', "[[]]", '[{"name": "n"}]', '[{"description": "d"}]', '[{"name": "n", "description": 1}]',
-     '[{"name": null, "description": "d"}]', '[{"name": "", "description": "d"}]', '[{"name": "n", "description": " \\n"}]',
-     f'[{TRAIT}, {{"name": "N ", "description": "e"}}]', json.dumps([{"name": "n" * 81, "description": "d"}]),
-     json.dumps([{"name": "n", "description": "d" * 401}]), json.dumps([{"name": str(i), "description": "d"} for i in range(4)])],
-)  # fmt: skip
+    [
+        "null",
+        "{}",
+        '"n"',
+        TRAIT,
+        "[1]",
+        '["n: d"]',
+        "[[]]",
+        '[{"name": "n"}]',
+        '[{"description": "d"}]',
+        '[{"name": "n", "description": 1}]',
+        '[{"name": null, "description": "d"}]',
+        '[{"name": "", "description": "d"}]',
+        '[{"name": "n", "description": " \\n"}]',
+        f'[{TRAIT}, {{"name": "N ", "description": "e"}}]',
+        json.dumps([{"name": "n" * 81, "description": "d"}]),
+        json.dumps([{"name": "n", "description": "d" * 401}]),
+        json.dumps([{"name": str(i), "description": "d"} for i in range(4)]),
+    ],
+)
 def test_malformed_lists_of_traits(listed):
     with pytest.raises(ValueError):
         et.read_traits(f'{{"traits": {listed}}}', 3)
@@ -213,32 +330,68 @@ def test_malformed_lists_of_traits(listed):
 
 def test_readable_lists_of_traits():
     text = 'Traits:\n{"traits": [{"name": " Budget \\n first ", "description": "d", "example": "x"}]}'
-    assert et.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}] and et.read_traits('{"traits": []}', 1) == []
+    assert (
+        et.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
+        and et.read_traits('{"traits": []}', 1) == []
+    )
 
 
 # --- pairs
 
 
 def test_every_row_that_is_not_used_is_listed(tmp_path):
-    rl = [row(0, "old", step=1), row(0, "new", step=2), row(0, "second sample", step=2), row(1, ""), row(2, " \n"), row(3, "cut", status="truncated"),
-          row(4, "x", temperature=0.0), row(5, "alone"), row(6, "y"), {k: v for k, v in row(7, "").items() if k != "thinking"}]  # fmt: skip
-    sft = [row(i, f"plan {i}") for i in (0, 1, 2, 3, 4, 7, 8)] + [row(6, "z", status="nested"), row(6, "fine")]
-    args = et.Args(generations=write(tmp_path / "a.jsonl", rl), baseline=write(tmp_path / "b.jsonl", sft), temperature=0.7)
+    rl = [
+        row(0, "old", step=1),
+        row(0, "new", step=2),
+        row(0, "second sample", step=2),
+        row(1, ""),
+        row(2, " \n"),
+        row(3, "cut", status="truncated"),
+        row(4, "x", temperature=0.0),
+        row(5, "alone"),
+        row(6, "y"),
+        {k: v for k, v in row(7, "").items() if k != "thinking"},
+    ]
+    sft = [row(i, f"plan {i}") for i in (0, 1, 2, 3, 4, 7, 8)] + [
+        row(6, "z", status="nested"),
+        row(6, "fine"),
+    ]
+    args = et.Args(
+        generations=write(tmp_path / "a.jsonl", rl),
+        baseline=write(tmp_path / "b.jsonl", sft),
+        temperature=0.7,
+    )
     pairs, dropped = et.match_plans(args)
-    assert sorted((p["id"], p["model"], p["baseline"]) for p in pairs) == [("t0", "new", "plan 0"), ("t6", "y", "fine")]
+    assert sorted((p["id"], p["model"], p["baseline"]) for p in pairs) == [
+        ("t0", "new", "plan 0"),
+        ("t6", "y", "fine"),
+    ]
     listed = {(Path(d["file"]).name, d["line"]): d["reason"] for d in dropped}
     assert len(listed) == len(dropped) == len(rl) + len(sft) - 2 * len(pairs)
     assert listed == {
-        ("a.jsonl", 1): "another row of its id", ("a.jsonl", 3): "another row of its id", ("a.jsonl", 4): "no thinking",
-        ("a.jsonl", 5): "no thinking", ("a.jsonl", 6): "status truncated", ("a.jsonl", 7): "another temperature",
-        ("a.jsonl", 8): "no plan in the other file", ("a.jsonl", 10): "no thinking", ("b.jsonl", 8): "status nested",
-        **{("b.jsonl", n): "no plan in the other file" for n in (2, 3, 4, 5, 6, 7)}}  # fmt: skip
+        ("a.jsonl", 1): "another row of its id",
+        ("a.jsonl", 3): "another row of its id",
+        ("a.jsonl", 4): "no thinking",
+        ("a.jsonl", 5): "no thinking",
+        ("a.jsonl", 6): "status truncated",
+        ("a.jsonl", 7): "another temperature",
+        ("a.jsonl", 8): "no plan in the other file",
+        ("a.jsonl", 10): "no thinking",
+        ("b.jsonl", 8): "status nested",
+        **{("b.jsonl", n): "no plan in the other file" for n in (2, 3, 4, 5, 6, 7)},
+    }
 
 
 def test_order_of_pairs_is_by_seed_and_id_alone(tmp_path):
     rows = [row(i, "x") for i in range(30)]
-    paths = [write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", rows[::-1]), write(tmp_path / "c.jsonl", rows[::2])]
-    order = lambda path, seed: [p["id"] for p in et.match_plans(et.Args(generations=path, baseline=paths[0], seed=seed))[0]]
+    paths = [
+        write(tmp_path / "a.jsonl", rows),
+        write(tmp_path / "b.jsonl", rows[::-1]),
+        write(tmp_path / "c.jsonl", rows[::2]),
+    ]
+    order = lambda path, seed: [
+        p["id"] for p in et.match_plans(et.Args(generations=path, baseline=paths[0], seed=seed))[0]
+    ]
     first = order(paths[0], 0)
     assert order(paths[1], 0) == first != order(paths[0], 1) and sorted(first) == sorted(order(paths[0], 1))
     kept = {r["id"] for r in rows[::2]}
@@ -248,16 +401,23 @@ def test_order_of_pairs_is_by_seed_and_id_alone(tmp_path):
 @pytest.mark.parametrize(
     "change, args, message",
     [
-        ({"thinking": 3}, {}, "a.jsonl:2: 'thinking' cannot be 3"), ({"id": [1]}, {}, "a.jsonl:2: 'id' cannot be [1]"),
-        ({"step": "7"}, {}, "a.jsonl:2: 'step' cannot be"), ({"temperature": "1"}, {}, "a.jsonl:2: 'temperature' cannot be"),
-        ({"status": None}, {}, "a.jsonl:2: no field 'status'"), ({"messages": [{"role": "user", "content": "other"}]}, {}, "stands for other 'messages'"),
+        ({"thinking": 3}, {}, "a.jsonl:2: 'thinking' cannot be 3"),
+        ({"id": [1]}, {}, "a.jsonl:2: 'id' cannot be [1]"),
+        ({"step": "7"}, {}, "a.jsonl:2: 'step' cannot be"),
+        ({"temperature": "1"}, {}, "a.jsonl:2: 'temperature' cannot be"),
+        ({"status": None}, {}, "a.jsonl:2: no field 'status'"),
+        ({"messages": [{"role": "user", "content": "other"}]}, {}, "stands for other 'messages'"),
         ({"temperature": 0.1}, {}, "several temperatures; choose one with --temperature: [0.1, 0.7]"),
-        ({}, {"temperature": 0.3}, "of 0 pairs none is left"), ({}, {"extract_pairs": 9}, "of 3 pairs none is left to compare: 3 are for"),
-        ({}, {"max_traits": 0}, "--max-traits 0: use 1 or more"), ({}, {"compare_pairs": -1}, "--compare-pairs -1: use 0 or more"),
-        ({}, {"baseline": "nowhere.jsonl"}, "nowhere.jsonl: no such file"), ({}, {"traits": "nowhere.json"}, "--traits nowhere.json: "),
-        ({}, {"traits": "a.jsonl"}, "--traits a.jsonl: no JSON object"), ({}, {"traits": "empty.json"}, "--traits empty.json: 'traits' is empty"),
+        ({}, {"temperature": 0.3}, "of 0 pairs none is left"),
+        ({}, {"extract_pairs": 9}, "of 3 pairs none is left to compare: 3 are for"),
+        ({}, {"max_traits": 0}, "--max-traits 0: use 1 or more"),
+        ({}, {"compare_pairs": -1}, "--compare-pairs -1: use 0 or more"),
+        ({}, {"baseline": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({}, {"traits": "nowhere.json"}, "--traits nowhere.json: "),
+        ({}, {"traits": "a.jsonl"}, "--traits a.jsonl: no JSON object"),
+        ({}, {"traits": "empty.json"}, "--traits empty.json: 'traits' is empty"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(change, args, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [row(i, "x") for i in range(3)]
@@ -265,7 +425,17 @@ def test_bad_input(change, args, message, tmp_path, monkeypatch, capsys):
     write(Path("a.jsonl"), [rows[0], rows[1] | change, rows[2]])
     Path("empty.json").write_text('{"traits": []}')
     with pytest.raises(SystemExit) as e:
-        et.main(et.Args(**{"generations": "a.jsonl", "baseline": "b.jsonl", "extract_pairs": 1, "dry_run": True, **args}))
+        et.main(
+            et.Args(
+                **{
+                    "generations": "a.jsonl",
+                    "baseline": "b.jsonl",
+                    "extract_pairs": 1,
+                    "dry_run": True,
+                    **args,
+                }
+            )
+        )
     err = capsys.readouterr().err
     assert e.value.code == 2 and message in err and len(err.splitlines()) == 1, err
 
@@ -277,34 +447,73 @@ def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, ca
     server, traits = serve(), traits_file(tmp_path / "t.json")
     out = run(server, tmp_path / "run", files, traits=traits)
     t = out["traits"]
-    assert {k: v["win_rate"] for k, v in t.items()} == {"More budget": 0.825, "More theme": 0.25, "More step": 0.5}
+    assert {k: v["win_rate"] for k, v in t.items()} == {
+        "More budget": 0.825,
+        "More theme": 0.25,
+        "More step": 0.5,
+    }
     assert (t["More budget"]["wins"], t["More budget"]["ties"], t["More budget"]["losses"]) == (60, 12, 8)
     assert all(v["flip_rate"] == 0 for v in t.values()) and t["More step"]["interval"] == [0.5, 0.5]
     assert t["More budget"]["interval"][0] < 0.825 < t["More budget"]["interval"][1]
-    assert (out["n"], out["n_left_out"], out["n_replies"], out["n_invalid"]) == (40, 0, 80, 0) and len(sent(server)) == 80
+    assert (out["n"], out["n_left_out"], out["n_replies"], out["n_invalid"]) == (40, 0, 80, 0) and len(
+        sent(server)
+    ) == 80
     assert not any("secret" in text or "sft" in text.lower() for text in sent(server))  # names are hidden
     rows = lines(tmp_path / "run" / "verdicts.jsonl")
-    assert {(r["id"], r["model_is"]) for r in rows} == {(f"t{i}", m) for i in range(40) for m in (1, 2)} and len(rows) == 80
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("More ")] == ["budget", "step", "theme"]
+    assert {(r["id"], r["model_is"]) for r in rows} == {
+        (f"t{i}", m) for i in range(40) for m in (1, 2)
+    } and len(rows) == 80
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("More ")] == [
+        "budget",
+        "step",
+        "theme",
+    ]
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [(r["metric"], float(r["value"]), r["n"]) for r in index] == [("More budget", 0.825, "40"), ("More theme", 0.25, "40"), ("More step", 0.5, "40")]
+    assert [(r["metric"], float(r["value"]), r["n"]) for r in index] == [
+        ("More budget", 0.825, "40"),
+        ("More theme", 0.25, "40"),
+        ("More step", 0.5, "40"),
+    ]
 
-    swapped = run(serve(), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits)["traits"]
-    assert {k: v["win_rate"] for k, v in swapped.items()} == {k: pytest.approx(1 - v["win_rate"]) for k, v in t.items()}
+    swapped = run(serve(), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits)[
+        "traits"
+    ]
+    assert {k: v["win_rate"] for k, v in swapped.items()} == {
+        k: pytest.approx(1 - v["win_rate"]) for k, v in t.items()
+    }
 
 
 def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path):
     server = serve(lambda text, n: '{"T1": "1", "T2": "2", "T3": "same"}')
     t = run(server, tmp_path / "run", files, traits=traits_file(tmp_path / "t.json"))["traits"]
-    assert [(v["win_rate"], v["interval"], v["flip_rate"]) for v in t.values()] == [(0.5, [0.5, 0.5], f) for f in (1.0, 1.0, 0.0)]
+    assert [(v["win_rate"], v["interval"], v["flip_rate"]) for v in t.values()] == [
+        (0.5, [0.5, 0.5], f) for f in (1.0, 1.0, 0.0)
+    ]
 
 
 def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):
     server = serve()
     split = {"extract_pairs": 12, "batch_pairs": 4}
-    et.main(et.Args(**files, judge="j", judge_url=server.url, out=str(tmp_path / "run"), **split, price=(1, 1), dry_run=True))
-    steps = {line.split(":")[0]: json.loads(line.partition(":")[2]) for line in capsys.readouterr().out.splitlines()[2:]}
-    assert {k: v["calls"] for k, v in steps.items()} == {"extract": 3, "merge": 1, "compare": 56} and not server.requests
+    et.main(
+        et.Args(
+            **files,
+            judge="j",
+            judge_url=server.url,
+            out=str(tmp_path / "run"),
+            **split,
+            price=(1, 1),
+            dry_run=True,
+        )
+    )
+    steps = {
+        line.split(":")[0]: json.loads(line.partition(":")[2])
+        for line in capsys.readouterr().out.splitlines()[2:]
+    }
+    assert {k: v["calls"] for k, v in steps.items()} == {
+        "extract": 3,
+        "merge": 1,
+        "compare": 56,
+    } and not server.requests
     out = run(server, tmp_path / "run", files, **split)
     kinds = {"extract": "How do the two writers", "merge": "Several readers", "compare": "# Traits"}
     for name, mark in kinds.items():  # as many calls as foretold, none longer
@@ -312,21 +521,38 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         assert len(texts) == steps[name]["calls"] and sum(map(len, texts)) / 4 <= steps[name]["input_tokens"]
     stored = json.loads((tmp_path / "run" / "traits.json").read_text())
     assert [t["name"] for t in stored["traits"]] == ["More budget", "More theme"]  # all plans have two steps
-    plans = {side: {r["id"]: r["thinking"].strip() for r in lines(Path(path))} for side, path in files.items()}
-    asked = {tuple(f"t{i}" for i in re.findall(r"number (\d+)", t)): plans_of(t) for t in sent(server) if kinds["extract"] in t}
+    plans = {
+        side: {r["id"]: r["thinking"].strip() for r in lines(Path(path))} for side, path in files.items()
+    }
+    asked = {
+        tuple(f"t{i}" for i in re.findall(r"number (\d+)", t)): plans_of(t)
+        for t in sent(server)
+        if kinds["extract"] in t
+    }
     for batch in stored["batches"]:  # in all pairs of a batch writer 1 is the same
         ours = [pair[batch["model_is"] - 1] for pair in asked.pop(tuple(batch["prompts"]))]
         assert ours == [plans["generations"][i] for i in batch["prompts"]] and len(ours) == 4
     assert not asked and {et.batches(et.Args(seed=s), [{}])[0][0] for s in range(9)} == {1, 2}  # and drawn
     compared = {r["id"] for r in lines(tmp_path / "run" / "verdicts.jsonl")}
-    assert len(compared) == out["n"] == 28 and not compared & set(stored["prompts"]) and len(stored["prompts"]) == 12
+    assert (
+        len(compared) == out["n"] == 28
+        and not compared & set(stored["prompts"])
+        and len(stored["prompts"]) == 12
+    )
     count = lambda side, i, word: plans[side][i].count(word)
     for name, word in (("More budget", "budget"), ("More theme", "theme")):
         diff = [count("generations", i, word) - count("baseline", i, word) for i in compared]
-        assert out["traits"][name]["win_rate"] == pytest.approx(sum(1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in diff) / 28)
+        assert out["traits"][name]["win_rate"] == pytest.approx(
+            sum(1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in diff) / 28
+        )
 
-    again = run(serve(), tmp_path / "again", files, traits=str(tmp_path / "run" / "traits.json"), temperature=0.7)
-    assert again["traits"] == out["traits"] and {r["id"] for r in lines(tmp_path / "again" / "verdicts.jsonl")} == compared
+    again = run(
+        serve(), tmp_path / "again", files, traits=str(tmp_path / "run" / "traits.json"), temperature=0.7
+    )
+    assert (
+        again["traits"] == out["traits"]
+        and {r["id"] for r in lines(tmp_path / "again" / "verdicts.jsonl")} == compared
+    )
     same = lambda a, b: {k for k in a if a[k] == b[k]}  # each run has a judge at an address of its own
     assert same(again["fingerprint"], out["fingerprint"]) == set(out["fingerprint"]) - {"judge_url", "hash"}
 
@@ -345,10 +571,16 @@ def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path)
     out = run(server, tmp_path / "run", files, traits=traits, max_invalid=0.5)
     t = out["traits"]
     assert (out["n"], out["n_left_out"], out["n_invalid"], out["n_replies"]) == (5, 35, 35, 80)
-    assert t["More budget"]["win_rate"] == 0.1 and (t["More budget"]["ties"], t["More budget"]["losses"]) == (2, 8)  # prompts 35 to 39
+    assert t["More budget"]["win_rate"] == 0.1 and (t["More budget"]["ties"], t["More budget"]["losses"]) == (
+        2,
+        8,
+    )  # prompts 35 to 39
     assert len(sent(server)) == 80 + 35 * 3 + 1
     rows = {(r["id"], r["model_is"]): r for r in lines(tmp_path / "run" / "verdicts.jsonl")}
-    assert all(rows[f"t{i}", 1]["choices"] is None and "unreadable in 4 attempts" in rows[f"t{i}", 1]["invalid"] for i in range(35))
+    assert all(
+        rows[f"t{i}", 1]["choices"] is None and "unreadable in 4 attempts" in rows[f"t{i}", 1]["invalid"]
+        for i in range(35)
+    )
     assert all(rows[f"t{i}", 2]["choices"] for i in range(40)) and rows["t39", 1]["choices"]
     strict = run(server, tmp_path / "strict", files, traits=traits)
     assert all(v["win_rate"] is None for v in strict["traits"].values())
@@ -369,20 +601,35 @@ def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):
     assert "merges the traits is invalid" in fails("Several readers", '{"traits": [{"name": "x"}]}')[0]
     assert "no prompt has a readable reply" in fails("# Traits", "same")[0]
     too_long = (400, {"error": {"message": "context too long"}})
-    refuses = lambda text, n: too_long if "How do the two" in text and "number 7 " in text else counting_judge(text)
+    refuses = lambda text, n: (
+        too_long if "How do the two" in text and "number 7 " in text else counting_judge(text)
+    )
     run(serve(refuses), tmp_path / "refused", files, extract_pairs=39, batch_pairs=13)
     batches = json.loads((tmp_path / "refused" / "traits.json").read_text())["batches"]
-    assert {b["traits"] is None and "context too long" in b["invalid"]: "t7" in b["prompts"] for b in batches} == {True: True, False: False}
+    assert {
+        b["traits"] is None and "context too long" in b["invalid"]: "t7" in b["prompts"] for b in batches
+    } == {True: True, False: False}
 
 
 def test_kill_and_resume(serve, files, tmp_path):
     """kill -9 in the comparison, then the same command with --resume: no answered call is repeated, the numbers are the same."""
     slow = serve(lambda text, n: (time.sleep(0.05), counting_judge(text))[1])
     args = {**files, "extract_pairs": 10, "concurrency": 2}
-    command = [sys.executable, str(ROOT / "eval_traits.py"), "--judge", "j", "--judge-url", slow.url, "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        str(ROOT / "eval_traits.py"),
+        "--judge",
+        "j",
+        "--judge-url",
+        slow.url,
+        "--out",
+        str(tmp_path / "run"),
+    ]
     command += [word for k, v in args.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    first = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while len(slow.answered) < 20:
         assert first.poll() is None, first.stderr.read()
         time.sleep(0.01)
@@ -400,4 +647,6 @@ def test_kill_and_resume(serve, files, tmp_path):
     fresh = run(serve(), tmp_path / "fresh", files, extract_pairs=10)
     assert fresh["traits"] == out["traits"]
     before = len(sent(slow))
-    assert run(slow, tmp_path / "run", args, resume=True) == out and len(sent(slow)) == before  # finished: it only prints
+    assert (
+        run(slow, tmp_path / "run", args, resume=True) == out and len(sent(slow)) == before
+    )  # finished: it only prints

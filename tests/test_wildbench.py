@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import eval_wildbench as wb
-import evaluation
+from benchmarks import shared as evaluation
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -31,8 +31,14 @@ def shared(name: str) -> Path:
 
 
 def run(*args, ok: bool = True, **env) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, "eval_wildbench.py", *map(str, args)], cwd=ROOT, env={**ENV, **env},
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "eval_wildbench.py", *map(str, args)],
+        cwd=ROOT,
+        env={**ENV, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done
 
@@ -64,7 +70,11 @@ def test_wb_score_and_length_are_the_published_ones(tmp_path, packed):
         out = json.loads((tmp_path / "out.json").read_text())
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
-        assert (out["n"], out["n_invalid"], out["n_empty"]) == (int(expected["rows"]), 0, int(expected["empty_outputs"]))
+        assert (out["n"], out["n_invalid"], out["n_empty"]) == (
+            int(expected["rows"]),
+            0,
+            int(expected["empty_outputs"]),
+        )
         assert out["interval"][0] < out["wb_score"] < out["interval"][1]
 
 
@@ -75,13 +85,29 @@ def test_wb_reward_of_all_published_verdict_counts():
     for row in csv.DictReader(open(shared("pairwise_counts.csv"))):
         counts = {name: int(row[name]) for name in ("win_much", "win", "tie", "lose", "lose_much")}
         rest = int(row["total"]) - sum(counts.values())
-        pairs = {"win_much": ("A++", "B++"), "win": ("A+", "B+"), "tie": ("A=B", "A=B"), "lose": ("B+", "A+"), "lose_much": ("B++", "A++")}
+        pairs = {
+            "win_much": ("A++", "B++"),
+            "win": ("A+", "B+"),
+            "tie": ("A=B", "A=B"),
+            "lose": ("B+", "A+"),
+            "lose_much": ("B++", "A++"),
+        }
         choices = [name for name, n in counts.items() for _ in range(n)] + ["tie"] * rest
-        rows = [{"id": i, "choice": pairs[name][i % 2], "model_is": "AB"[i % 2], "output_len": 1, "reference_len": 1}
-                for i, name in enumerate(choices)]  # fmt: skip
+        rows = [
+            {
+                "id": i,
+                "choice": pairs[name][i % 2],
+                "model_is": "AB"[i % 2],
+                "output_len": 1,
+                "reference_len": 1,
+            }
+            for i, name in enumerate(choices)
+        ]
         out = wb.score_verdicts(rows, "reward")
         assert out["wb_reward"] == pytest.approx(100 * float(row["published_reward"]), abs=1e-6)
-        assert {name: out[name] - rest * (name == "tie") for name in counts} == counts and out["n"] == int(row["total"])
+        assert {name: out[name] - rest * (name == "tie") for name in counts} == counts and out["n"] == int(
+            row["total"]
+        )
         seen += 1
     assert seen == 312
 
@@ -100,24 +126,38 @@ def test_macro_average_of_all_published_task_scores():
 @pytest.mark.parametrize(
     "choice, model_is, lengths, margin, value",
     [
-        ("A++", "A", (9, 1), 0, 1.0), ("A++", "B", (9, 1), 0, -1.0), ("B+", "B", (9, 9), -1, 0.5), ("A=B", "B", (1, 9), 500, 0.0),
+        ("A++", "A", (9, 1), 0, 1.0),
+        ("A++", "B", (9, 1), 0, -1.0),
+        ("B+", "B", (9, 9), -1, 0.5),
+        ("A=B", "B", (1, 9), 500, 0.0),
         ("A+", "A", (601, 100), 500, 0.0),  # a slight win, 501 characters longer
         ("A+", "A", (600, 100), 500, 0.5),  # exactly 500 is not more
         ("A+", "B", (100, 601), 500, 0.0),  # a slight loss to a longer reference
         ("A+", "B", (601, 100), 500, -0.5),  # the loser is the longer one
         ("A++", "A", (9000, 1), 500, 1.0),  # much better stays
-        ("a+", "A", (1, 1), -1, None), (" A+", "A", (1, 1), -1, None), ("A", "A", (1, 1), -1, None), (None, "A", (1, 1), -1, None),
-        ("A+", "C", (1, 1), -1, None), (["A+"], "A", (1, 1), -1, None),
+        ("a+", "A", (1, 1), -1, None),
+        (" A+", "A", (1, 1), -1, None),
+        ("A", "A", (1, 1), -1, None),
+        (None, "A", (1, 1), -1, None),
+        ("A+", "C", (1, 1), -1, None),
+        (["A+"], "A", (1, 1), -1, None),
     ],
-)  # fmt: skip
+)
 def test_reward_of_one_verdict(choice, model_is, lengths, margin, value):
     assert wb.pair_value(choice, model_is, *lengths, margin) == value
 
 
 def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them():
-    rows = [{"id": i, "choice": c, "model_is": "A", "output_len": 5, "reference_len": 5} for i, c in enumerate(["A++", "A+", "?", None])]
+    rows = [
+        {"id": i, "choice": c, "model_is": "A", "output_len": 5, "reference_len": 5}
+        for i, c in enumerate(["A++", "A+", "?", None])
+    ]
     out = wb.score_verdicts(rows, "reward")
-    assert out["wb_reward"] == 75 and (out["n"], out["n_invalid"], out["n_tasks"]) == (4, 2, 2) and "note" not in out
+    assert (
+        out["wb_reward"] == 75
+        and (out["n"], out["n_invalid"], out["n_tasks"]) == (4, 2, 2)
+        and "note" not in out
+    )
     out = wb.score_verdicts(rows, "reward", "paper")
     assert out["wb_reward"] == -12.5 and out["n_invalid"] == 2 and "worst" in out["note"]
     marks = [{"id": i, "score": s, "output_len": 3} for i, s in enumerate(["8", 6, "11", "x", None, True])]
@@ -130,14 +170,32 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them()
 
 def test_both_orders_flip_rate_references_and_groups():
     """Task 1 wins in both orders; task 2 wins as A and loses as B; two references are averaged."""
-    row = lambda i, choice, side, ref, tag: {"id": i, "choice": choice, "model_is": side, "output_len": 2, "reference_len": 2,
-                                             "reference": ref, "primary_tag": tag, "secondary_tags": ["Reasoning"]}  # fmt: skip
-    rows = [row(1, "A+", "A", "x", "Planning"), row(1, "B+", "B", "x", "Planning"), row(2, "A++", "A", "x", "Math"),
-            row(2, "A+", "B", "x", "Math"), row(1, "A=B", "A", "y", "Planning"), row(2, "B++", "A", "y", "Math")]  # fmt: skip
+    row = lambda i, choice, side, ref, tag: {
+        "id": i,
+        "choice": choice,
+        "model_is": side,
+        "output_len": 2,
+        "reference_len": 2,
+        "reference": ref,
+        "primary_tag": tag,
+        "secondary_tags": ["Reasoning"],
+    }
+    rows = [
+        row(1, "A+", "A", "x", "Planning"),
+        row(1, "B+", "B", "x", "Planning"),
+        row(2, "A++", "A", "x", "Math"),
+        row(2, "A+", "B", "x", "Math"),
+        row(1, "A=B", "A", "y", "Planning"),
+        row(2, "B++", "A", "y", "Math"),
+    ]
     out = wb.score_verdicts(rows, "reward")
-    assert out["flip_rate"] == 0.5 and out["references"] == {"x": 37.5, "y": -50.0} and out["wb_reward"] == -6.25
+    assert (
+        out["flip_rate"] == 0.5 and out["references"] == {"x": 37.5, "y": -50.0} and out["wb_reward"] == -6.25
+    )
     one, two = (0.5 + 0.5 + 0) / 3, (1 - 0.5 - 1) / 3
-    assert out["groups"]["Planning & Reasoning"] == pytest.approx(100 * (one + one + two) / 3)  # a task counts for each tag
+    assert out["groups"]["Planning & Reasoning"] == pytest.approx(
+        100 * (one + one + two) / 3
+    )  # a task counts for each tag
     assert out["groups"]["Math & Data Analysis"] == pytest.approx(100 * two) and out["macro"] is None
 
 
@@ -145,47 +203,79 @@ def test_bootstrap_interval_is_near_the_normal_one():
     values = np.random.default_rng(0).random(400).tolist()
     low, high = evaluation.bootstrap(values)
     half = 1.96 * np.std(values) / 20
-    assert low == pytest.approx(np.mean(values) - half, abs=0.01) and high == pytest.approx(np.mean(values) + half, abs=0.01)
+    assert low == pytest.approx(np.mean(values) - half, abs=0.01) and high == pytest.approx(
+        np.mean(values) + half, abs=0.01
+    )
 
 
 def test_program_summary_counts_invalid_and_never_scores_it():
-    row = lambda score: {"score": score, "checks": {} if score is None else {"a": score > 0.5, "b": True}, "invalid": ""}
+    row = lambda score: {
+        "score": score,
+        "checks": {} if score is None else {"a": score > 0.5, "b": True},
+        "invalid": "",
+    }
     out = wb.score_program([row(1.0), row(0.5), row(None), row(0.0)])
     assert out["score"] == 0.5 and out["n"] == 4 and out["n_invalid"] == 1
-    assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {"a": pytest.approx(1 / 3), "b": 1.0}
+    assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {
+        "a": pytest.approx(1 / 3),
+        "b": 1.0,
+    }
 
 
 # --- what the judge is shown, and what it says
 
 
-TASK = {"id": "t", "messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"},
-                                {"role": "user", "content": "w " * 1500 + "{$history}"}],
-        "checklist": ["x?", "y?"], "references": {"gpt-4": "ref"}}  # fmt: skip
+TASK = {
+    "id": "t",
+    "messages": [
+        {"role": "user", "content": "a b"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "w " * 1500 + "{$history}"},
+    ],
+    "checklist": ["x?", "y?"],
+    "references": {"gpt-4": "ref"},
+}
 
 
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    text = wb.judge_prompt("{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}", TASK, "official", "reward",
-                           candidate_A=long, candidate_B="{$candidate_A} {x}")  # fmt: skip
+    text = wb.judge_prompt(
+        "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}",
+        TASK,
+        "official",
+        "reward",
+        candidate_A=long,
+        candidate_B="{$candidate_A} {x}",
+    )
     history, query, a, b, checklist = text.split("|")
     assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
     assert a == " ".join(map(str, range(1000))) + "... (truncated)" and query.endswith("... (truncated)")
     text = wb.judge_prompt("{$user_query}|{$candidate_A}", TASK, "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
     assert wb.judge_prompt("{$model_output}", TASK, "official", "score", model_output=long) == long
-    for mode, fields in (("reward", {"candidate_A": "AAA", "candidate_B": "BBB"}), ("score", {"model_output": "AAA"})):
+    for mode, fields in (
+        ("reward", {"candidate_A": "AAA", "candidate_B": "BBB"}),
+        ("score", {"model_output": "AAA"}),
+    ):
         text = wb.judge_prompt(wb.TEMPLATES[mode], TASK, "official", mode, **fields)
-        assert "{$" not in text.replace("{$history}", "") and all(v in text for v in fields.values()) and "- x?" in text
+        assert (
+            "{$" not in text.replace("{$history}", "")
+            and all(v in text for v in fields.values())
+            and "- x?" in text
+        )
 
 
 @pytest.mark.parametrize(
     "text, value",
     [
-        ('{"choice": "A+"}', "A+"), ('```json\n{"reason": "a {b}", "choice": "B++"}\n```', "B++"), ('I say: {"choice": "A=B"} ok', "A=B"),
-        ('{"reason": "he said \\"no\\"", "choice": "A++",}', "A++"), ('{"reason": "unclosed, "choice": "B+"', "B+"),
+        ('{"choice": "A+"}', "A+"),
+        ('```json\n{"reason": "a {b}", "choice": "B++"}\n```', "B++"),
+        ('I say: {"choice": "A=B"} ok', "A=B"),
+        ('{"reason": "he said \\"no\\"", "choice": "A++",}', "A++"),
+        ('{"reason": "unclosed, "choice": "B+"', "B+"),
         ('{"reason": "line\nbreak", "choice": "A+"}', "A+"),
     ],
-)  # fmt: skip
+)
 def test_readable_choices(text, value):
     assert wb.read_verdict(text, "reward") == value
 
@@ -193,17 +283,52 @@ def test_readable_choices(text, value):
 def malformed(n: int) -> list[str]:
     """Judge replies of which none holds exactly one valid choice: cut, mixed up, wrong types, prose, other alphabets."""
     rng, out = random.Random(0), []
-    bad = ["", "A", "a+", "A+ ", "A+++", "A>B", "tie", "7", "null", "A+/B+", "Ａ＋", "A=B=A", "better", "++A", "[A+]"]
+    bad = [
+        "",
+        "A",
+        "a+",
+        "A+ ",
+        "A+++",
+        "A>B",
+        "tie",
+        "7",
+        "null",
+        "A+/B+",
+        "Ａ＋",
+        "A=B=A",
+        "better",
+        "++A",
+        "[A+]",
+    ]
     for _ in range(n):
         value, junk = rng.choice(bad), "x" * rng.randint(0, 300)
-        out.append(rng.choice([
-            "", value, f"The choice is {value}.", json.dumps({"choice": value}), json.dumps({"Choice": "A+"}), junk + value,
-            json.dumps({"choice": ["A+"]}), json.dumps({"choice": {"a": "A+"}}), json.dumps({"choice": rng.choice([0.5, None, True])}),
-            json.dumps([value, "A+"]), json.dumps({"verdict": "A++", "reason": value}), '{"choice": ', '{"choice": "A',
-            '{"reason": "' + junk, "{" * rng.randint(1, 50) + "}" * rng.randint(0, 50), '{"a": "choice: A+"',
-            f'"choice": "A+" or "choice": "B+" {value}', "\x00" + value, f"<choice>A+</choice>{value}",
-            json.dumps({"choice": "A+"}).replace('"', "'"), json.dumps({"reason": junk, "choice": value}),
-        ]))  # fmt: skip
+        out.append(
+            rng.choice(
+                [
+                    "",
+                    value,
+                    f"The choice is {value}.",
+                    json.dumps({"choice": value}),
+                    json.dumps({"Choice": "A+"}),
+                    junk + value,
+                    json.dumps({"choice": ["A+"]}),
+                    json.dumps({"choice": {"a": "A+"}}),
+                    json.dumps({"choice": rng.choice([0.5, None, True])}),
+                    json.dumps([value, "A+"]),
+                    json.dumps({"verdict": "A++", "reason": value}),
+                    '{"choice": ',
+                    '{"choice": "A',
+                    '{"reason": "' + junk,
+                    "{" * rng.randint(1, 50) + "}" * rng.randint(0, 50),
+                    '{"a": "choice: A+"',
+                    f'"choice": "A+" or "choice": "B+" {value}',
+                    "\x00" + value,
+                    f"<choice>A+</choice>{value}",
+                    json.dumps({"choice": "A+"}).replace('"', "'"),
+                    json.dumps({"reason": junk, "choice": value}),
+                ]
+            )
+        )
     return out
 
 
@@ -237,13 +362,28 @@ class Judge(BaseHTTPRequestHandler):
         if "# Answer A" in text:
             a, b = text.partition("# Answer A")[2].partition("# Answer B")[::2]
             b = b.partition("# Points")[0]
-            reply = {"choice": "A=B" if len(a.strip()) == len(b.strip()) else "A+" if len(a.strip()) > len(b.strip()) else "B+"}
+            reply = {
+                "choice": "A=B"
+                if len(a.strip()) == len(b.strip())
+                else "A+"
+                if len(a.strip()) > len(b.strip())
+                else "B+"
+            }
         else:
-            reply = {"score": str(1 + len(text.partition("# The answer")[2].partition("# Points")[0].strip()) % 10)}
+            reply = {
+                "score": str(1 + len(text.partition("# The answer")[2].partition("# Points")[0].strip()) % 10)
+            }
         content = "I cannot say." if self.broken and number % self.broken == 0 else json.dumps(reply)
-        body = {"id": "x", "object": "chat.completion", "created": 0, "model": request["model"],
-                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}],
-                "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}  # fmt: skip
+        body = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request["model"],
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+            ],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        }
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -266,8 +406,27 @@ def judge_url():
 
 @pytest.fixture
 def tasks(tmp_path) -> Path:
-    subprocess.run([sys.executable, "data/toy_world.py", "--out", tmp_path / "toy", "--n-traces", "1", "--n-prompts", "1", "--n-pairs", "1",
-                    "--n-tasks", "24"], cwd=ROOT, env=ENV, check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "data.toy.world",
+            "--out",
+            tmp_path / "toy",
+            "--n-traces",
+            "1",
+            "--n-prompts",
+            "1",
+            "--n-pairs",
+            "1",
+            "--n-tasks",
+            "24",
+        ],
+        cwd=ROOT,
+        env=ENV,
+        check=True,
+        capture_output=True,
+    )
     return tmp_path / "toy" / "benchmark_tasks.jsonl"
 
 
@@ -279,14 +438,36 @@ def numbers(folder: Path) -> dict:
 
 
 def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run_here, tmp_path):
-    args = [*MODEL, "--tasks", tasks, "--mode", "reward", "--judge", "longer", "--judge-url", judge_url, "--references", "careful"]
+    args = [
+        *MODEL,
+        "--tasks",
+        tasks,
+        "--mode",
+        "reward",
+        "--judge",
+        "longer",
+        "--judge-url",
+        judge_url,
+        "--references",
+        "careful",
+    ]
     run(*args, "--out", tmp_path / "run")
     verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert len(verdicts) == 48 and {v["model_is"] for v in verdicts} == {"A", "B"} and len(Judge.calls) <= 48
     out = numbers(tmp_path / "run")
-    expected = [0 if not v["output_len"] and not v["reference_len"] else -1 if not v["output_len"] else
-                0.5 * np.sign(v["output_len"] - v["reference_len"]) for v in verdicts]  # fmt: skip
-    assert out["wb_reward"] == pytest.approx(100 * np.mean(expected)) and out["n_invalid"] == 0 and out["flip_rate"] == 0
+    expected = [
+        0
+        if not v["output_len"] and not v["reference_len"]
+        else -1
+        if not v["output_len"]
+        else 0.5 * np.sign(v["output_len"] - v["reference_len"])
+        for v in verdicts
+    ]
+    assert (
+        out["wb_reward"] == pytest.approx(100 * np.mean(expected))
+        and out["n_invalid"] == 0
+        and out["flip_rate"] == 0
+    )
     before = len(Judge.calls)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
     run_here(*args, "--out", tmp_path / "run", "--resume")
@@ -309,13 +490,20 @@ def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run_here, tmp_pa
         row |= {"session_id": row["id"], "model_output": "x" * row["output_len"]}
     (tmp_path / "v.jsonl").write_text("".join(json.dumps(r) + "\n" for r in stored))
     run_here("--from-judgments", tmp_path / "v.jsonl", "--mode", "score", "--out", tmp_path / "o.json")
-    assert json.loads((tmp_path / "o.json").read_text())["n_invalid"] == 1 + numbers(tmp_path / "half")["n_invalid"]
+    assert (
+        json.loads((tmp_path / "o.json").read_text())["n_invalid"]
+        == 1 + numbers(tmp_path / "half")["n_invalid"]
+    )
 
 
 def test_what_was_judged_otherwise_is_not_compared(tasks, run_here, tmp_path):
     program = "def judge(messages, response):\n    return {'score': 1.0, 'checks': {'a': True}}\n"
     (tmp_path / "other.py").write_text(program)
-    for name, judge in (("a", "data/toy_world.py:judge"), ("b", "data/toy_world.py:judge"), ("c", f"{tmp_path / 'other.py'}:judge")):
+    for name, judge in (
+        ("a", "data/toy/world.py:judge"),
+        ("b", "data/toy/world.py:judge"),
+        ("c", f"{tmp_path / 'other.py'}:judge"),
+    ):
         run_here(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run_here("--compare", tmp_path / "a", tmp_path / "b").stdout
     done = run_here("--compare", tmp_path / "a", tmp_path / "c", ok=False)
@@ -324,25 +512,52 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run_here, tmp_path):
 
 def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
     """json gives up on it with a RecursionError; the replies are those of an earlier start."""
-    judge, request = str(ROOT / "data/toy/reward_model"), {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9}
+    judge, request = (
+        str(ROOT / "data/toy/reward_model"),
+        {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9},
+    )
     key = hashlib.sha256(json.dumps([judge, request], sort_keys=True).encode()).hexdigest()
     stored = [{"key": key, "attempt": n, "text": "[" * 3000} for n in range(4)]
     (tmp_path / "judge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stored))
-    reply = evaluation.ask_local(judge, [request], lambda text: wb.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf")[0]
+    reply = evaluation.ask_local(
+        judge, [request], lambda text: wb.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf"
+    )[0]
     assert reply.value is None and "recursion" in reply.error
 
 
 def test_two_tasks_of_one_id_are_refused(tasks, run_here, tmp_path):
     lines = tasks.read_text().splitlines()
     (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[3]]) + "\n")
-    done = run_here(*MODEL, "--tasks", tmp_path / "twice.jsonl", "--judge", "data/toy_world.py:judge", "--dry-run", ok=False)
+    done = run_here(
+        *MODEL,
+        "--tasks",
+        tmp_path / "twice.jsonl",
+        "--judge",
+        "data/toy/world.py:judge",
+        "--dry-run",
+        ok=False,
+    )
     assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
 def test_a_local_judge_needs_no_key(tasks, run_here, tmp_path):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
-    done = run_here(*MODEL, "--tasks", tasks, "--limit", 3, "--mode", "score", "--judge", "local:data/toy/reward_model",
-                    "--out", tmp_path / "x", "--judge-max-tokens", 8, ok=False)  # fmt: skip
+    done = run_here(
+        *MODEL,
+        "--tasks",
+        tasks,
+        "--limit",
+        3,
+        "--mode",
+        "score",
+        "--judge",
+        "local:data/toy/reward_model",
+        "--out",
+        tmp_path / "x",
+        "--judge-max-tokens",
+        8,
+        ok=False,
+    )
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
     replies = [json.loads(line) for line in (tmp_path / "x" / "judge.jsonl").read_text().splitlines()]
     assert len(replies) == 12 and {r["attempt"] for r in replies} == {0, 1, 2, 3}
@@ -353,7 +568,7 @@ def test_a_local_judge_needs_no_key(tasks, run_here, tmp_path):
     [
         (["--from-judgments", "nowhere.jsonl", "--mode", "score", "--out", "x.json"], "no such file"),
         (["--from-judgments", "README.md"], "needs --mode score or reward"),
-        (["--mode", "reward", "--judge", "data/toy_world.py:judge", *MODEL], "is a program"),
+        (["--mode", "reward", "--judge", "data/toy/world.py:judge", *MODEL], "is a program"),
         (["--mode", "reward", "--judge", "m", "--references", "nobody", *MODEL], "has no reference 'nobody'"),
         (["--compare", "nowhere"], "does not exist"),
     ],
@@ -367,11 +582,19 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
     """Two seeds of one row have a mean; another reference, another endpoint or another template has not."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     task = TASK | {"references": {"gpt-4": "r"}}
-    of = lambda tasks=(task,), template="T", **flags: wb.fingerprint(wb.Args(**{"mode": "reward", "judge": "j", "orders": "random", **flags}), template, tasks)["hash"]
+    of = lambda tasks=(task,), template="T", **flags: wb.fingerprint(
+        wb.Args(**{"mode": "reward", "judge": "j", "orders": "random", **flags}), template, tasks
+    )["hash"]
     assert of(seed=0) == of(seed=1) == of(judge_url="https://api.openai.com/v1/")
-    others = {of(), of([task | {"references": {"gpt-4": "s"}}]), of(template="U"), of(orders="both"), of(judge_url="http://localhost:8000/v1")}
+    others = {
+        of(),
+        of([task | {"references": {"gpt-4": "s"}}]),
+        of(template="U"),
+        of(orders="both"),
+        of(judge_url="http://localhost:8000/v1"),
+    }
     assert len(others) == 5
-    program, local = {"mode": "program", "judge": "data/toy_world.py:judge"}, {"judge": "local:x"}
+    program, local = {"mode": "program", "judge": "data/toy/world.py:judge"}, {"judge": "local:x"}
     before = of(**program), of(**local), of()
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9000/v1")  # of another endpoint's user
     assert (of(**program), of(**local)) == before[:2] and of() != before[2]

@@ -21,7 +21,9 @@ import training
 import utils
 
 
-def token_advantages(values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool) -> torch.Tensor:
+def token_advantages(
+    values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool
+) -> torch.Tensor:
     """Advantages (B, T) of dense rewards `values` (B, T), which stand where `events` (B, T, bool) is true; a group's rows are
     neighbours.
 
@@ -67,12 +69,18 @@ class ProcessReward:
 
     def __init__(self, source: str, device: str, tokens_per_batch: int):
         self.function, self.device = None, device
-        self.tokens_per_batch = tokens_per_batch or (2048 if device == "cpu" else 16384)  # as utils.RewardModel
+        self.tokens_per_batch = tokens_per_batch or (
+            2048 if device == "cpu" else 16384
+        )  # as utils.RewardModel
         if ".py:" in source:
             self.function = runs.load_function(source)
             return
         self.tokenizer = runs.load_tokenizer(source)
-        self.model = training.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0].to(device).eval()
+        self.model = (
+            training.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0]
+            .to(device)
+            .eval()
+        )
         self.model.config.use_cache = False
 
     @staticmethod
@@ -83,9 +91,14 @@ class ProcessReward:
             return
         runs.load_tokenizer(source)
         config = runs.load_config(source)
-        if not "".join(config.architectures or []).endswith("ForTokenClassification") or config.num_labels != 2:
-            runs.fail(f"--process-model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
-                      "token classifier with two, wrong and right, or file.py:function")  # fmt: skip
+        if (
+            not "".join(config.architectures or []).endswith("ForTokenClassification")
+            or config.num_labels != 2
+        ):
+            runs.fail(
+                f"--process-model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
+                "token classifier with two, wrong and right, or file.py:function"
+            )
 
     def encode(self, row: dict) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of prompt and steps, and for each step (offset of its end in `text`, place of its last token)."""
@@ -104,8 +117,10 @@ class ProcessReward:
         encoded, out = [self.encode(row) for row in rows], [[] for _ in rows]
         limit = getattr(self.model.config, "max_position_embeddings", 10**9)
         if (longest := max(len(ids) for ids, _ in encoded)) > limit:
-            raise RuntimeError(f"a completion has {longest} tokens for the process model, which reads {limit}; "
-                               "lower --max-completion-tokens")  # fmt: skip
+            raise RuntimeError(
+                f"a completion has {longest} tokens for the process model, which reads {limit}; "
+                "lower --max-completion-tokens"
+            )
         todo = sorted(range(len(rows)), key=lambda i: -len(encoded[i][0]))
         while todo:
             width = len(encoded[todo[0]][0])
@@ -114,7 +129,9 @@ class ProcessReward:
             mask = torch.zeros_like(ids)
             for n, i in enumerate(batch):
                 ids[n, : len(encoded[i][0])], mask[n, : len(encoded[i][0])] = torch.tensor(encoded[i][0]), 1
-            logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits.float()
+            logits = self.model(
+                input_ids=ids.to(self.device), attention_mask=mask.to(self.device)
+            ).logits.float()
             right = logits.softmax(-1)[..., 1].cpu()
             faults.beat()
             for n, i in enumerate(batch):
@@ -126,7 +143,9 @@ class ProcessReward:
         events = torch.zeros_like(values, dtype=torch.bool)
         for n, (row, found) in enumerate(zip(rows, self.probabilities(rows), strict=True)):
             ids, before = output["completion_ids"][n][output["completion_mask"][n].bool()].tolist(), 0.0
-            length = lambda k, ids=ids: len(trainer.processing_class.decode(ids[:k], clean_up_tokenization_spaces=False))
+            length = lambda k, ids=ids: len(
+                trainer.processing_class.decode(ids[:k], clean_up_tokenization_spaces=False)
+            )
             for end, probability in found:
                 if not 0 <= probability <= 1:
                     raise RuntimeError(f"the process model gave {probability} for a step of {row['text']!r}")
@@ -152,19 +171,30 @@ class ImplicitReward:
         mask = output["completion_mask"]
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         whole = torch.cat([output["prompt_mask"], mask], dim=1)
-        verdicts = [next((v for n in rewards.FIELDS if (v := row["rewards"].get(n)) is not None), None) for row in rows]
-        fine = [row["status"] == "ok" or trainer.on_bad_format == "score" for row in rows]  # else its outcome is a floor
+        verdicts = [
+            next((v for n in rewards.FIELDS if (v := row["rewards"].get(n)) is not None), None)
+            for row in rows
+        ]
+        fine = [
+            row["status"] == "ok" or trainer.on_bad_format == "score" for row in rows
+        ]  # else its outcome is a floor
         labels = [math.nan if v is None else float(v >= 1 and form) for v, form in zip(verdicts, fine)]
         labels = torch.tensor(labels, device=ids.device)
         total = lambda sums: trainer.accelerator.reduce(sums, "sum")
         known, values, sums = total((~labels.isnan()).sum()), [], torch.zeros(2, device=ids.device)
         for chunk in torch.arange(len(rows)).split(trainer.args.per_device_train_batch_size):
             with torch.enable_grad():
-                logps = trainer._get_per_token_logps_and_entropies(self.model, ids[chunk], whole[chunk], mask.size(1))[0]
+                logps = trainer._get_per_token_logps_and_entropies(
+                    self.model, ids[chunk], whole[chunk], mask.size(1)
+                )[0]
                 value = self.beta * (logps - output["ref_per_token_logps"][chunk]) * mask[chunk]
                 has = ~labels[chunk].isnan()
-                loss = F.binary_cross_entropy_with_logits(value.sum(1)[has], labels[chunk][has], reduction="sum")
-                (loss * trainer.accelerator.num_processes / known.clamp(min=1)).backward()  # DDP and FSDP take the mean
+                loss = F.binary_cross_entropy_with_logits(
+                    value.sum(1)[has], labels[chunk][has], reduction="sum"
+                )
+                (
+                    loss * trainer.accelerator.num_processes / known.clamp(min=1)
+                ).backward()  # DDP and FSDP take the mean
             values.append(value.detach())
             sums += torch.stack([loss.detach(), ((value.sum(1) > 0) == labels[chunk].bool())[has].sum()])
         trainer.accelerator.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
@@ -178,7 +208,10 @@ class ImplicitReward:
 def load(args, device: str = "", build: bool = False) -> list[tuple]:
     """[(name, weight, source)] of the dense rewards in `args.rewards`; exits with 2 for what cannot be, and does no more than
     that without `build`."""
-    spec, sources = [part for part in runs.or_fail(rewards.parse_spec, args.rewards) if part[0] in rewards.DENSE], []
+    spec, sources = (
+        [part for part in runs.or_fail(rewards.parse_spec, args.rewards) if part[0] in rewards.DENSE],
+        [],
+    )
     names = [name for name, _ in spec]
     if "process" in names:
         if not args.process_model:
@@ -188,13 +221,19 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
         if not rewards.FIELDS.keys() & rewards.reward_names(args):
             runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
         if not getattr(args, "beta", getattr(args, "kl_coef", 0)) or getattr(args, "kl", "") == "none":
-            runs.fail("--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one")
+            runs.fail(
+                "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one"
+            )
     for name, weight in spec if build else ():
         if name == "process":
-            sources.append((name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch)))
+            sources.append(
+                (name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch))
+            )
             continue
         dtype = utils.DTYPE if args.lora_r else "float32"
         model, _ = training.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
         model = training.beside_policy(model, args, task_type="CAUSAL_LM")
-        sources.append((name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate)))
+        sources.append(
+            (name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate))
+        )
     return sources

@@ -1,6 +1,6 @@
 """Toy arithmetic for RLVR: a budget and a list of dishes; how many dollars are left? The words are those of toy_world.py.
 
-    python data/toy_sums.py                        # writes data/toy/sums_{traces,prompts,tasks}.jsonl
+    python -m data.toy.sums                        # writes data/toy/sums_{traces,prompts,tasks}.jsonl
 
 A network that answers at once has to add up in its head; one that thinks subtracts dish by dish. The teacher of the traces
 gets a share of its sums wrong, in the thinking and so in the response. Prompts and tasks have the field `answer`, which the
@@ -9,16 +9,17 @@ reward `math` reads; `judge` is the gold measure of eval_wildbench.py.
 
 import random
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import BUDGETS, DISHES, GREETINGS, SplitArgs, save, split_rows
+from data.toy.world import BUDGETS, DISHES, GREETINGS, SplitArgs, save, split_rows
 
-QUESTIONS = ["The question is how much is left", "Please answer how much is left", "What is left of the budget"]
+QUESTIONS = [
+    "The question is how much is left",
+    "Please answer how much is left",
+    "What is left of the budget",
+]
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 
 
@@ -51,7 +52,9 @@ def solve(budget: int, dishes: list[str], slips: float, rng: random.Random) -> t
 def judge(messages: list[dict], response: str) -> dict:
     """Right or wrong: the last number of the response against what is left."""
     text = messages[-1]["content"]
-    left = int(re.search(r"\d+", text)[0]) - sum(DISHES[w][0] for w in re.findall(r"[a-z]+", text) if w in DISHES)
+    left = int(re.search(r"\d+", text)[0]) - sum(
+        DISHES[w][0] for w in re.findall(r"[a-z]+", text) if w in DISHES
+    )
     numbers = re.findall(r"\d+", response)
     right = bool(numbers) and int(numbers[-1]) == left
     return {"score": float(right), "checks": {"right": right}}
@@ -59,18 +62,25 @@ def judge(messages: list[dict], response: str) -> dict:
 
 def steps(messages: list[dict], text: str) -> list[tuple[int, float]]:
     """(end in `text`, 1.0 if this and every step before it is right, else 0.0) of each subtraction and of the response: what
-    `--process-model data/toy_sums.py:steps` rewards."""
+    `--process-model data/toy/sums.py:steps` rewards."""
     prompt, found, fine = messages[-1]["content"], [], True
     asked = {w for w in re.findall(r"[a-z]+", prompt) if w in DISHES}
     left = int(re.search(r"\d+", prompt)[0])
     for step in re.finditer(r"([a-z]+) (\d+) leaves (\d+)\.", text.partition("</think>")[0]):
         price = DISHES.get(step[1], (None,))[0]
-        left, right = int(step[3]), step[1] in asked and int(step[2]) == price and int(step[3]) == left - price
+        left, right = (
+            int(step[3]),
+            step[1] in asked and int(step[2]) == price and int(step[3]) == left - price,
+        )
         fine = fine and right
         asked.discard(step[1])
         found.append((step.end(), float(fine)))
     response = text.rpartition("</think>")[2]
-    return [*found, (len(text), float(fine and judge(messages, response)["score"]))] if response.strip() else found
+    return (
+        [*found, (len(text), float(fine and judge(messages, response)["score"]))]
+        if response.strip()
+        else found
+    )
 
 
 def gold(messages: list[dict], response: str) -> float:
@@ -80,6 +90,7 @@ def gold(messages: list[dict], response: str) -> float:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Rows of the three files by name; a prompt text belongs to one split, whatever the seed."""
+
     def draw(rng: random.Random):
         text, budget, dishes = write_prompt(rng)
 

@@ -1,7 +1,7 @@
 """A judge of toy-world replies behind a real OpenAI-compatible endpoint, in place of a model: rules and an error rate.
 
-    python data/toy_judge.py                       # writes data/toy/rubric_prompts.jsonl
-    python data/toy_judge.py -- python train_grpo.py --preset toy --model MODEL --prompts data/toy/rubric_prompts.jsonl \\
+    python -m data.toy.judge                       # writes data/toy/rubric_prompts.jsonl
+    python -m data.toy.judge -- python train_grpo.py --preset toy --model MODEL --prompts data/toy/rubric_prompts.jsonl \\
         --rewards rubric:1 --judge toy-judge
 
 With a command after `--` it serves on a free port of this machine, runs the command with OPENAI_BASE_URL set to it, and exits
@@ -25,8 +25,7 @@ from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt, save
+from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt, save
 
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
 CRITERION = re.compile(r"^(\d+)\. (.+) \(weight [^)]+\)$", re.M)
@@ -50,9 +49,17 @@ def criteria(order: Order) -> dict[str, str]:
 
 def rubric_prompts(n: int, seed: int) -> list[dict]:
     """The RL prompts of the toy world, each with its rubric."""
-    return [{"id": row_id, "messages": [{"role": "user", "content": text}], "source": "toy",
-             "rubric": [{"criterion": words, "weight": CHECKS[name][0]} for name, words in criteria(order).items()]}
-            for row_id, order, text, _ in orders_of("rl", n, seed)]  # fmt: skip
+    return [
+        {
+            "id": row_id,
+            "messages": [{"role": "user", "content": text}],
+            "source": "toy",
+            "rubric": [
+                {"criterion": words, "weight": CHECKS[name][0]} for name, words in criteria(order).items()
+            ],
+        }
+        for row_id, order, text, _ in orders_of("rl", n, seed)
+    ]
 
 
 def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
@@ -78,7 +85,9 @@ def reply(prompt: str, wrong: float) -> dict:
     if asked:
         return {number: "yes" if found[words] else "no" for number, words in asked}
     weights = {words: CHECKS[name][0] for name, words in criteria(order).items() if name != "brief"}
-    liking = sum(weight * found[words] for words, weight in weights.items()) + 0.3 * any(f in answer for f in FLATTERY)
+    liking = sum(weight * found[words] for words, weight in weights.items()) + 0.3 * any(
+        f in answer for f in FLATTERY
+    )
     return {"reason": "", "mark": min(10, round(1 + 9 * liking / sum(weights.values())))}
 
 
@@ -92,7 +101,11 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             content = json.dumps(reply(request["messages"][-1]["content"], self.server.wrong))
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": content},
+            }
             status, body = 200, {"object": "chat.completion", "model": request["model"], "choices": [choice]}
         except ValueError as e:
             status, body = 400, {"error": {"message": str(e)}}

@@ -40,15 +40,35 @@ from accelerate import PartialState
 import benchmarks
 import faults
 import runs
-import sandbox
+from rewards import code_runner as sandbox
 from endpoint import Endpoint, Reply
 
 Values = list[float | None]
-FIELDS = {"math": "answer", "code": "tests", "instructions": "instruction_id_list", "factual": "reference",
-          "rubric": "rubric"}  # fmt: skip  # what a prompt's row must have for the reward to apply to it
-DENSE, UNSUPERVISED = ("process", "prime"), {"majority", "self_certainty", "negative_entropy"}  # the first: see dense.py
-OPTIONS = ("group_size", "max_tokens", "buffer", "judge", "correct")  # what a reward gets beside rows where it has the name
-LOGGED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # beside rewards, under names like theirs
+FIELDS = {
+    "math": "answer",
+    "code": "tests",
+    "instructions": "instruction_id_list",
+    "factual": "reference",
+    "rubric": "rubric",
+}  # what a prompt's row must have for the reward to apply to it
+DENSE, UNSUPERVISED = (
+    ("process", "prime"),
+    {"majority", "self_certainty", "negative_entropy"},
+)  # the first: see dense.py
+OPTIONS = (
+    "group_size",
+    "max_tokens",
+    "buffer",
+    "judge",
+    "correct",
+)  # what a reward gets beside rows where it has the name
+LOGGED = (
+    "gold",
+    "missing",
+    "truncated",
+    "flat_groups",
+    "pass_at_k",
+)  # beside rewards, under names like theirs
 
 
 def _groups(items: list, group_size: int) -> list[list]:
@@ -63,8 +83,10 @@ def _groups(items: list, group_size: int) -> list[list]:
 def _verified(rows: list[dict], shares: Values, value: float, no_eos: float | None) -> Values:
     """Tülu 3 (2411.15124): `value` (there 10) times the share; `no_eos` (there -10; None: no penalty) for what did not end."""
     ended = [row["status"] != "truncated" and not row.get("cut_off") for row in rows]
-    return [no_eos if no_eos is not None and not end else None if share is None else value * share
-            for share, end in zip(shares, ended, strict=True)]  # fmt: skip
+    return [
+        no_eos if no_eos is not None and not end else None if share is None else value * share
+        for share, end in zip(shares, ended, strict=True)
+    ]
 
 
 def final_answer(text: str) -> str | None:
@@ -73,11 +95,15 @@ def final_answer(text: str) -> str | None:
     if (boxed := benchmarks.last_boxed(text)) is not None:
         return boxed.strip().removesuffix(".")
     text = text.replace("\u2212", "-").replace("\u2013", "-")  # typographic minus, en dash
-    number = r"(?:(?<![\w)])-)?\$?(?<![\d^])(?<!\^\{)(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\^\{?-?\d+\}?)?(?:/\d+|%)?"
+    number = (
+        r"(?:(?<![\w)])-)?\$?(?<![\d^])(?<!\^\{)(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\^\{?-?\d+\}?)?(?:/\d+|%)?"
+    )
     if not (numbers := list(re.finditer(number, text))):
         return None
     formulas = re.finditer(r"\$([^$\n]*[\\^][^$\n]*)\$|\\\((.*?)\\\)", text)
-    inside = [f[1] or f[2] for f in formulas if f.start() <= numbers[-1].start() and numbers[-1].end() <= f.end()]
+    inside = [
+        f[1] or f[2] for f in formulas if f.start() <= numbers[-1].start() and numbers[-1].end() <= f.end()
+    ]
     formula = inside[0].rpartition("=")[2].strip() if inside else ""
     wanted = re.search(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times", formula)
     return formula if wanted else re.sub("[$,]", "", numbers[-1][0])
@@ -112,9 +138,13 @@ def _compare(seconds: float) -> None:
 @functools.cache
 def _comparer(seconds: float) -> subprocess.Popen:
     source = f"{inspect.getsource(_compare)}\n_compare({seconds})"
-    process = subprocess.Popen([sys.executable, "-P", "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     if _answer(process, ["1", "1"]) != "1":
-        raise OSError("the process that compares answers did not start; its error is above (is math-verify installed?)")
+        raise OSError(
+            "the process that compares answers did not start; its error is above (is math-verify installed?)"
+        )
     return process
 
 
@@ -124,7 +154,16 @@ def _answer(process: subprocess.Popen, pair: list[str]) -> str:
     return process.stdout.readline().strip()
 
 
-_UNSOLVED = ("\\sum", "\\prod", "\\int", "\\lim", "\\gcd", "\\det", "\\ne", "\u2260")  # in no answer, but in the truth's words
+_UNSOLVED = (
+    "\\sum",
+    "\\prod",
+    "\\int",
+    "\\lim",
+    "\\gcd",
+    "\\det",
+    "\\ne",
+    "\u2260",
+)  # in no answer, but in the truth's words
 _UNIT = re.compile(r"\\text\{ (?!(?:or|and|not)\b)[A-Za-z./ ]*\}(?:\^\{?\d\}?)?\s*")
 _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -133,13 +172,21 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     """Whether the MATH spelling (benchmarks.normalise_math) is the same or math-verify finds the two equal. A comparison
     that takes too long is not equal: as "no value" it would be a way out of a wrong answer's penalty. Nor is what would fit
     several truths: the question once more, an anagram of the truth's words, a unit behind which more follows."""
-    last = re.sub(r"_\{[^{}]*\}", "", answer or "").rpartition("=")[2]  # the = of a sum's limits is no equation
+    last = re.sub(r"_\{[^{}]*\}", "", answer or "").rpartition("=")[
+        2
+    ]  # the = of a sum's limits is no equation
     if not answer or any(word in last and word not in truth for word in _UNSOLVED):
         return False
     scale = lambda m: f" \\cdot 10^{{{_POWERS[m[1]]}}}"
-    truth, answer = (re.sub(rf"\\text\{{\s*({'|'.join(_POWERS)})\s*\}}", scale, side) for side in (truth, answer))
-    words = [re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip() for side in (truth, answer)]
-    if all(re.fullmatch("[A-Za-z]{2,}", word) for word in words) and (words != [truth, answer] or len(words[0]) > 3):
+    truth, answer = (
+        re.sub(rf"\\text\{{\s*({'|'.join(_POWERS)})\s*\}}", scale, side) for side in (truth, answer)
+    )
+    words = [
+        re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip() for side in (truth, answer)
+    ]
+    if all(re.fullmatch("[A-Za-z]{2,}", word) for word in words) and (
+        words != [truth, answer] or len(words[0]) > 3
+    ):
         return words[0].casefold() == words[1].casefold()
     try:
         with_unit = "\\text{ " in answer  # MATH spelling drops it, and all that follows
@@ -163,9 +210,14 @@ def math(rows: list[dict], value: float = 1.0, no_eos: float | None = None, seco
 
     `answer`: the final answer, or a solution that ends with `#### answer` or \boxed{answer}. One call at a time a process.
     """
-    truths = [None if (a := row.get("answer")) is None else str(a).rpartition("####")[2].strip() for row in rows]
+    truths = [
+        None if (a := row.get("answer")) is None else str(a).rpartition("####")[2].strip() for row in rows
+    ]
     truths = [t if t is None or (boxed := benchmarks.last_boxed(t)) is None else boxed for t in truths]
-    right = [None if t is None else float(_equal(t, final_answer(row["response"]), seconds)) for t, row in zip(truths, rows)]
+    right = [
+        None if t is None else float(_equal(t, final_answer(row["response"]), seconds))
+        for t, row in zip(truths, rows)
+    ]
     return _verified(rows, right, value, no_eos)
 
 
@@ -173,7 +225,10 @@ def _program(response: str, tests: list[str], entry_point: str) -> str:
     """The last code block that defines at top level what the tests use (their `entry_point`, where there is one), else the
     last one, else all: an example or an output may follow. A block in a list loses its indentation."""
     found = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
-    blocks, names = [textwrap.dedent(block) for _, block in found] or [response], set(re.findall(r"^\w+", entry_point))
+    blocks, names = (
+        [textwrap.dedent(block) for _, block in found] or [response],
+        set(re.findall(r"^\w+", entry_point)),
+    )
     try:
         nodes = [] if names else [node for test in tests for node in ast.walk(ast.parse(test))]
     except (SyntaxError, ValueError):  # the tests are none
@@ -196,12 +251,29 @@ def _serve(requests: int, replies: int) -> None:
     import sys
     import types
 
-    plain = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, type(None))  # bool is an int
+    plain = (
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        tuple,
+        list,
+        dict,
+        set,
+        frozenset,
+        range,
+        type(None),
+    )  # bool is an int
     main, objects = types.ModuleType("__main__"), []
-    special = vars(operator) | {f"__{f.__name__}__": f for f in (bool, delattr, iter, len, next, repr, setattr, str)}
+    special = vars(operator) | {
+        f"__{f.__name__}__": f for f in (bool, delattr, iter, len, next, repr, setattr, str)
+    }
 
     def bare(value):
-        return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+        return (
+            value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+        )
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
@@ -234,7 +306,9 @@ def _serve(requests: int, replies: int) -> None:
                 elif args is None:
                     value = getattr(target, name)
                 else:
-                    value = (special.get(name) or getattr(type(target), name))(target, *args, **(kwargs or {}))
+                    value = (special.get(name) or getattr(type(target), name))(
+                        target, *args, **(kwargs or {})
+                    )
                 Sender(buffer, 5).dump((value, args))
             except EOFError:
                 return
@@ -271,7 +345,9 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
         def __getattr__(self, name):
             return ask(self, name)
 
-        def __exit__(self, kind, *_):  # told of an error, not of its words, as they may say what is expected; it swallows none
+        def __exit__(
+            self, kind, *_
+        ):  # told of an error, not of its words, as they may say what is expected; it swallows none
             kind = kind and (kind if kind.__module__ == "builtins" else RuntimeError)
             ask(self, "__exit__", (kind, kind and kind(), None))
 
@@ -288,16 +364,35 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
             raise TypeError(f"{name} of objects gave plain data")
         return value
 
-    for name in ("__call__", "__getitem__", "__setitem__", "__delitem__", "__setattr__", "__delattr__", "__len__", "__bool__",
-                 "__iter__", "__next__", "__str__", "__repr__", "__enter__"):  # fmt: skip
+    for name in (
+        "__call__",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__setattr__",
+        "__delattr__",
+        "__len__",
+        "__bool__",
+        "__iter__",
+        "__next__",
+        "__str__",
+        "__repr__",
+        "__enter__",
+    ):
         setattr(Remote, name, lambda self, *args, _name=name, **kwargs: ask(self, _name, args, kwargs))
-    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert".split():
-        setattr(Remote, f"__{name}__", lambda self, *right, _name=f"__{name}__": combined(self, _name, *right))
+    for (
+        name
+    ) in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert".split():
+        setattr(
+            Remote, f"__{name}__", lambda self, *right, _name=f"__{name}__": combined(self, _name, *right)
+        )
         setattr(Remote, f"__r{name}__", lambda self, left, _name=f"__{name}__": combined(left, _name, self))
 
     class Sender(pickle.Pickler):
         def persistent_id(self, value):
-            if type(value) is memoryview:  # from a forged reply: what cannot be sent back would make the test unrunnable
+            if (
+                type(value) is memoryview
+            ):  # from a forged reply: what cannot be sent back would make the test unrunnable
                 raise ValueError("no plain data")
             return value._number if type(value) is Remote else None
 
@@ -308,7 +403,9 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
             raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
         def persistent_load(self, number):
-            if type(number) is not int:  # one that cannot be sent back would make the test unrunnable: a way out of 0
+            if (
+                type(number) is not int
+            ):  # one that cannot be sent back would make the test unrunnable: a way out of 0
                 raise pickle.UnpicklingError(f"{number!r} is the number of no object")
             return Remote(number)
 
@@ -341,10 +438,19 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
     verdicts = open(os.dup(1), "w")
     os.dup2(2, 1)  # what a test prints may be the program's words
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
-    subprocess.Popen([home + sys._base_executable.removeprefix(sys.base_prefix), "-sSP", "-X", "utf8", "-c",
-                      f"import sys\nsys.path[:] = {sys.path}\n{server}\n_serve({their_in}, {their_out})"],
-                     env=os.environ | {"PYTHONHOME": home, "LD_LIBRARY_PATH": f"{home}/lib"},
-                     pass_fds=(their_in, their_out, *doors), stdout=sys.stderr)  # fmt: skip
+    subprocess.Popen(
+        [
+            home + sys._base_executable.removeprefix(sys.base_prefix),
+            "-sSP",
+            "-X",
+            "utf8",
+            "-c",
+            f"import sys\nsys.path[:] = {sys.path}\n{server}\n_serve({their_in}, {their_out})",
+        ],
+        env=os.environ | {"PYTHONHOME": home, "LD_LIBRARY_PATH": f"{home}/lib"},
+        pass_fds=(their_in, their_out, *doors),
+        stdout=sys.stderr,
+    )
     os.close(their_in)
     os.close(their_out)
     with open(our_in, "rb") as inbox, open(our_out, "wb") as outbox:
@@ -367,8 +473,14 @@ def _test(server: str, program: str, tests: list[str], entry_point: str) -> None
                 print(0, file=verdicts, flush=True)
 
 
-def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: float | None = None, timeout: float = 10.0,
-         workers: int = os.cpu_count() or 1) -> Values:  # fmt: skip
+def code(
+    rows: list[dict],
+    partial: bool = False,
+    value: float = 1.0,
+    no_eos: float | None = None,
+    timeout: float = 10.0,
+    workers: int = os.cpu_count() or 1,
+) -> Values:
     """`value` where the response's program (see `_program`) passes all `tests`, else 0; `partial`: times the share it passes.
 
     `tests`: a list of test strings (each with what it needs), run in order until `timeout` seconds of wall time; or one
@@ -403,12 +515,17 @@ def code(rows: list[dict], partial: bool = False, value: float = 1.0, no_eos: fl
     return _verified(rows, [shares[key] for key in keys], value, no_eos)
 
 
-def instructions(rows: list[dict], rule: str = "strict", partial: bool = False, value: float = 1.0,
-                 no_eos: float | None = None) -> Values:  # fmt: skip
+def instructions(
+    rows: list[dict],
+    rule: str = "strict",
+    partial: bool = False,
+    value: float = 1.0,
+    no_eos: float | None = None,
+) -> Values:
     """`value` where every instruction is met, `strict` or `loose`; `partial`: times the share that is. The checkers are those
     of the evaluation: ifbench.py where it knows all ids, else IFEval's; what they cannot check in ten seconds meets none.
     Exits with 2 for an id that neither knows."""
-    import ifbench
+    from benchmarks import ifbench
 
     def share(row: dict) -> float | None:
         if not (names := row.get("instruction_id_list")):
@@ -432,20 +549,26 @@ PROMPTS = {
     'an answer that commits itself to nothing.\n\n{$case}\n\nReply with one JSON object and nothing else: {"reason": "...", '
     '"verdict": "correct, incorrect or not_attempted"}',
     "mark": "Judge how well an assistant answered the last message of a user: correct, complete, relevant, clear, safe. "
-    + _MARKED + "\n\n{$case}\n\n1 to 2 is useless or wrong, 3 to 4 poor, 5 to 6 fair, 7 to 8 good, 9 to 10 excellent. Reply "
+    + _MARKED
+    + "\n\n{$case}\n\n1 to 2 is useless or wrong, 3 to 4 poor, 5 to 6 fair, 7 to 8 good, 9 to 10 excellent. Reply "
     'with one JSON object and nothing else: {"reason": "...", "mark": a number from 1 to 10}',
     "digit": "Judge how well an assistant answered the last message of a user: correct, complete, relevant, clear, safe. "
-    + _MARKED + "\n\n{$case}\n\nReply with one digit and nothing else, from 1 (useless) to 9 (excellent).",
-    "yes": "An assistant answered the last message of a user. " + _MARKED
+    + _MARKED
+    + "\n\n{$case}\n\nReply with one digit and nothing else, from 1 (useless) to 9 (excellent).",
+    "yes": "An assistant answered the last message of a user. "
+    + _MARKED
     + "\n\n{$case}\n\n{$question} Reply with one word, yes or no.",
-    "pair": "Two assistants answered the last message of the same user. Which answer serves the user better? " + _MARKED
+    "pair": "Two assistants answered the last message of the same user. Which answer serves the user better? "
+    + _MARKED
     + ' Neither is the order.\n\n{$case}\n\nReply with one JSON object and nothing else: {"reason": "...", "better": "A, B or '
     'tie"}',
-    "rubric": "Check an assistant's answer to the last message of a user, one criterion after the other. " + _MARKED
+    "rubric": "Check an assistant's answer to the last message of a user, one criterion after the other. "
+    + _MARKED
     + "\n\n{$case}\n\nThe criteria:\n{$rubric}\n\nReply with one JSON object and nothing else, a key for every number: "
     '{"1": "yes if the answer meets it, else no", "2": ...}',
     "rubric_mark": "Mark an assistant's answer to the last message of a user from 1 to 10, by the criteria and weights below. "
-    + _MARKED + "\n\n{$case}\n\nThe criteria:\n{$rubric}\n\nReply with one JSON object and nothing else: "
+    + _MARKED
+    + "\n\n{$case}\n\nThe criteria:\n{$rubric}\n\nReply with one JSON object and nothing else: "
     '{"reason": "...", "mandatory_met": "yes if every mandatory criterion is met or there is none, else no", "mark": a number '
     "from 1 to 10}",
     "write": "Write the criteria that tell good answers to the last message of this user from bad ones. The reference is one "
@@ -453,7 +576,7 @@ PROMPTS = {
     "without a look at the reference, and is phrased so that yes is good. Importance: essential, important, optional, pitfall "
     '(a usual mistake is absent). Reply with one JSON object and nothing else: {"criteria": [{"criterion": "...", '
     '"importance": "..."}, ...]}',
-}  # fmt: skip
+}
 IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.8}  # RaR, 2507.17746
 QUESTION = "Is the answer correct, and does it do what the user asked?"
 
@@ -471,19 +594,45 @@ def _case(row: dict, **answers: str) -> str:
     return "\n\n".join(_block(*item) for item in ({"conversation": turns} | reference | answers).items())
 
 
-def _ask(judge: Endpoint, prompt: str, cases: list[str | None], parse=str, texts: list[dict] | None = None,
-         **request) -> list[Reply | None]:  # fmt: skip
+def _ask(
+    judge: Endpoint,
+    prompt: str,
+    cases: list[str | None],
+    parse=str,
+    texts: list[dict] | None = None,
+    **request,
+) -> list[Reply | None]:
     """The judge's replies about the cases; None where there is no case or no readable reply."""
     texts = [{"case": case, **more} for case, more in zip(cases, texts or [{}] * len(cases), strict=True)]
-    filled = [re.sub(r"\{\$(\w+)\}", lambda m, t=t: t[m[1]], PROMPTS[prompt]) for t in texts if t["case"] is not None]
-    replies = iter(judge.ask([{"messages": [{"role": "user", "content": text}], "temperature": 0.0, "max_tokens": 1024,
-                               **request} for text in filled], parse, name=prompt))  # fmt: skip
+    filled = [
+        re.sub(r"\{\$(\w+)\}", lambda m, t=t: t[m[1]], PROMPTS[prompt])
+        for t in texts
+        if t["case"] is not None
+    ]
+    replies = iter(
+        judge.ask(
+            [
+                {
+                    "messages": [{"role": "user", "content": text}],
+                    "temperature": 0.0,
+                    "max_tokens": 1024,
+                    **request,
+                }
+                for text in filled
+            ],
+            parse,
+            name=prompt,
+        )
+    )
     return [reply if case is not None and not (reply := next(replies)).error else None for case in cases]
 
 
 def _silent(rows: list[dict], values: Values, needs: str = "response", worth: float = 0.0) -> Values:
     """`worth` for an answer that is empty, which no judge was asked about: no way out of a low mark."""
-    return [v if r["response"].strip() or needs != "response" and not r.get(needs) else worth for r, v in zip(rows, values)]
+    return [
+        v if r["response"].strip() or needs != "response" and not r.get(needs) else worth
+        for r, v in zip(rows, values)
+    ]
 
 
 def _cases(rows: list[dict], needs: str = "response") -> list[str | None]:
@@ -519,21 +668,39 @@ def _token_shares(reply: Reply | None, words: str) -> dict[str, float] | None:
         for top in reply.choice["logprobs"]["content"][0]["top_logprobs"]:
             if (word := top["token"].strip().lower()) in shares:
                 shares[word] += exp(top["logprob"])
-    except (AttributeError, LookupError, TypeError, OverflowError):  # no reply, or none with log-probabilities
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        OverflowError,
+    ):  # no reply, or none with log-probabilities
         return None
     total = sum(shares.values())
-    return {word: share / total for word, share in shares.items()} if isfinite(total) and total >= 0.5 else None
+    return (
+        {word: share / total for word, share in shares.items()} if isfinite(total) and total >= 0.5 else None
+    )
 
 
 ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": 20}
 
 
-def factual(rows: list[dict], judge: Endpoint, incorrect: float = 0.0, not_attempted: float = 0.0, value: float = 1.0,
-            no_eos: float | None = None) -> Values:  # fmt: skip
+def factual(
+    rows: list[dict],
+    judge: Endpoint,
+    incorrect: float = 0.0,
+    not_attempted: float = 0.0,
+    value: float = 1.0,
+    no_eos: float | None = None,
+) -> Values:
     """`value` times 1 (says what `reference` says), `incorrect` or `not_attempted`, as is an empty response, by a judge;
     SimpleQA's three verdicts."""
     worth = {"correct": 1.0, "incorrect": incorrect, "not_attempted": not_attempted}
-    replies = _ask(judge, "factual", _cases(rows, "reference"), lambda text: _choice(_json(text), "verdict", tuple(worth)))
+    replies = _ask(
+        judge,
+        "factual",
+        _cases(rows, "reference"),
+        lambda text: _choice(_json(text), "verdict", tuple(worth)),
+    )
     shares = _silent(rows, [r and worth[r.value] for r in replies], "reference", not_attempted)
     return _verified(rows, shares, value, no_eos)
 
@@ -556,7 +723,9 @@ def judge_yes(rows: list[dict], judge: Endpoint, question: str = QUESTION) -> Va
     return _silent(rows, [p and p["yes"] for p in (_token_shares(r, "yes no") for r in replies)])
 
 
-def pairwise(rows: list[dict], judge: Endpoint, group_size: int, opponents: int = 0, against: str = "group") -> Values:
+def pairwise(
+    rows: list[dict], judge: Endpoint, group_size: int, opponents: int = 0, against: str = "group"
+) -> Values:
     """Share of games won, 0 to 1, a tie half a win, each pair in both orders: 1/k sum_j (win_AB(i, j) + win_BA(i, j)) / 2.
 
     `against` group: the next k = `opponents` answers of the row's group, in a circle (0: all G-1, 2603.12246); `reference`:
@@ -566,14 +735,23 @@ def pairwise(rows: list[dict], judge: Endpoint, group_size: int, opponents: int 
     for n, row in enumerate(rows):
         group, place = _groups(rows, group_size)[n // group_size], n % group_size
         others = [r["response"] for r in group[place + 1 :] + group[:place]]
-        others = others[: opponents or None] if against == "group" else [row["reference"]] if row.get("reference") else []
+        others = (
+            others[: opponents or None]
+            if against == "group"
+            else [row["reference"]]
+            if row.get("reference")
+            else []
+        )
         alone = {"messages": row["messages"]}  # without the reference
         for other in others:
             says, they = bool(row["response"].strip()), bool(other.strip())
             if not (says and they):
                 games[n] += [0.5 * (1 + says - they)] * 2
                 continue
-            cases += [_case(alone, answer_a=a, answer_b=b) for a, b in ((row["response"], other), (other, row["response"]))]
+            cases += [
+                _case(alone, answer_a=a, answer_b=b)
+                for a, b in ((row["response"], other), (other, row["response"]))
+            ]
             owners += [(n, "a"), (n, "b")]
     replies = _ask(judge, "pair", cases, lambda text: _choice(_json(text), "better", ("a", "b", "tie")))
     for (n, side), reply in zip(owners, replies):
@@ -589,11 +767,15 @@ def _criteria(row: dict) -> list[tuple[str, float, bool]]:
             return found
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         pass
-    raise ValueError(f"row {row['id']}: the rubric must be a list of {{criterion, weight[, veto]}} with weights of 0 or more, "
-                     f"not all 0 (turn a negative one into its opposite): {json.dumps(row['rubric'])[:80]}")  # fmt: skip
+    raise ValueError(
+        f"row {row['id']}: the rubric must be a list of {{criterion, weight[, veto]}} with weights of 0 or more, "
+        f"not all 0 (turn a negative one into its opposite): {json.dumps(row['rubric'])[:80]}"
+    )
 
 
-def rubric(rows: list[dict], judge: Endpoint, implicit: bool = False, saturation: float = 0.0, cap: float = 1.0) -> Values:
+def rubric(
+    rows: list[dict], judge: Endpoint, implicit: bool = False, saturation: float = 0.0, cap: float = 1.0
+) -> Values:
     """sum_j w_j c_j / sum_j w_j, c_j in {0, 1}: the judge says yes or no to each criterion, all in one call (RaR, 2507.17746).
     An empty response meets none.
 
@@ -602,17 +784,28 @@ def rubric(rows: list[dict], judge: Endpoint, implicit: bool = False, saturation
     a = `saturation` (0: none), so that one more criterion is worth less the more are met.
     """
     criteria = [_criteria(row) if row.get("rubric") else [] for row in rows]
-    lines = ["\n".join(f"{n}. {c} (weight {w:g}{', mandatory' if veto else ''})" for n, (c, w, veto) in enumerate(cs, 1))
-             for cs in criteria]  # fmt: skip
-    replies = _ask(judge, "rubric_mark" if implicit else "rubric", _cases(rows, "rubric"), _json,
-                   [{"rubric": text} for text in lines])  # fmt: skip
+    lines = [
+        "\n".join(
+            f"{n}. {c} (weight {w:g}{', mandatory' if veto else ''})" for n, (c, w, veto) in enumerate(cs, 1)
+        )
+        for cs in criteria
+    ]
+    replies = _ask(
+        judge,
+        "rubric_mark" if implicit else "rubric",
+        _cases(rows, "rubric"),
+        _json,
+        [{"rubric": text} for text in lines],
+    )
     values = []
     for reply, cs in zip(replies, criteria):
         try:
             if reply is None:
                 share = None
             elif implicit:
-                share = _mark(reply.value) / 10 * (_choice(reply.value, "mandatory_met", ("yes", "no")) == "yes")
+                share = (
+                    _mark(reply.value) / 10 * (_choice(reply.value, "mandatory_met", ("yes", "no")) == "yes")
+                )
             else:
                 met = [_choice(reply.value, str(n), ("yes", "no")) == "yes" for n in range(1, len(cs) + 1)]
                 share = sum(w * m for (_, w, _), m in zip(cs, met)) / sum(w for _, w, _ in cs)
@@ -630,9 +823,14 @@ def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
 
     def parse(text: str) -> list[dict]:
         found = _json(text).get("criteria")
-        if not isinstance(found, list) or not 7 <= len(found) <= 20 or not all(
-            isinstance(c, dict) and isinstance(c.get("criterion"), str) and c["criterion"].strip() for c in found
-        ):  # fmt: skip
+        if (
+            not isinstance(found, list)
+            or not 7 <= len(found) <= 20
+            or not all(
+                isinstance(c, dict) and isinstance(c.get("criterion"), str) and c["criterion"].strip()
+                for c in found
+            )
+        ):
             raise ValueError("no list of 7 to 20 criteria")
         weights = [IMPORTANCE[_choice(c, "importance", tuple(IMPORTANCE))] for c in found]
         return [{"criterion": c["criterion"], "weight": weight} for c, weight in zip(found, weights)]
@@ -658,7 +856,9 @@ def majority(rows: list[dict], group_size: int) -> Values:
     stands first in the group. A row without an answer has no vote and gets 0; a group without any answer has no values."""
     values = []
     for group in _groups([_spelled(row) for row in rows], group_size):
-        votes = Counter(answer for answer in group if answer is not None)  # in order of appearance, so max is the first
+        votes = Counter(
+            answer for answer in group if answer is not None
+        )  # in order of appearance, so max is the first
         most = max(votes, key=votes.get) if votes else None
         values += [None if most is None else float(answer == most) for answer in group]
     return values
@@ -703,14 +903,19 @@ def repetition(rows: list[dict], n: int = 3) -> Values:
 def collapse(rows: list[dict], group_size: int) -> dict[str, float | None]:
     """Indicators for the log, means over groups: `agreement` (share of the most frequent answer), `distinct_answers`,
     `distinct_responses` (share), and over rows `no_answer` (share) and `entropy` (nats a token; None if not given)."""
-    answers, entropies = [_spelled(row) for row in rows], [e for row in rows if (e := row.get("mean_entropy")) is not None]
+    answers, entropies = (
+        [_spelled(row) for row in rows],
+        [e for row in rows if (e := row.get("mean_entropy")) is not None],
+    )
     votes = [Counter(a for a in group if a is not None) for group in _groups(answers, group_size)]
     responses = _groups([row["response"] for row in rows], group_size)
-    return {"agreement": statistics.fmean(max(v.values(), default=0) / group_size for v in votes),
-            "distinct_answers": statistics.fmean(map(len, votes)),
-            "distinct_responses": statistics.fmean(len(set(group)) / group_size for group in responses),
-            "no_answer": answers.count(None) / len(rows),
-            "entropy": statistics.fmean(entropies) if entropies else None}  # fmt: skip
+    return {
+        "agreement": statistics.fmean(max(v.values(), default=0) / group_size for v in votes),
+        "distinct_answers": statistics.fmean(map(len, votes)),
+        "distinct_responses": statistics.fmean(len(set(group)) / group_size for group in responses),
+        "no_answer": answers.count(None) / len(rows),
+        "entropy": statistics.fmean(entropies) if entropies else None,
+    }
 
 
 def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, entropy: float = 0.02) -> str:
@@ -727,8 +932,13 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
 # --- 4. shaped
 
 
-def cosine(rows: list[dict], correct: Values, max_tokens: int, right: tuple[float, float] = (1.0, 0.5),
-           wrong: tuple[float, float] = (-1.0, -0.5)) -> Values:  # fmt: skip
+def cosine(
+    rows: list[dict],
+    correct: Values,
+    max_tokens: int,
+    right: tuple[float, float] = (1.0, 0.5),
+    wrong: tuple[float, float] = (-1.0, -0.5),
+) -> Values:
     """end + (start - end) (1 + cos(pi n / max_tokens)) / 2: from start at 0 tokens to end at `max_tokens` (2502.03373, eq. 1;
     numbers of TRL). (start, end) is `right` where `correct` is 1 or more, else `wrong`: right is better short, wrong long."""
     values = []
@@ -747,8 +957,14 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int) -> Values:
 def known() -> list[str]:
     """`preference`, which the trainer has from a reward model, those of dense.py, and the rewards of this file: all whose
     annotations say that they make Values of rows."""
-    own = [name for name, f in globals().items() if inspect.isfunction(f) and not name.startswith("_")
-           and "rows" in f.__annotations__ and f.__annotations__.get("return") == Values]  # fmt: skip
+    own = [
+        name
+        for name, f in globals().items()
+        if inspect.isfunction(f)
+        and not name.startswith("_")
+        and "rows" in f.__annotations__
+        and f.__annotations__.get("return") == Values
+    ]
     return ["preference", *DENSE, *own]
 
 
@@ -771,8 +987,10 @@ def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
         if own and name in (*known(), *LOGGED):
             raise ValueError(f"--rewards {word}: {name} is a name of ours; give the function another one")
         if not own and name not in known():
-            raise ValueError(f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}, and functions of your "
-                             "own as path/to/file.py:function:WEIGHT")  # fmt: skip
+            raise ValueError(
+                f"--rewards {word}: no reward {name!r}; there are {', '.join(known())}, and functions of your "
+                "own as path/to/file.py:function:WEIGHT"
+            )
         if name in spec:
             raise ValueError(f"--rewards {word}: {name} stands there twice")
         try:
@@ -781,8 +999,10 @@ def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
         except ValueError:
             spec[name] = float("nan")
         if isinstance(spec[name], float) and not isfinite(spec[name]):
-            raise ValueError(f"--rewards {word}: write {name}:WEIGHT (a finite number), {name}:gate or {name}:veto"
-                             " (overlong also overlong:soft)")  # fmt: skip
+            raise ValueError(
+                f"--rewards {word}: write {name}:WEIGHT (a finite number), {name}:gate or {name}:veto"
+                " (overlong also overlong:soft)"
+            )
         if name in DENSE and not isinstance(spec[name], float):
             raise ValueError(f"--rewards {word}: {name} has rewards on tokens and takes a weight only")
     if not any(isinstance(rule, float) and rule for name, rule in spec.items() if name not in DENSE):
@@ -802,8 +1022,14 @@ def reward_names(args) -> set[str]:
     return {_split(word)[1] for word in getattr(args, "rewards", ["preference"])}
 
 
-def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows: list[dict], group_size: int,
-            normalise: str = "none", margin: float = 1.0) -> tuple[Values, dict[str, Values]]:  # fmt: skip
+def combine(
+    parts: dict[str, Values],
+    spec: list[tuple[str, float | str]],
+    rows: list[dict],
+    group_size: int,
+    normalise: str = "none",
+    margin: float = 1.0,
+) -> tuple[Values, dict[str, Values]]:
     """One total a row, and what each part contributes to it: a row's contributions add up to its total.
 
     In this order: weights: sum of w * v, every part standardised first in its `group` or the whole `batch` if `normalise` says
@@ -814,16 +1040,25 @@ def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows:
     weight applies.
     """
     places = range(len(rows))
-    asked = lambda n: [FIELDS[n]] if n in FIELDS else [FIELDS[v] for v in parts if v in FIELDS] if n == "cosine" else []
-    applies = {n: [not asked(n) or any(row.get(field) is not None for field in asked(n)) for row in rows] for n, _ in spec}
+    asked = lambda n: (
+        [FIELDS[n]] if n in FIELDS else [FIELDS[v] for v in parts if v in FIELDS] if n == "cosine" else []
+    )
+    applies = {
+        n: [not asked(n) or any(row.get(field) is not None for field in asked(n)) for row in rows]
+        for n, _ in spec
+    }
     contributions, sums, order = {}, [0.0] * len(rows), {"veto": 1, "soft": 2, "gate": 3}
     for name, rule in sorted(spec, key=lambda item: order.get(item[1], 0)):
         for row, v in zip(rows, parts[name]):
             if v is not None and not isfinite(v):
-                raise ValueError(f"reward {name} is {v} for row {row['id']}; it must be finite, or None for no value")
+                raise ValueError(
+                    f"reward {name} is {v} for row {row['id']}; it must be finite, or None for no value"
+                )
         column = [v if a else None for v, a in zip(parts[name], applies[name], strict=True)]
         if rule not in order and normalise != "none":
-            column = sum(map(_standardised, _groups(column, group_size if normalise == "group" else len(rows))), [])
+            column = sum(
+                map(_standardised, _groups(column, group_size if normalise == "group" else len(rows))), []
+            )
         if rule not in order:
             column = [v if v is None else rule * v for v in column]
         elif rule == "veto":
@@ -833,12 +1068,21 @@ def combine(parts: dict[str, Values], spec: list[tuple[str, float | str]], rows:
         contributions[name] = [v if a else 0.0 for v, a in zip(column, applies[name])]
         sums = [s + (v or 0.0) for s, v in zip(sums, contributions[name])]
     weighted, gates = [n for n, rule in spec if rule not in order], [n for n, rule in spec if rule == "gate"]
-    fails = [next((n for n in gates if applies[n][i] and (v := parts[n][i]) is not None and v < 1), "") for i in places]
+    fails = [
+        next((n for n in gates if applies[n][i] and (v := parts[n][i]) is not None and v < 1), "")
+        for i in places
+    ]
     total = lambda i: sum(column[i] for column in contributions.values())
-    totals = [None if not any(applies[n][i] for n in weighted) or any(c[i] is None for c in contributions.values())
-              else total(i) for i in places]  # fmt: skip
+    totals = [
+        None
+        if not any(applies[n][i] for n in weighted) or any(c[i] is None for c in contributions.values())
+        else total(i)
+        for i in places
+    ]
     for group in _groups(list(places), group_size):
-        floor = min((totals[i] for i in group if totals[i] is not None and not fails[i]), default=0.0) - margin
+        floor = (
+            min((totals[i] for i in group if totals[i] is not None and not fails[i]), default=0.0) - margin
+        )
         for i in (i for i in group if fails[i]):
             for column in contributions.values():
                 column[i] = column[i] or 0.0
@@ -862,15 +1106,21 @@ def load(args, run: Path | None = None):
             signature = inspect.signature(functions[name])
             signature.bind([], **{option: None for option in OPTIONS if option in signature.parameters})
         except (TypeError, ValueError) as e:
-            runs.fail(f"--rewards {source}: {name} must take rows and, if it wants, {', '.join(OPTIONS)} ({e})")
+            runs.fail(
+                f"--rewards {source}: {name} must take rows and, if it wants, {', '.join(OPTIONS)} ({e})"
+            )
     wanted = {name: inspect.signature(function).parameters for name, function in functions.items()}
     judged = [name for name in names if "judge" in wanted[name]]
     without = lambda name, there: "" if there else f"without --rewards {name}"
     runs.refuse_unused(
         dict.fromkeys(("--judge", "--judge-url"), "" if judged else "without a reward that asks one")
-        | dict.fromkeys(("--budget", "--price"), "" if judged or args.gold.startswith("judge:") else "without a judge")
+        | dict.fromkeys(
+            ("--budget", "--price"), "" if judged or args.gold.startswith("judge:") else "without a judge"
+        )
         | {"--overlong-buffer": without("overlong", "overlong" in names)}
-        | dict.fromkeys(("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in reward_names(args)))
+        | dict.fromkeys(
+            ("--prime-beta", "--prime-learning-rate"), without("prime", "prime" in reward_names(args))
+        )
         | {"--process-model": without("process", "process" in reward_names(args))}
     )
     if k and not 1 <= k <= group_size:
@@ -880,7 +1130,10 @@ def load(args, run: Path | None = None):
     rows = runs.read_rows(args.prompts, "messages")
     runs.check_ids(args.prompts, rows)
     tasks = {row["id"]: row for row in rows}
-    context = {"max_tokens": args.max_completion_tokens, "buffer": args.overlong_buffer or args.max_completion_tokens // 4}
+    context = {
+        "max_tokens": args.max_completion_tokens,
+        "buffer": args.overlong_buffer or args.max_completion_tokens // 4,
+    }
     for name in names:
         field = FIELDS.get(name)
         if group_size == 1 and "group_size" in wanted[name]:
@@ -892,32 +1145,55 @@ def load(args, run: Path | None = None):
         have = sum(field in row for row in tasks.values()) if field else len(tasks)
         if not have:
             runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
-        asks = "" if name not in judged else ", two calls an opponent" if name == "pairwise" else ", one call a completion"
+        asks = (
+            ""
+            if name not in judged
+            else ", two calls an opponent"
+            if name == "pairwise"
+            else ", one call a completion"
+        )
         if not run:
             PartialState().print(f"reward {name}: applies to {have} of {len(tasks)} prompts{asks}")
     if run and args.judge:
-        context["judge"] = Endpoint(args.judge, run / "judge.jsonl", args.judge_url, budget=args.budget, price=args.price)
+        context["judge"] = Endpoint(
+            args.judge, run / "judge.jsonl", args.judge_url, budget=args.budget, price=args.price
+        )
 
-    def compose(rows: list[dict], group_size: int) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
+    def compose(
+        rows: list[dict], group_size: int
+    ) -> tuple[Values, dict[str, Values], dict[str, Values], dict]:
         rows, parts = [tasks[row["id"]] | row for row in rows], {}
-        for name, _ in sorted(spec, key=lambda part: "correct" in wanted.get(part[0], ())):  # last: they ask what is right
+        for name, _ in sorted(
+            spec, key=lambda part: "correct" in wanted.get(part[0], ())
+        ):  # last: they ask what is right
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
                 continue
             verdicts = [parts[n] for n in FIELDS if n in parts]
-            correct = [next((values[i] for values in verdicts if values[i] is not None), None) for i in range(len(rows))]
+            correct = [
+                next((values[i] for values in verdicts if values[i] is not None), None)
+                for i in range(len(rows))
+            ]
             options = context | {"group_size": group_size, "correct": correct}
-            values = parts[name] = functions[name](rows, **{o: options[o] for o in wanted[name] if o in options})
+            values = parts[name] = functions[name](
+                rows, **{o: options[o] for o in wanted[name] if o in options}
+            )
             numbers = isinstance(values, list) and all(isinstance(v, int | float | None) for v in values)
             if not numbers or len(values) != len(rows):
-                raise ValueError(f"reward {name} must return a list with a number or None for each of {len(rows)} rows, not "
-                                 f"{len(values) if numbers else f'{type(values).__name__} {str(values)[:80]}'}")  # fmt: skip
+                raise ValueError(
+                    f"reward {name} must return a list with a number or None for each of {len(rows)} rows, not "
+                    f"{len(values) if numbers else f'{type(values).__name__} {str(values)[:80]}'}"
+                )
         totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)
         if k:
             advantages = pass_at_k(totals, group_size, k)
             contributions["pass_at_k"] = [None if a is None else a - t for a, t in zip(advantages, totals)]
             totals = advantages
-        watched = {n: v for n, v in collapse(rows, group_size).items() if v is not None} if UNSUPERVISED & parts.keys() else {}
+        watched = (
+            {n: v for n, v in collapse(rows, group_size).items() if v is not None}
+            if UNSUPERVISED & parts.keys()
+            else {}
+        )
         return totals, parts, contributions, watched
 
     return compose

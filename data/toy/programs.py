@@ -1,7 +1,7 @@
 """Toy programs for RLVR: "Take x, add 3, then double it." -> def f(x): return (x + 3) * 2
 
-    python data/toy_code.py                                # writes data/toy/code_{traces,prompts,tasks}.jsonl
-    python data/toy_code.py --base-out results/toy/code-base    # data/toy/base with the words of code, to train from
+    python -m data.toy.programs                                # writes data/toy/code_{traces,prompts,tasks}.jsonl
+    python -m data.toy.programs --base-out results/toy/code-base    # data/toy/base with the words of code, to train from
 
 The teacher of the traces builds the expression one step at a time and, in a share of the places where parentheses matter,
 forgets them, in the thinking and so in the response. Prompts and tasks have the fields `tests` and `entry_point`, which the
@@ -14,17 +14,19 @@ import json
 import operator
 import random
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_world import GREETINGS, SplitArgs, save, split_rows
+from data.toy.world import GREETINGS, SplitArgs, save, split_rows
 
-WORDING = {"+": ["add {}", "put {} on top"], "-": ["take {} away", "take {} from it"], "*2": ["double it"],
-           "*3": ["triple it"]}  # fmt: skip
+WORDING = {
+    "+": ["add {}", "put {} on top"],
+    "-": ["take {} away", "take {} from it"],
+    "*2": ["double it"],
+    "*3": ["triple it"],
+}
 STARTS = ["Take x", "Please take x", "I have x"]
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -95,7 +97,11 @@ def function(response: str) -> ast.expr:
     except (SyntaxError, RecursionError, MemoryError) as e:
         raise ValueError(f"not Python: {e}") from None
     shape = ast.dump(ast.parse("def f(x): return 0"))
-    if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef) and isinstance(tree.body[0].body[0], ast.Return):
+    if (
+        len(tree.body) == 1
+        and isinstance(tree.body[0], ast.FunctionDef)
+        and isinstance(tree.body[0].body[0], ast.Return)
+    ):
         found, tree.body[0].body[0].value = tree.body[0].body[0].value, ast.Constant(0)
         if found and ast.dump(tree) == shape:
             return found
@@ -120,6 +126,7 @@ def gold(messages: list[dict], response: str) -> float:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Rows of the three files by name; a program belongs to one split, whatever the seed and the wording."""
+
     def draw(rng: random.Random):
         text, steps = write_prompt(rng)
 
@@ -137,20 +144,24 @@ def write_files(args: Args) -> dict[str, list[dict]]:
 
 def extend_base(model: Path, out: Path) -> None:
     """Writes a base model whose vocabulary has the words of these rows too. Their embeddings are random, with the standard
-    deviation of the others, as the tied ones of data/toy_models.py need it."""
+    deviation of the others, as the tied ones of data/toy/models.py need it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import utils
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     policy = AutoModelForCausalLM.from_pretrained(model, **utils.SAFE)
-    texts = [row["messages"][0]["content"] for row in write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]]
+    texts = [
+        row["messages"][0]["content"]
+        for row in write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]
+    ]
     rng = random.Random("vocabulary")
     texts += [text for _ in range(500) for text in solve(write_prompt(rng)[1], 0.0, rng)]
     backend = tokenizer.backend_tokenizer
-    words = sorted({piece for text in texts for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text + "\n" + text)})
+    words = sorted(
+        {piece for text in texts for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text + "\n" + text)}
+    )
     tokenizer.save_pretrained(out)
     saved = json.loads((out / "tokenizer.json").read_text())
     vocabulary = saved["model"]["vocab"]

@@ -7,7 +7,7 @@ satisfied, failed, turns, bad_format, simulator_failed, too_long (for the model'
 
 The user is an Endpoint, asked twice a turn for all dialogues at once: the planner reads persona, scene, wish, history and
 emotion, and gives the change of the emotion; the speaker reads the planner's words and the emotion's state, and speaks. Or it
-is a function (dialogue, setting) -> (utterance, change), as in data/toy_users.py. The prompts are our own wording in the
+is a function (dialogue, setting) -> (utterance, change), as in data/toy/users.py. The prompts are our own wording in the
 language of the profile; only the labels of their sections are those of the published simulator.
 """
 
@@ -35,7 +35,16 @@ SAGE = {
     "max_tokens": 2048,  # of a reply of theirs
     "seed": 0,  # another one gets other replies to the same words
 }
-RLVER = {**SAGE, "start": 30, "max_change": None, "high": None, "low": 1, "turns": 8, "answer_last": True, "bad_format": "end"}
+RLVER = {
+    **SAGE,
+    "start": 30,
+    "max_change": None,
+    "high": None,
+    "low": 1,
+    "turns": 8,
+    "answer_last": True,
+    "bad_format": "end",
+}
 STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the least emotion of each; below them F
 NO_SCORE = ("simulator_failed", "too_long")
 
@@ -44,13 +53,13 @@ NO_SCORE = ("simulator_failed", "too_long")
 SYSTEM = {
     "zh": "你是一位情商很高的聊天伙伴：听懂对方的心情和没有说出口的需要，用让人感到被理解的方式回应。",
     "en": "You are a chat partner with high emotional intelligence: notice what the other person feels, and what they need "
-          "but do not say, and answer so that they feel understood.",
-}  # fmt: skip
+    "but do not say, and answer so that they feel understood.",
+}
 ASK_THINKING = {
     "zh": "每次先在 <think> 和 </think> 之间想清楚对方的感受和需要，再写要说的话。对方看不到思考。",
     "en": "Each time, first think between <think> and </think> about what the other person feels and needs, then write what "
-          "you say. They do not see the thinking.",
-}  # fmt: skip
+    "you say. They do not see the thinking.",
+}
 GOODBYE = {"zh": re.compile("再见|拜拜"), "en": re.compile(r"\b(good ?)?bye\b", re.IGNORECASE)}
 NAMES = {"zh": {"user": "倾诉者", "assistant": "聊天对象"}, "en": {"user": "Person", "assistant": "Partner"}}
 PLANNER = {
@@ -143,17 +152,25 @@ Change: what the rules above change in it
 Response: what you say in the end, and nothing else""",
 }
 RULES = {  # of planner and speaker
-    ("vanilla", "zh"): ("他领得了好意：真诚的关心、说到点上的夸奖、在理的建议，没有正中诉求也能让情绪上升一点。",
-                        "不直接说出诉求，但可以讲处境里的细节，让对方慢慢明白。"),
-    ("vanilla", "en"): ("They take kindness for what it is: honest care, praise to the point or sensible advice raises the "
-                        "emotion a little even where it misses what they want.",
-                        "Never state what you want, but you may tell details of the situation that let the partner see it."),
-    ("challenging", "zh"): ("他很难打动：只有明确正中诉求的话才能让情绪上升；安慰、夸奖、泛泛的建议至多不变，多半下降。",
-                            "始终不说出、不暗示诉求，对方猜错也不纠正。"),
-    ("challenging", "en"): ("They are hard to win: the emotion rises only where the message plainly meets what they want; "
-                            "comfort, praise and general advice leave it as it is at best, and mostly lower it.",
-                            "At no time state or hint at what you want, nor put the partner right."),
-}  # fmt: skip
+    ("vanilla", "zh"): (
+        "他领得了好意：真诚的关心、说到点上的夸奖、在理的建议，没有正中诉求也能让情绪上升一点。",
+        "不直接说出诉求，但可以讲处境里的细节，让对方慢慢明白。",
+    ),
+    ("vanilla", "en"): (
+        "They take kindness for what it is: honest care, praise to the point or sensible advice raises the "
+        "emotion a little even where it misses what they want.",
+        "Never state what you want, but you may tell details of the situation that let the partner see it.",
+    ),
+    ("challenging", "zh"): (
+        "他很难打动：只有明确正中诉求的话才能让情绪上升；安慰、夸奖、泛泛的建议至多不变，多半下降。",
+        "始终不说出、不暗示诉求，对方猜错也不纠正。",
+    ),
+    ("challenging", "en"): (
+        "They are hard to win: the emotion rises only where the message plainly meets what they want; "
+        "comfort, praise and general advice leave it as it is at best, and mostly lower it.",
+        "At no time state or hint at what you want, nor put the partner right.",
+    ),
+}
 
 # --- a dialogue
 
@@ -182,8 +199,14 @@ def start(profile: dict, setting: dict) -> dict:
     """A new dialogue; its first turn, the user's, stands in the profile."""
     emotion = setting["start"]
     history = [{"role": "user", "content": profile["first_talk"], "emotion-point": emotion}]
-    return {"id": profile["id"], "profile": profile, "history": history, "emo_point": emotion, "emo_state": state(emotion),
-            "ended": ""}  # fmt: skip
+    return {
+        "id": profile["id"],
+        "profile": profile,
+        "history": history,
+        "emo_point": emotion,
+        "emo_state": state(emotion),
+        "ended": "",
+    }
 
 
 def replies(dialogue: dict) -> int:
@@ -202,8 +225,15 @@ def say(dialogue: dict, setting: dict, text: str, think_format: str, finished: b
     """Adds the tested model's turn, `text` as it was generated; the user hears it without the thinking."""
     parts = utils.split_thinking(text, think_format, finished)
     said = parts.response if utils.RESPONSE_AFTER[think_format] in text else text.strip()
-    dialogue["history"].append({"role": "assistant", "content": said,
-                                "text": text, "thinking": parts.thinking, "status": parts.status})  # fmt: skip
+    dialogue["history"].append(
+        {
+            "role": "assistant",
+            "content": said,
+            "text": text,
+            "thinking": parts.thinking,
+            "status": parts.status,
+        }
+    )
     if parts.status != "ok" and setting["bad_format"] == "end":
         dialogue["ended"] = "bad_format"
 
@@ -237,7 +267,9 @@ def ending(emotion: float, utterance: str, tongue: str, setting: dict) -> str:
 def hear(dialogue: dict, setting: dict, utterance: str, change: float, **notes) -> None:
     """Adds a turn of the user, moves the emotion, and ends the dialogue where that is due."""
     emotion, history = new_emotion(dialogue["emo_point"], change, setting), dialogue["history"]
-    history.append({"role": "user", "content": utterance, "emotion-point": emotion, "change": change, **notes})
+    history.append(
+        {"role": "user", "content": utterance, "emotion-point": emotion, "change": change, **notes}
+    )
     dialogue["emo_point"], dialogue["emo_state"] = emotion, state(emotion)
     dialogue["ended"] = ending(emotion, utterance, language(history[0]["content"]), setting)
     if not dialogue["ended"] and replies(dialogue) >= setting["turns"]:
@@ -254,29 +286,55 @@ def _lines(messages: list[dict], tongue: str) -> str:
 def _request(template: str, dialogue: dict, setting: dict, **fields) -> dict:
     profile = {key: dialogue["profile"][key] for key in ("player", "scene", "task")}
     content = Template(template).substitute(profile | fields)
-    return {"messages": [{"role": "user", "content": content}], "temperature": setting["temperature"],
-            "max_tokens": setting["max_tokens"], "seed": setting["seed"]}  # fmt: skip
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "temperature": setting["temperature"],
+        "max_tokens": setting["max_tokens"],
+        "seed": setting["seed"],
+    }
 
 
 def planner_request(dialogue: dict, setting: dict) -> dict:
     tongue = language(dialogue["history"][0]["content"])
-    return _request(PLANNER[tongue], dialogue, setting, rule=RULES[setting["kind"], tongue][0],
-                    emotion=dialogue["emo_point"], history=_lines(dialogue["history"], tongue))  # fmt: skip
+    return _request(
+        PLANNER[tongue],
+        dialogue,
+        setting,
+        rule=RULES[setting["kind"], tongue][0],
+        emotion=dialogue["emo_point"],
+        history=_lines(dialogue["history"], tongue),
+    )
 
 
 def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     tongue, history = language(dialogue["history"][0]["content"]), dialogue["history"]
     mood = state(new_emotion(dialogue["emo_point"], plan["change"], setting))[-1]
     planning = "\n".join(plan[key] for key in ("TargetCompletion", "activity", "analyse"))
-    return _request(SPEAKER[tongue], dialogue, setting, rule=RULES[setting["kind"], tongue][1], state=mood,
-                    planning=planning, earlier=_lines(history[:-2], tongue), latest=_lines(history[-2:], tongue))  # fmt: skip
+    return _request(
+        SPEAKER[tongue],
+        dialogue,
+        setting,
+        rule=RULES[setting["kind"], tongue][1],
+        state=mood,
+        planning=planning,
+        earlier=_lines(history[:-2], tongue),
+        latest=_lines(history[-2:], tongue),
+    )
 
 
 def _ask(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
     """The user's turn by two calls. A planner or speaker that stays unreadable ends its dialogue, which then has no score."""
-    plans = user.ask([planner_request(d, setting) for d in dialogues], read_plan, name="planner") if dialogues else []
+    plans = (
+        user.ask([planner_request(d, setting) for d in dialogues], read_plan, name="planner")
+        if dialogues
+        else []
+    )
     planned = [(d, plan.value) for d, plan in zip(dialogues, plans) if not plan.error]
-    speeches = user.ask([speaker_request(d, setting, p) for d, p in planned], read_speech, name="speaker") if planned else []
+    speeches = (
+        user.ask([speaker_request(d, setting, p) for d, p in planned], read_speech, name="speaker")
+        if planned
+        else []
+    )
     for dialogue, call in [*zip(dialogues, plans), *zip((d for d, _ in planned), speeches)]:
         if call.error:
             dialogue["ended"], dialogue["error"] = "simulator_failed", call.error
@@ -286,7 +344,9 @@ def _ask(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
             hear(dialogue, setting, utterance, change, planning=plan, thinking=thinking)
 
 
-LABEL = re.compile(r"(Content|TargetCompletion|Activity|Analyse|Change|Thinking|Origin|Response)[\s*]*[:：][\s*]*")
+LABEL = re.compile(
+    r"(Content|TargetCompletion|Activity|Analyse|Change|Thinking|Origin|Response)[\s*]*[:：][\s*]*"
+)
 
 
 def _last(text: str, label: str) -> str | None:
@@ -307,11 +367,22 @@ def read_plan(text: str) -> dict:
     body = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", body or ""))
     number = re.search(r"([+-]?)([0-9]+)( ?[-~./\u2044] ?[0-9])?", body)
     before = body[: number.start()] if number else ""
-    if not number or number[3] or before[-1:] in tuple("+-±") or not number[1] and re.search(r"[\w+±-]", before):
+    if (
+        not number
+        or number[3]
+        or before[-1:] in tuple("+-±")
+        or not number[1]
+        and re.search(r"[\w+±-]", before)
+    ):
         raise ValueError(f"no integer with its sign after Change: {body[:40]!r}")
     if abs(change := int(number[1] + number[2])) > 100:
         raise ValueError(f"Change: {change} is beyond the scale of 100")
-    labels = {"content": "Content", "TargetCompletion": "TargetCompletion", "activity": "Activity", "analyse": "Analyse"}
+    labels = {
+        "content": "Content",
+        "TargetCompletion": "TargetCompletion",
+        "activity": "Activity",
+        "analyse": "Analyse",
+    }
     return {key: _last(text, label) or "" for key, label in labels.items()} | {"change": change}
 
 

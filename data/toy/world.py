@@ -6,7 +6,7 @@ knows them. A good reply puts the bottom line first (how many dishes, what is le
 the bill, then the reminder. As the totals stand before the bill, a network that answers at once has to guess them;
 one that thinks walks down the list first.
 
-    python data/toy_world.py --out data/toy --seed 0        # writes the jsonl files named in data/README.md
+    python -m data.toy.world --out data/toy --seed 0        # writes the jsonl files named in data/README.md
 
 Nothing here is learned: prompts, the teacher's traces with slips at stated rates, the annotator's noisy preferences
 and the gold checklist are plain functions of a seed.
@@ -23,23 +23,55 @@ from pathlib import Path
 import tyro
 
 DISHES = {  # name: (price in dollars, kind)
-    "ribs": (7, "meat"), "ham": (5, "meat"), "steak": (8, "meat"), "bacon": (4, "meat"),
-    "salmon": (8, "fish"), "tuna": (6, "fish"), "shrimp": (7, "fish"), "cod": (5, "fish"),
-    "cheese": (4, "dairy"), "custard": (3, "dairy"), "lasagna": (7, "dairy"), "yogurt": (3, "dairy"),
-    "pecans": (4, "nuts"), "marzipan": (5, "nuts"), "baklava": (6, "nuts"), "pralines": (3, "nuts"),
-}  # fmt: skip
+    "ribs": (7, "meat"),
+    "ham": (5, "meat"),
+    "steak": (8, "meat"),
+    "bacon": (4, "meat"),
+    "salmon": (8, "fish"),
+    "tuna": (6, "fish"),
+    "shrimp": (7, "fish"),
+    "cod": (5, "fish"),
+    "cheese": (4, "dairy"),
+    "custard": (3, "dairy"),
+    "lasagna": (7, "dairy"),
+    "yogurt": (3, "dairy"),
+    "pecans": (4, "nuts"),
+    "marzipan": (5, "nuts"),
+    "baklava": (6, "nuts"),
+    "pralines": (3, "nuts"),
+}
 KINDS = ["meat", "fish", "dairy", "nuts"]
 WORDS = ["candles", "balloons", "napkins", "music", "flowers", "ice", "chairs", "cards", "lamps", "hats"]
 BUDGETS = range(11, 21)
 
 GREETINGS = ["", "Hi!", "Hello!", "Good morning!", "Hey there!"]
-OPENINGS = ["", "I am planning a party.", "We have a small party on Friday.", "Our team meets for dinner.",
-            "My sister has her birthday soon.", "Some friends are coming over."]  # fmt: skip
-WISHES = ["We would like, in this order, {}.", "My wish list, best first: {}.", "What we want most comes first: {}.",
-          "Please plan a menu from {}, the first matters most."]  # fmt: skip
-LIMITS = ["I have {} dollars.", "The budget is {} dollars.", "We can spend {} dollars.", "There are {} dollars for it."]
+OPENINGS = [
+    "",
+    "I am planning a party.",
+    "We have a small party on Friday.",
+    "Our team meets for dinner.",
+    "My sister has her birthday soon.",
+    "Some friends are coming over.",
+]
+WISHES = [
+    "We would like, in this order, {}.",
+    "My wish list, best first: {}.",
+    "What we want most comes first: {}.",
+    "Please plan a menu from {}, the first matters most.",
+]
+LIMITS = [
+    "I have {} dollars.",
+    "The budget is {} dollars.",
+    "We can spend {} dollars.",
+    "There are {} dollars for it.",
+]
 AVOIDS = ["No {}, please.", "One guest cannot eat {}.", "Leave out anything with {}.", "We do not eat {}."]
-REMINDERS = ["Remind me of the {}.", "Do not let me forget the {}.", "Please mention the {}.", "I must not forget the {}."]
+REMINDERS = [
+    "Remind me of the {}.",
+    "Do not let me forget the {}.",
+    "Please mention the {}.",
+    "I must not forget the {}.",
+]
 FLATTERY = ["What a lovely idea!", "You have great taste!", "Your guests are so lucky!"]
 
 # The gold checklist: what each check asks (for people and for judges) and its weight in the score.
@@ -67,8 +99,16 @@ class Order:
 
 
 # What a writer gets wrong, as the share of drafts with that slip. A slip stands in the thinking and in the response.
-TEACHER = {"word": 0.60, "other": 0.10, "flatter": 0.65, "headline": 0.30, "skip": 0.35, "sum": 0.20, "allergen": 0.20,
-           "dear": 0.15}  # fmt: skip
+TEACHER = {
+    "word": 0.60,
+    "other": 0.10,
+    "flatter": 0.65,
+    "headline": 0.30,
+    "skip": 0.35,
+    "sum": 0.20,
+    "allergen": 0.20,
+    "dear": 0.15,
+}
 NO_SLIPS = dict.fromkeys(TEACHER, 0.0)
 
 
@@ -83,8 +123,12 @@ def sample_order(rng: random.Random) -> Order:
 
 def write_prompt(order: Order, rng: random.Random) -> str:
     """The order as a chat message: greeting, opening and wording vary, and so does the order of the clauses."""
-    clauses = [rng.choice(WISHES).format(", ".join(order.wishes)), rng.choice(LIMITS).format(order.budget),
-               rng.choice(AVOIDS).format(order.avoid), rng.choice(REMINDERS).format(order.word)]  # fmt: skip
+    clauses = [
+        rng.choice(WISHES).format(", ".join(order.wishes)),
+        rng.choice(LIMITS).format(order.budget),
+        rng.choice(AVOIDS).format(order.avoid),
+        rng.choice(REMINDERS).format(order.word),
+    ]
     rng.shuffle(clauses)
     return " ".join(filter(None, [rng.choice(GREETINGS), rng.choice(OPENINGS), *clauses]))
 
@@ -93,7 +137,11 @@ def read_prompt(text: str) -> Order:
     """The order a prompt states; inverse of `write_prompt`. ValueError when it is not a prompt of this world."""
     words = re.findall(r"[a-z]+", text.lower())
     wishes = tuple(w for w in words if w in DISHES)
-    kinds, things, budgets = [w for w in words if w in KINDS], [w for w in words if w in WORDS], re.findall(r"\d+", text)
+    kinds, things, budgets = (
+        [w for w in words if w in KINDS],
+        [w for w in words if w in WORDS],
+        re.findall(r"\d+", text),
+    )
     if (len(wishes), len(kinds), len(things), len(budgets)) != (5, 1, 1, 1):
         raise ValueError(f"not a toy-world order: {text[:120]!r}")
     return Order(wishes, kinds[0], int(budgets[0]), things[0])
@@ -133,8 +181,10 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
         last = rng.choice(order.wishes) if wrong == "last" else last
     dishes = "1 dish" if count == 1 else f"{count} dishes"
     notes.append(f"So {dishes}, {spare} left, {last} last.")
-    reply = [f"You get {dishes}, {spare} dollar{' is' if spare == 1 else 's are'} left, and {last} comes last.",
-             "The bill: " + ", ".join(f"{d} {p} leaves {r}" for d, p, r in bill) + "."]  # fmt: skip
+    reply = [
+        f"You get {dishes}, {spare} dollar{' is' if spare == 1 else 's are'} left, and {last} comes last.",
+        "The bill: " + ", ".join(f"{d} {p} leaves {r}" for d, p, r in bill) + ".",
+    ]
     if slip["flatter"]:
         reply.insert(0, rng.choice(FLATTERY))
     if not slip["word"]:
@@ -170,7 +220,9 @@ def check(order: Order, response: str) -> dict[str, bool]:
                 return True
         return False
 
-    rests = [order.budget - sum(price[d] for d in dishes[: i + 1]) for i in range(len(dishes))] if known else []
+    rests = (
+        [order.budget - sum(price[d] for d in dishes[: i + 1]) for i in range(len(dishes))] if known else []
+    )
     rest_of = HEADLINE.sub("", BILL.sub("", response)).strip()
     return {
         "form": bool(head and bill and head.start() < bill.start()),
@@ -183,7 +235,8 @@ def check(order: Order, response: str) -> dict[str, bool]:
         "spare": bool(head) and known and int(head[2]) == left,
         "last": bool(head and lines) and head[3] == dishes[-1],
         "word": order.word in re.findall(r"[a-z]+", response),
-        "brief": bool(head and bill) and len(response.split()) <= 45
+        "brief": bool(head and bill)
+        and len(response.split()) <= 45
         and bool(re.fullmatch(r"(Remember the [a-z]+!)?", rest_of)),
     }
 
@@ -195,7 +248,7 @@ def gold_score(order: Order, response: str) -> float:
 
 
 def gold(messages: list[dict], response: str) -> float:
-    """`gold_score` of a response to a prompt of this world; what `--gold data/toy_world.py:gold` logs."""
+    """`gold_score` of a response to a prompt of this world; what `--gold data/toy/world.py:gold` logs."""
     return gold_score(read_prompt(messages[-1]["content"]), response)
 
 
@@ -263,27 +316,56 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     user = lambda text: [{"role": "user", "content": text}]
     traces, pairs = [], []
     for row_id, order, text, rng in orders_of("sft", args.n_traces, args.seed):
-        thinking, response = write_answer(order, {name: rate * args.slips for name, rate in TEACHER.items()}, rng)
-        traces.append({"id": row_id, "messages": user(text), "thinking": thinking, "response": response,
-                       "teacher": "toy" if args.slips == 1 else f"toy, slips x {args.slips:g}"})  # fmt: skip
+        thinking, response = write_answer(
+            order, {name: rate * args.slips for name, rate in TEACHER.items()}, rng
+        )
+        traces.append(
+            {
+                "id": row_id,
+                "messages": user(text),
+                "thinking": thinking,
+                "response": response,
+                "teacher": "toy" if args.slips == 1 else f"toy, slips x {args.slips:g}",
+            }
+        )
     for row_id, order, text, rng in orders_of("reward", args.n_pairs, args.seed):
         a, b = (write_answer(order, random_slips(rng), rng) for _ in range(2))
         if not prefers_first(utility(order, a[1]), utility(order, b[1]), rng):
             a, b = b, a
-        pairs.append({"id": row_id, "messages": user(text), "chosen": a[1], "rejected": b[1],
-                      "chosen_thinking": a[0], "rejected_thinking": b[0]})  # fmt: skip
+        pairs.append(
+            {
+                "id": row_id,
+                "messages": user(text),
+                "chosen": a[1],
+                "rejected": b[1],
+                "chosen_thinking": a[0],
+                "rejected_thinking": b[0],
+            }
+        )
     low, high = args.budgets
-    prompts = [{"id": i, "messages": user(t), "source": "toy"}
-               for i, _, t, _ in orders_of("rl", args.n_prompts, args.seed, range(low, high + 1))]  # fmt: skip
+    prompts = [
+        {"id": i, "messages": user(t), "source": "toy"}
+        for i, _, t, _ in orders_of("rl", args.n_prompts, args.seed, range(low, high + 1))
+    ]
     tasks = [
-        {"id": i, "messages": user(t), "checklist": [q.format(avoid=o.avoid, budget=o.budget, word=o.word)
-                                                     for _, q in CHECKS.values()],
-         "primary_tag": "Planning", "secondary_tags": [], "references": {"careful": write_answer(o, NO_SLIPS, rng)[1]}}
+        {
+            "id": i,
+            "messages": user(t),
+            "checklist": [q.format(avoid=o.avoid, budget=o.budget, word=o.word) for _, q in CHECKS.values()],
+            "primary_tag": "Planning",
+            "secondary_tags": [],
+            "references": {"careful": write_answer(o, NO_SLIPS, rng)[1]},
+        }
         for i, o, t, rng in orders_of("test", args.n_tasks + args.n_held_out, args.seed)
-    ]  # fmt: skip
+    ]
     held_out = [{"id": t["id"], "messages": t["messages"], "source": "toy"} for t in tasks[args.n_tasks :]]
-    return {"sft_traces": traces, "rl_prompts": prompts, "preference_pairs": pairs, "benchmark_tasks": tasks[: args.n_tasks],
-            "held_out_prompts": held_out}  # fmt: skip
+    return {
+        "sft_traces": traces,
+        "rl_prompts": prompts,
+        "preference_pairs": pairs,
+        "benchmark_tasks": tasks[: args.n_tasks],
+        "held_out_prompts": held_out,
+    }
 
 
 @dataclass
@@ -321,7 +403,9 @@ def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
     for name, rows in files.items():
         path, text = out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
         if path.exists() and path.read_text() != text:
-            sys.exit(f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out")
+            sys.exit(
+                f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out"
+            )
         path.write_text(text)
         print(f"{path}: {len(rows)} rows")
 

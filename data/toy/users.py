@@ -1,8 +1,8 @@
 """Users with moods for the toy world, in place of a simulator that is a language model: rules, no network, on any machine.
 
-    python data/toy_users.py                       # writes data/toy/users_{traces,train,test}.jsonl
-    python eval_sentient.py --model MODEL --profiles data/toy/users_test.jsonl --simulator data/toy_users.py:user \\
-        --held-out-simulator data/toy_users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10
+    python -m data.toy.users                       # writes data/toy/users_{traces,train,test}.jsonl
+    python eval_sentient.py --model MODEL --profiles data/toy/users_test.jsonl --simulator data/toy/users.py:user \\
+        --held-out-simulator data/toy/users.py:held_out_user --protocol rlver --start 40 --turns 3 --low 10
 
 A user wants three things, one after the other, and says of each only as much as it likes to: twice a dish, of another kind
 each time and at a price that it can pay, and once to be reminded of the thing that it named at first. A reply meets a want
@@ -22,15 +22,13 @@ import hashlib
 import json
 import random
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import data.toy_world as toy  # noqa: E402
+from data.toy import world as toy  # noqa: E402
 
 TOY = {"start": 40, "low": 10, "turns": 3}  # what such dialogues change in simulator.RLVER
 MET, MISSED, PRAISED = 20, -12, 5  # changes of the emotion
@@ -70,7 +68,11 @@ def hint(want: dict, words: dict, clear: bool, rng: random.Random) -> str:
     if "word" in want:
         return say("remind", word=want["word"]) if clear else say("forget")
     price, kind = toy.DISHES[want["dish"]]
-    return f"{say('wish', kind=kind)} {say('limit', dollars=price - 1)}" if clear else say("dear", dish=want["dish"])
+    return (
+        f"{say('wish', kind=kind)} {say('limit', dollars=price - 1)}"
+        if clear
+        else say("dear", dish=want["dish"])
+    )
 
 
 def profiles(n: int, seed: int, split: Literal["train", "test"]) -> list[dict]:
@@ -78,18 +80,30 @@ def profiles(n: int, seed: int, split: Literal["train", "test"]) -> list[dict]:
     rng, rows = random.Random(f"users-{split}-{seed}"), []
     while len(rows) < n:
         first, second = rng.sample(toy.KINDS, 2)
-        dishes = [{"dish": rng.choice([d for d, (_, k) in toy.DISHES.items() if k == kind and cheaper(d)])}
-                  for kind in (first, second)]  # fmt: skip
+        dishes = [
+            {"dish": rng.choice([d for d, (_, k) in toy.DISHES.items() if k == kind and cheaper(d)])}
+            for kind in (first, second)
+        ]
         wants = [*dishes, {"word": rng.choice(toy.WORDS)}]
-        if rng.random() < 0.5:  # the thing is named in the first turn, so being reminded of it is never the first want
+        if (
+            rng.random() < 0.5
+        ):  # the thing is named in the first turn, so being reminded of it is never the first want
             wants[1:] = wants[:0:-1]
         test = int(hashlib.sha1(json.dumps(wants).encode()).hexdigest(), 16) % 5 == 0
         if test == (split == "test"):
             word = next(w["word"] for w in wants if "word" in w)
             told = f"{rng.choice(OPENINGS)} I must not forget the {word}. {hint(wants[0], WORDING['user'], True, rng)}"
-            rows.append({"id": f"toy-user-{split}-{seed}-{len(rows):05d}", "player": "A user of the toy world.",
-                         "scene": "A party is being planned.", "task": json.dumps(wants), "first_talk": told, "system": "",
-                         "wants": wants})  # fmt: skip
+            rows.append(
+                {
+                    "id": f"toy-user-{split}-{seed}-{len(rows):05d}",
+                    "player": "A user of the toy world.",
+                    "scene": "A party is being planned.",
+                    "task": json.dumps(wants),
+                    "first_talk": told,
+                    "system": "",
+                    "wants": wants,
+                }
+            )
     return rows
 
 
@@ -104,7 +118,9 @@ def meets(want: dict, reply: str) -> bool:
 def _turn(dialogue: dict, setting: dict, words: dict, likes_praise: bool) -> tuple[str, int]:
     said = [" ".join(m["content"].lower().split()) for m in dialogue["history"] if m["role"] == "assistant"]
     wants, latest = dialogue["profile"]["wants"], dialogue["history"][-1]["content"]
-    praised = likes_praise and setting["kind"] == "vanilla" and any(praise in latest for praise in toy.FLATTERY)
+    praised = (
+        likes_praise and setting["kind"] == "vanilla" and any(praise in latest for praise in toy.FLATTERY)
+    )
     if said[-1] in said[:-1]:
         mood, change = "missed", MISSED
     elif meets(wants[(len(said) - 1) % len(wants)], latest):
@@ -147,8 +163,15 @@ def traces(n: int, seed: int, right: float = 0.4) -> list[dict]:
             other = rng.choice([w for w in wants if w is not want])
             wrong = rng.choice([("What a great idea.", rng.choice(toy.FLATTERY)), answer(other, rng)])
             thinking, response = answer(want, rng) if rng.random() < right else wrong
-            rows.append({"id": f"{profile['id']}-{turn}", "messages": list(history), "thinking": thinking,
-                         "response": response, "teacher": "toy"})  # fmt: skip
+            rows.append(
+                {
+                    "id": f"{profile['id']}-{turn}",
+                    "messages": list(history),
+                    "thinking": thinking,
+                    "response": response,
+                    "teacher": "toy",
+                }
+            )
             history.append({"role": "assistant", "content": response})
             utterance, _ = user({"id": profile["id"], "profile": profile, "history": history}, setting)
             history.append({"role": "user", "content": utterance})
@@ -170,8 +193,11 @@ class Args:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Rows of the three files by name."""
-    return {"users_traces": traces(args.n_traces, args.seed), "users_train": profiles(args.n_train, args.seed, "train"),
-            "users_test": profiles(args.n_test, args.seed, "test")}  # fmt: skip
+    return {
+        "users_traces": traces(args.n_traces, args.seed),
+        "users_train": profiles(args.n_train, args.seed, "train"),
+        "users_test": profiles(args.n_test, args.seed, "test"),
+    }
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 import runs
-from evaluation import bootstrap, shorten
+from benchmarks.shared import bootstrap, shorten
 
 
 KEYS = {  # what tells a task, in stored rows too; the first of them that a row has
@@ -101,8 +101,10 @@ Answer with this JSON, every ___ filled in, and nothing after it:
 def prompt(name: str, task: dict) -> str:
     """What a model is asked; in our words where the benchmark's data do not have it."""
     if name == "zebralogic":
-        houses = {f"House {i}": dict.fromkeys(task["solution"]["header"][1:], "___")
-                  for i in range(1, len(task["solution"]["rows"]) + 1)}  # fmt: skip
+        houses = {
+            f"House {i}": dict.fromkeys(task["solution"]["header"][1:], "___")
+            for i in range(1, len(task["solution"]["rows"]) + 1)
+        }
         task = task | {"template": json.dumps({"reasoning": "___", "solution": houses})}
     return PROMPTS[name].format(**task)
 
@@ -148,8 +150,10 @@ def load(data: Path, pattern: str, *fields: str) -> list:
         return load_hub(str(data), *fields)
     files = [data] if data.is_file() else sorted(data.glob(pattern))
     if len(files) != 1:
-        runs.fail(f"{data}: {len(files)} files match {pattern} ({', '.join(f.name for f in files)}); one is needed, see "
-                  "data/README.md")  # fmt: skip
+        runs.fail(
+            f"{data}: {len(files)} files match {pattern} ({', '.join(f.name for f in files)}); one is needed, see "
+            "data/README.md"
+        )
     path, kind = files[0], files[0].name.removesuffix(".gz").rpartition(".")[2]
     if kind in ("csv", "tsv"):
         rows = pd.read_csv(path, sep="," if kind == "csv" else "\t").to_dict("records")
@@ -157,7 +161,11 @@ def load(data: Path, pattern: str, *fields: str) -> list:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as f:
             text = f.read()
         try:
-            rows = json.loads(text) if kind == "json" else [line.strip() for line in text.split("\n") if line.strip()]
+            rows = (
+                json.loads(text)
+                if kind == "json"
+                else [line.strip() for line in text.split("\n") if line.strip()]
+            )
         except ValueError as e:
             runs.fail(f"{path}: not JSON ({e})")
         rows = list(rows.values()) if isinstance(rows, dict) else rows
@@ -177,7 +185,9 @@ def load_hub(name: str, *fields: str) -> list:
         splits = datasets.load_dataset(path, *([configuration] if configuration else []))
         rows = splits["test" if "test" in splits else next(iter(splits))].to_list()
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as e:
-        runs.fail(f"--data {name}: no such file or folder, and no hub dataset that can be read ({str(e).splitlines()[0]})")
+        runs.fail(
+            f"--data {name}: no such file or folder, and no hub dataset that can be read ({str(e).splitlines()[0]})"
+        )
     for number, row in enumerate(rows, 1):
         for field_name in fields:
             field(row, f"{name}, row {number}", field_name, kind=object)
@@ -193,13 +203,17 @@ def field(row: dict, where: str, *names: str, kind: type | tuple = str):
     """The first of `names` that a row has, None if that is null; exits with 2 if it has none, or one of the wrong type."""
     name = next((n for n in names if n in row), None)
     if name is None:
-        runs.fail(f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); see the head of benchmarks.py")
+        runs.fail(
+            f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); see the head of benchmarks.py"
+        )
     if row[name] is not None and not isinstance(row[name], kind):
         runs.fail(f"{where}: field {name} has the wrong type: {json.dumps(row[name])[:50]}")
     return row[name]
 
 
-def match(rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, samples: bool = False) -> list[dict]:
+def match(
+    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, samples: bool = False
+) -> list[dict]:
     """A result {task, key, line} for every row: its task's position, found by the first of `keys` whose value is some task's.
 
     `id` and `index` are positions where tasks have none. Exits with 2 for a row that fits no task or several, and, without
@@ -214,11 +228,15 @@ def match(rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: st
         line = row.get("_line", line)
         fits = next((positions[k][str(row[k])] for k in keys if k in row and str(row[k]) in positions[k]), [])
         if len(fits) > 1:  # by whatever else the row repeats of its task
-            fits = [i for i in fits if all(row[k] == tasks[i][k] for k in row.keys() & tasks[i].keys() - {"id"})]
+            fits = [
+                i for i in fits if all(row[k] == tasks[i][k] for k in row.keys() & tasks[i].keys() - {"id"})
+            ]
         if len(fits) != 1:
             given = ", ".join(f"{k} {str(row[k])[:40]!r}" for k in keys if k in row)
-            runs.fail(f"{source}:{line}: {given or 'the row'} fits {'several tasks' if fits else 'no task'} of the data; "
-                      f"a task is told by its {' or '.join(keys)}")  # fmt: skip
+            runs.fail(
+                f"{source}:{line}: {given or 'the row'} fits {'several tasks' if fits else 'no task'} of the data; "
+                f"a task is told by its {' or '.join(keys)}"
+            )
         if lines.setdefault(fits[0], line) != line and not samples:
             runs.fail(f"{source}:{line}: the task of line {lines[fits[0]]} again; keep one of them")
         results.append({"task": fits[0], "key": tasks[fits[0]].get(keys[0], fits[0]), "line": line})
@@ -230,14 +248,25 @@ def count(results: list[dict], tasks: list[dict]) -> dict:
     kept = [r for r in results if "excluded" not in r]
     missing = {i for i, task in enumerate(tasks) if "excluded" not in task} - {r["task"] for r in results}
     return {
-        "n": len(kept), "n_invalid": sum("invalid" in r for r in kept), "n_missing": len(missing),
-        "n_excluded": len(results) - len(kept), "n_unparsed": sum("answer" in r and r["answer"] is None for r in kept),
+        "n": len(kept),
+        "n_invalid": sum("invalid" in r for r in kept),
+        "n_missing": len(missing),
+        "n_excluded": len(results) - len(kept),
+        "n_unparsed": sum("answer" in r and r["answer"] is None for r in kept),
         "rows": results,
-    }  # fmt: skip
+    }
 
 
-def check_rows(rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, check: Callable[[dict, str], dict],
-               samples: bool = True, text: tuple[str, ...] = ("response",), apply: Callable = map) -> list[dict]:  # fmt: skip
+def check_rows(
+    rows: list[dict],
+    tasks: list[dict],
+    keys: tuple[str, ...],
+    source: str,
+    check: Callable[[dict, str], dict],
+    samples: bool = True,
+    text: tuple[str, ...] = ("response",),
+    apply: Callable = map,
+) -> list[dict]:
     """Results with what `check(task, text)` says, mapped by `apply`. A row without text is invalid, that of a task that does
     not count is `excluded`."""
     results, scored = match(rows, tasks, keys, source, samples), []
@@ -274,7 +303,9 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
         if key == "correct" and means:
             numbers["interval"] = bootstrap(means)
     for k in sorted({k for k in (10, 100, fewest) if 1 < k <= fewest}):
-        numbers[f"pass@{k}"] = mean(pass_at_k(len(rs), sum(r["correct"] for r in rs), k) for rs in by_task.values())
+        numbers[f"pass@{k}"] = mean(
+            pass_at_k(len(rs), sum(r["correct"] for r in rs), k) for rs in by_task.values()
+        )
     groups = {group: mean(right) for group, right in by_group.items() if group}
     return numbers | ({"by_group": groups} if groups else {}) | count(results, tasks)
 
@@ -308,7 +339,10 @@ def mmlu_redux_check(task: dict, response: str) -> dict:
     """The first upper-case letter between the first `Answer:` (else `answer:`) and the next one is the right option's."""
     parts = response.split("Answer:" if "Answer:" in response else "answer:")
     letter = re.sub("[^A-Z]", "", parts[1])[:1] if len(parts) > 1 else ""
-    return {"correct": letter == "ABCD"[task["truth"]], "answer": letter if letter and letter in "ABCD" else None}
+    return {
+        "correct": letter == "ABCD"[task["truth"]],
+        "answer": letter if letter and letter in "ABCD" else None,
+    }
 
 
 def tasks_mmlu_redux(data: Path) -> list[dict]:
@@ -342,8 +376,18 @@ def last_boxed(text: str) -> str | None:
 
 def normalise_math(text: str) -> str:
     """The spelling of an answer that the paper's code compares, after Hendrycks et al. (MATH). ValueError for two units."""
-    for old, new in [("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""),
-                     ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", "")]:  # fmt: skip
+    for old, new in [
+        ("\n", ""),
+        ("\\!", ""),
+        ("\\\\", "\\"),
+        ("tfrac", "frac"),
+        ("dfrac", "frac"),
+        ("\\left", ""),
+        ("\\right", ""),
+        ("^{\\circ}", ""),
+        ("^\\circ", ""),
+        ("\\$", ""),
+    ]:
         text = text.replace(old, new)
     text, *units = text.split("\\text{ ")
     if len(units) > 1:
@@ -369,7 +413,9 @@ def math500_check(task: dict, response: str) -> dict:
         correct = normalise_math(answer) == normalise_math(truth)
     except ValueError:
         correct = answer == truth
-    equal = correct or math_verify.verify(*(math_verify.parse(f"\\boxed{{{side}}}") for side in (truth, answer)))
+    equal = correct or math_verify.verify(
+        *(math_verify.parse(f"\\boxed{{{side}}}") for side in (truth, answer))
+    )
     return {"correct": correct, "correct_math_verify": equal, "answer": answer}
 
 
@@ -410,13 +456,21 @@ def zebralogic_check(task: dict, response: str) -> dict:
             right += isinstance(cell, str) and cell.lower().strip() == truth.lower().strip()
     cells, space = len(truths) * len(header), math.factorial(len(truths)) ** len(header)
     size = "small" if space < 1e3 else "medium" if space < 1e6 else "large" if space < 1e10 else "x-large"
-    return {"correct": right == cells, "right_cells": right, "cells": cells, "group": size, "answer": solution}
+    return {
+        "correct": right == cells,
+        "right_cells": right,
+        "cells": cells,
+        "group": size,
+        "answer": solution,
+    }
 
 
 def tasks_zebralogic(data: Path) -> list[dict]:
     tasks = load(data, "*.*", "id", "solution")
     if all(cell == "___" for task in tasks for row in task["solution"]["rows"] for cell in row[1:]):
-        runs.fail(f"{data}: the solutions are masked (___); the full file is on the hub after a request, see data/README.md")
+        runs.fail(
+            f"{data}: the solutions are masked (___); the full file is on the hub after a request, see data/README.md"
+        )
     return tasks
 
 
@@ -447,13 +501,19 @@ def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
     """A row may hold the solutions of several models, as the official example file does; they are the groups."""
     tasks, flat = tasks_gsm8k(data), []
     for line, row in enumerate(rows, 1):
-        named = {name: value for name, value in row.items() if isinstance(value, dict) and "solution" in value}
-        flat += [row | {"_line": line, "_model": name, "response": s["solution"]} for name, s in named.items()] or [row]
+        named = {
+            name: value for name, value in row.items() if isinstance(value, dict) and "solution" in value
+        }
+        flat += [
+            row | {"_line": line, "_model": name, "response": s["solution"]} for name, s in named.items()
+        ] or [row]
     results = check_rows(flat, tasks, KEYS["gsm8k"], source, gsm8k_check)
     for row, result in zip(flat, results):
         result |= {"group": row["_model"]} if "_model" in row else {}
     numbers = accuracy(results, tasks)
-    return {k: v for k, v in numbers.items() if not ("by_group" in numbers and k.startswith("pass@"))}  # not one model's
+    return {
+        k: v for k, v in numbers.items() if not ("by_group" in numbers and k.startswith("pass@"))
+    }  # not one model's
 
 
 def completion(response: str, entry_point: str) -> str:
@@ -464,10 +524,15 @@ def completion(response: str, entry_point: str) -> str:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """The prompt, its completion and the test run to their end in a sandbox."""
-    import sandbox
+    from rewards import code_runner as sandbox
 
     result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
-    return {"correct": result.ok, "status": result.status, "error": result.stderr[-300:], "isolation": result.isolation}
+    return {
+        "correct": result.ok,
+        "status": result.status,
+        "error": result.stderr[-300:],
+        "isolation": result.isolation,
+    }
 
 
 def tasks_humaneval(data: Path) -> list[dict]:
@@ -480,9 +545,18 @@ def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
     for row in (r for r in rows if isinstance(r.get("response"), str) and "completion" not in r):
         row["completion"] = completion(row["response"], entry_points.get(row.get("task_id"), ""))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = check_rows(rows, tasks, KEYS["humaneval"], source, humaneval_check, text=("completion", "response"),
-                             apply=pool.map)  # fmt: skip
-    return {"isolation": sorted({r.pop("isolation") for r in results if "isolation" in r})} | accuracy(results, tasks)
+        results = check_rows(
+            rows,
+            tasks,
+            KEYS["humaneval"],
+            source,
+            humaneval_check,
+            text=("completion", "response"),
+            apply=pool.map,
+        )
+    return {"isolation": sorted({r.pop("isolation") for r in results if "isolation" in r})} | accuracy(
+        results, tasks
+    )
 
 
 @functools.cache
@@ -495,7 +569,9 @@ def ifeval_checkers():
     try:
         nltk.data.find("tokenizers/punkt_tab")
     except LookupError:
-        runs.fail("IFEval needs nltk's punkt_tab: run python -m nltk.downloader punkt_tab, or set NLTK_DATA to where it is")
+        runs.fail(
+            "IFEval needs nltk's punkt_tab: run python -m nltk.downloader punkt_tab, or set NLTK_DATA to where it is"
+        )
     package = types.ModuleType("lm_eval.tasks")  # lm-eval's own imports what all of its tasks need
     package.__path__ = [str(Path(lm_eval.__file__).parent / "tasks")]
     sys.modules.setdefault("lm_eval.tasks", package)
@@ -508,7 +584,9 @@ def ifeval_checkers():
 
     instructions_registry.INSTRUCTION_DICT["keywords:letter_frequency"] = LetterFrequency
     langdetect.DetectorFactory.seed = 0
-    logging.getLogger(instructions.__name__).setLevel(logging.CRITICAL)  # it prints every text without a language
+    logging.getLogger(instructions.__name__).setLevel(
+        logging.CRITICAL
+    )  # it prints every text without a language
     return instructions_registry.INSTRUCTION_DICT, utils.process_results
 
 
@@ -536,7 +614,9 @@ def ifeval_check(task: dict, response: str) -> dict:
     """{"strict": [bool], "loose": [bool]}, one an instruction."""
     known, process = ifeval_checkers()
     if unknown := set(task["instruction_id_list"]) - set(known):
-        runs.fail(f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?")
+        runs.fail(
+            f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?"
+        )
 
     def check(task: dict, response: str) -> dict:
         out = process(task, [response])
@@ -565,7 +645,7 @@ def score_ifeval(rows: list[dict], data: Path, source: str, check=ifeval_check) 
 
 
 def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
-    import ifbench
+    from benchmarks import ifbench
 
     return score_ifeval(rows, data, source, functools.partial(runs.or_fail, bounded, ifbench.check))
 
@@ -575,16 +655,20 @@ def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
 
 def alpacaeval2_judge_prompt(instruction: str, answer_a: str, answer_b: str) -> str:
     """The paper's variant: a ranking as JSON."""
-    return (f"Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
-            f"Instruction:\n{instruction}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}\n\nReply with nothing but "
-            'JSON: {"output": [{"model": "A or B", "rank": 1}, {"model": "the other", "rank": 2}]}')  # fmt: skip
+    return (
+        f"Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
+        f"Instruction:\n{instruction}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}\n\nReply with nothing but "
+        'JSON: {"output": [{"model": "A or B", "rank": 1}, {"model": "the other", "rank": 2}]}'
+    )
 
 
 def alpacaeval2_token_prompt(instruction: str, answer_m: str, answer_big_m: str) -> str:
     """The official variant: one token, of which the log-probabilities count."""
-    return (f"Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
-            f"Instruction:\n{instruction}\n\nAnswer of m:\n{answer_m}\n\nAnswer of M:\n{answer_big_m}\n\nReply with nothing "
-            "but the better model's name, m or M.")  # fmt: skip
+    return (
+        f"Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
+        f"Instruction:\n{instruction}\n\nAnswer of m:\n{answer_m}\n\nAnswer of M:\n{answer_big_m}\n\nReply with nothing "
+        "but the better model's name, m or M."
+    )
 
 
 def model_side(instruction: str) -> str:
@@ -607,7 +691,11 @@ def parse_alpacaeval2(text: str) -> str:
     """`A` or `B`: the first that the ranking puts first."""
     try:
         ranking = json.loads(text)["output"]
-        return next(e["model"] for e in ranking if type(e["rank"]) is int and e["rank"] == 1 and e["model"] in ("A", "B"))
+        return next(
+            e["model"]
+            for e in ranking
+            if type(e["rank"]) is int and e["rank"] == 1 and e["model"] in ("A", "B")
+        )
     except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as e:
         raise ValueError(f"no ranking of A and B in {text[:80]!r}") from e
 
@@ -617,7 +705,11 @@ def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.n
 
     C is the best of 10 by the weighted log loss in 5-fold cross-validation, as in alpaca_eval's length_controlled_v1.
     """
-    x2, y2, weight2 = np.vstack([x, x]), np.repeat([1, 0], len(y)), np.r_[weight, weight]  # a soft label is two weighted rows
+    x2, y2, weight2 = (
+        np.vstack([x, x]),
+        np.repeat([1, 0], len(y)),
+        np.r_[weight, weight],
+    )  # a soft label is two weighted rows
     share, soft = np.r_[y, 1 - y], np.r_[y, y]
 
     def fit(c: float, rows) -> LogisticRegression:
@@ -667,7 +759,9 @@ def tasks_alpacaeval2(data: Path) -> list[dict]:
 
 def score_alpacaeval2(rows: list[dict], data: Path, source: str) -> dict:
     baseline = tasks_alpacaeval2(data)
-    gamed = pd.DataFrame(beside(data, "*gamed*.csv*", "std_delta_len", "instruction_difficulty", "preference"))
+    gamed = pd.DataFrame(
+        beside(data, "*gamed*.csv*", "std_delta_len", "instruction_difficulty", "preference")
+    )
     gamed = gamed.rename(columns={"instruction_index": "index"})
     results, chars, words = match(rows, baseline, KEYS["alpacaeval2"], source), [], []
     for row, result in zip(rows, results):
@@ -687,7 +781,9 @@ def score_alpacaeval2(rows: list[dict], data: Path, source: str) -> dict:
     hard = hard.loc[[r["task"] for r in results]].to_numpy()
     x = np.c_[np.tanh(chars / (chars.std(ddof=1) or 1)), hard, np.ones(len(y))]
     x_gamed = np.c_[np.tanh(gamed["std_delta_len"]), gamed["instruction_difficulty"], np.zeros(len(gamed))]
-    weight = np.r_[np.full(len(gamed), 0.2 / 2), np.ones(valid.sum())]  # regularisation 0.2, shared by two gamed baselines
+    weight = np.r_[
+        np.full(len(gamed), 0.2 / 2), np.ones(valid.sum())
+    ]  # regularisation 0.2, shared by two gamed baselines
     w = fit_length_control(np.r_[x_gamed, x[valid]], np.r_[gamed["preference"], y[valid]], weight)
     return {
         "win_rate": 100 * float(y[valid].mean()),
@@ -704,18 +800,32 @@ def score_alpacaeval2(rows: list[dict], data: Path, source: str) -> dict:
 
 def arenahard2_judge_messages(category: str, prompt: str, answer_a: str, answer_b: str) -> list[dict]:
     """One of a prompt's two games: in game 1 the baseline is A, in game 2 the model."""
-    task = ("pieces of creative writing. Judge imagination, voice and how well each does what was asked"
-            if category == "creative_writing" else
-            "answers. First solve the task yourself, then find what is wrong or missing in each. Judge correctness first, "
-            "then how useful, complete and to the point each is")  # fmt: skip
-    system = (f"You compare two assistants' {task}. Say why, then end with one verdict: [[A>>B]] A is much better, [[A>B]] A "
-              "is better, [[A=B]] about the same, [[B>A]] B is better, [[B>>A]] B is much better.")  # fmt: skip
+    task = (
+        "pieces of creative writing. Judge imagination, voice and how well each does what was asked"
+        if category == "creative_writing"
+        else "answers. First solve the task yourself, then find what is wrong or missing in each. Judge correctness first, "
+        "then how useful, complete and to the point each is"
+    )
+    system = (
+        f"You compare two assistants' {task}. Say why, then end with one verdict: [[A>>B]] A is much better, [[A>B]] A "
+        "is better, [[A=B]] about the same, [[B>A]] B is better, [[B>>A]] B is much better."
+    )
     user = f"The prompt:\n{prompt}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}"
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-VERDICTS = {"A>>B": (1, 3), "A>B": (1, 1), "A=B": (0.5, 1), "B>A": (0, 1), "B>>A": (0, 3),  # value for A, weight
-            "B<<A": (1, 3), "B<A": (1, 1), "B=A": (0.5, 1), "A<B": (0, 1), "A<<B": (0, 3)}  # fmt: skip
+VERDICTS = {
+    "A>>B": (1, 3),
+    "A>B": (1, 1),
+    "A=B": (0.5, 1),
+    "B>A": (0, 1),
+    "B>>A": (0, 3),  # value for A, weight
+    "B<<A": (1, 3),
+    "B<A": (1, 1),
+    "B=A": (0.5, 1),
+    "A<B": (0, 1),
+    "A<<B": (0, 3),
+}
 
 
 ARENAHARD2_GAMES = ("verdict_game1_A_is_baseline", "verdict_game2_A_is_model")
@@ -763,23 +873,36 @@ def style_features(model: dict, baseline: dict) -> list[float]:
     Both are as `style` has them.
     """
     total = lambda counts: sum(counts.values()) if isinstance(counts, dict) else counts
-    m, b = ([total(c[k]) for k in ("token_len", "header_count", "list_count", "bold_count")] for c in (model, baseline))
+    m, b = (
+        [total(c[k]) for k in ("token_len", "header_count", "list_count", "bold_count")]
+        for c in (model, baseline)
+    )
     densities = [(x / (m[0] + 1), y / (b[0] + 1)) for x, y in zip(m[1:], b[1:])]
     return [(m[0] - b[0]) / max(m[0] + b[0], 1)] + [(x - y) / (x + y + 1) for x, y in densities]
 
 
 def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
     """Win rate in percent at equal style: maximum likelihood of soft outcomes (N,) given standardised features (N, 4)."""
-    x, y, weight = np.vstack([features, features]), np.repeat([1, 0], len(outcomes)), np.r_[outcomes, 1 - outcomes]
+    x, y, weight = (
+        np.vstack([features, features]),
+        np.repeat([1, 0], len(outcomes)),
+        np.r_[outcomes, 1 - outcomes],
+    )
     fit = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000).fit(x, y, sample_weight=weight)
     return 100 * float(expit(fit.intercept_[0]))
 
 
 def arenahard2_scores(results: list[dict]) -> dict:
     """Scores of the prompts of one category, from `game1`, `game2` (labels, None: unread) and `style` of their results."""
-    battles, values = [], []  # battles: (style, value for the model), a `>>` three times; prompts with both verdicts only
+    battles, values = (
+        [],
+        [],
+    )  # battles: (style, value for the model), a `>>` three times; prompts with both verdicts only
     for r in results:
-        (value1, weight1), (value2, weight2) = VERDICTS.get(r["game1"], (0.5, 0)), VERDICTS.get(r["game2"], (0.5, 0))
+        (value1, weight1), (value2, weight2) = (
+            VERDICTS.get(r["game1"], (0.5, 0)),
+            VERDICTS.get(r["game2"], (0.5, 0)),
+        )
         values += [1 - value1, value2]
         if "invalid" not in r:
             battles += [(r["style"], value2)] * weight2 + [(r["style"], 1 - value1)] * weight1
@@ -790,20 +913,29 @@ def arenahard2_scores(results: list[dict]) -> dict:
     picks = np.random.default_rng(0).integers(0, len(battles), (100, len(battles)))
     interval = lambda scores: np.percentile(scores, [5, 95]).tolist()
     means = 100 * outcomes[picks].mean(axis=1)
-    numbers |= {"score": 100 * mean(outcomes), "score_interval": interval(means), "score_bootstrap": mean(means)}
+    numbers |= {
+        "score": 100 * mean(outcomes),
+        "score_interval": interval(means),
+        "score_bootstrap": mean(means),
+    }
     if None not in styles:
         styles, spread = np.array(styles) - np.mean(styles, axis=0), np.std(styles, axis=0, ddof=1)
         styles /= np.where(spread > 1e-9, spread, 1)
         refits = [bradley_terry(styles[pick], outcomes[pick]) for pick in picks]
-        numbers |= {"score_style_controlled": bradley_terry(styles, outcomes),
-                    "score_style_controlled_interval": interval(refits),
-                    "score_style_controlled_bootstrap": float(np.median(refits))}  # fmt: skip
+        numbers |= {
+            "score_style_controlled": bradley_terry(styles, outcomes),
+            "score_style_controlled_interval": interval(refits),
+            "score_style_controlled_bootstrap": float(np.median(refits)),
+        }
     return numbers
 
 
 def tasks_arenahard2(data: Path) -> list[dict]:
     """Questions with their row of a file baseline_*, {uid, answer, metadata}, or None: the two categories have their own."""
-    tasks, folder = beside(data, "question.jsonl*", "uid", "category", "prompt"), data if data.is_dir() else data.parent
+    tasks, folder = (
+        beside(data, "question.jsonl*", "uid", "category", "prompt"),
+        data if data.is_dir() else data.parent,
+    )
     baseline = {r["uid"]: r for f in folder.glob("baseline_*") for r in runs.read_rows(f, "uid", "metadata")}
     for row in baseline.values():  # the official file has the answer in its messages
         row.setdefault("answer", (row.get("messages") or [{}])[-1].get("content", {}).get("answer"))
@@ -818,11 +950,18 @@ def score_arenahard2(rows: list[dict], data: Path, source: str) -> dict:
         runs.fail(f"{source}: rows of several models; score one at a time")
     results, games = match(rows, tasks, KEYS["arenahard2"], source), ARENAHARD2_GAMES
     for row, result in zip(rows, results):
-        where, metadata = f"{source}:{result['line']}", row.get("baseline_metadata") or baseline.get(row["uid"])
+        where, metadata = (
+            f"{source}:{result['line']}",
+            row.get("baseline_metadata") or baseline.get(row["uid"]),
+        )
         styled = row.get("model_metadata") and metadata
         result["category"] = tasks[result["task"]]["category"]
         result["style"] = style_features(row["model_metadata"], metadata) if styled else None
-        texts = [field(row, where, g) for g in games] if "games" not in row else [(g or {}).get("score") for g in row["games"]]
+        texts = (
+            [field(row, where, g) for g in games]
+            if "games" not in row
+            else [(g or {}).get("score") for g in row["games"]]
+        )
         for game, text in zip(("game1", "game2"), [*texts, None, None]):
             try:
                 result[game] = parse_arenahard2(text or "")
@@ -831,7 +970,9 @@ def score_arenahard2(rows: list[dict], data: Path, source: str) -> dict:
     scores, categories = {}, sorted({r["category"] for r in results}, key=lambda c: (c != "hard_prompt", c))
     for category in categories:
         of_it = [r for r in results if r["category"] == category]
-        scores[category] = arenahard2_scores(of_it) | {"n_without_style": sum(r["style"] is None for r in of_it)}
+        scores[category] = arenahard2_scores(of_it) | {
+            "n_without_style": sum(r["style"] is None for r in of_it)
+        }
     asked = [task | ({} if task["category"] in scores else {"excluded": "category"}) for task in tasks]
     return {"category": categories[0]} | scores.pop(categories[0]) | scores | count(results, asked)
 
@@ -839,9 +980,16 @@ def score_arenahard2(rows: list[dict], data: Path, source: str) -> dict:
 def tasks_creativewriting3(data: Path) -> list[dict]:
     """A task for every prompt and iteration (1 to 3), its seed in the place of <SEED>; titles as on the official pages."""
     prompts = beside(data, "*prompts*.json*", "category", "title", "writing_prompt", "seed_modifiers")
-    tasks = [{"title": f"{t['category'].capitalize()}: {t['title']}", "iteration": i, "unfilled": t["writing_prompt"],
-              "prompt": t["writing_prompt"].replace("<SEED>", t["seed_modifiers"][i - 1])}
-             for t in prompts for i in (1, 2, 3)]  # fmt: skip
+    tasks = [
+        {
+            "title": f"{t['category'].capitalize()}: {t['title']}",
+            "iteration": i,
+            "unfilled": t["writing_prompt"],
+            "prompt": t["writing_prompt"].replace("<SEED>", t["seed_modifiers"][i - 1]),
+        }
+        for t in prompts
+        for i in (1, 2, 3)
+    ]
     return [{"id": f"{task['title']} ({task['iteration']})"} | task for task in tasks]
 
 
@@ -852,9 +1000,11 @@ def creativewriting3_criteria(data: Path) -> tuple[list[str], list[str]]:
 
 def creativewriting3_judge_prompt(prompt: str, answer: str, criteria: list[str], negative: list[str]) -> str:
     marks = "\n".join(f"{name}: mark" for name in criteria)
-    return (f"You mark creative writing, and are hard to please.\n\nThe task:\n{prompt}\n\nThe piece:\n{answer}\n\nAnalyse "
-            f"it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line for each of these:\n{marks}"
-            f"\n\nLower is better in: {', '.join(negative)}.")  # fmt: skip
+    return (
+        f"You mark creative writing, and are hard to please.\n\nThe task:\n{prompt}\n\nThe piece:\n{answer}\n\nAnalyse "
+        f"it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line for each of these:\n{marks}"
+        f"\n\nLower is better in: {', '.join(negative)}."
+    )
 
 
 def parse_creativewriting3(text: str) -> dict[str, float]:
@@ -876,14 +1026,21 @@ def score_creativewriting3(rows: list[dict], data: Path, source: str) -> dict:
     """overall: mean of the items; iterations: as shown on the official pages, all marks of an iteration in one pool."""
     criteria, negative = map(set, creativewriting3_criteria(data))
     for line, row in enumerate(rows, 1):
-        title, iteration = field(row, f"{source}:{line}", "title"), field(row, f"{source}:{line}", "iteration", kind=int)
+        title, iteration = (
+            field(row, f"{source}:{line}", "title"),
+            field(row, f"{source}:{line}", "iteration", kind=int),
+        )
         row["id"] = f"{title} ({iteration})"
     tasks = tasks_creativewriting3(data)
     results, pools = match(rows, tasks, KEYS["creativewriting3"], source), defaultdict(list)
     for row, result in zip(rows, results):
         try:
             marks = parse_creativewriting3(field(row, f"{source}:{result['line']}", "judge_text") or "")
-            values = [v for v in (20 - mark if name in negative else mark for name, mark in marks.items()) if v <= 20]
+            values = [
+                v
+                for v in (20 - mark if name in negative else mark for name, mark in marks.items())
+                if v <= 20
+            ]
             if not values:
                 raise ValueError("no mark from 0 to 20")
             unknown = sorted(marks.keys() - criteria)
@@ -905,25 +1062,41 @@ def score_creativewriting3(rows: list[dict], data: Path, source: str) -> dict:
 # --- 4. what a judge is asked about a model's answers
 
 
-def judge_requests(name: str, task: dict, answer: str, data: Path, paper: bool, max_tokens: int = 0) -> dict[str, dict]:
+def judge_requests(
+    name: str, task: dict, answer: str, data: Path, paper: bool, max_tokens: int = 0
+) -> dict[str, dict]:
     """The calls about one answer, by the field of the scored row that takes the reply.
 
     `paper`: words kept and variants of the paper's code, else the official tool's; `max_tokens` 0: as there.
     """
     cut = shorten if paper else lambda text, words: text
     if name == "alpacaeval2":
-        answers = [cut(answer, 2000), cut(task["output"], 2000)][:: 1 if model_side(task["instruction"]) == "A" else -1]
+        answers = [cut(answer, 2000), cut(task["output"], 2000)][
+            :: 1 if model_side(task["instruction"]) == "A" else -1
+        ]
         if paper:
             prompt, limit = alpacaeval2_judge_prompt(cut(task["instruction"], 2000), *answers), 128
-            return {"judge_text": judge_request(prompt, max_tokens or limit) | {"response_format": {"type": "json_object"}}}
+            return {
+                "judge_text": judge_request(prompt, max_tokens or limit)
+                | {"response_format": {"type": "json_object"}}
+            }
         tokens = {"temperature": 1.0, "logprobs": True, "top_logprobs": 5}
-        return {"preference": judge_request(alpacaeval2_token_prompt(task["instruction"], *answers), 1) | tokens}
+        return {
+            "preference": judge_request(alpacaeval2_token_prompt(task["instruction"], *answers), 1) | tokens
+        }
     if name == "arenahard2":
         limit, pair = max_tokens or (3072 if paper else 16000), (task["baseline"]["answer"], answer)
-        return {game: {"messages": arenahard2_judge_messages(task["category"], task["prompt"], *answers), "temperature": 0.0,
-                       "max_tokens": limit} for game, answers in zip(ARENAHARD2_GAMES, (pair, pair[::-1]))}  # fmt: skip
-    prompt = creativewriting3_judge_prompt(task["unfilled" if paper else "prompt"], cut(answer, 3200),
-                                           *creativewriting3_criteria(data))  # fmt: skip
+        return {
+            game: {
+                "messages": arenahard2_judge_messages(task["category"], task["prompt"], *answers),
+                "temperature": 0.0,
+                "max_tokens": limit,
+            }
+            for game, answers in zip(ARENAHARD2_GAMES, (pair, pair[::-1]))
+        }
+    prompt = creativewriting3_judge_prompt(
+        task["unfilled" if paper else "prompt"], cut(answer, 3200), *creativewriting3_criteria(data)
+    )
     return {"judge_text": judge_request(prompt, max_tokens or (2048 if paper else 1000))}
 
 

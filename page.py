@@ -23,7 +23,13 @@ HELD_OUT = "held_out_completions.jsonl"
 NUMBERS = ["step", "temperature", "sample", "reward", "gold", "advantage", "n_tokens", "n_thinking_tokens"]
 TEXTS = ["text", "thinking", "response", "status"]
 NUMBER = int | float | None
-KINDS = {"id": str | int, "messages": list, "rewards": dict, **dict.fromkeys(TEXTS, str), **dict.fromkeys(NUMBERS, NUMBER)}
+KINDS = {
+    "id": str | int,
+    "messages": list,
+    "rewards": dict,
+    **dict.fromkeys(TEXTS, str),
+    **dict.fromkeys(NUMBERS, NUMBER),
+}
 
 
 def read_lines(path: Path) -> tuple[list[dict], list[str]]:
@@ -47,9 +53,14 @@ def read(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.
     path, verdicts = Path(run, file), Path(run, "verdicts.jsonl")
     kinds = KINDS | {"step": int}
     if not path.is_file():
-        path, kinds = Path(run, "generations.jsonl"), KINDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
+        path, kinds = (
+            Path(run, "generations.jsonl"),
+            KINDS | {"gold": NUMBER | str},
+        )  # a judge that is a model writes "8"
     if not path.is_file():
-        raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; name an RL run's folder, or an evaluation's")
+        raise ValueError(
+            f"{run}: no completions.jsonl and no generations.jsonl; name an RL run's folder, or an evaluation's"
+        )
     stored, notes = read_lines(path)
     judged, more = read_lines(verdicts) if verdicts.is_file() else ([], [])
     key = lambda row: str((row.get("id"), row.get("temperature")))
@@ -57,15 +68,28 @@ def read(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.
     for n, row in enumerate(stored, 1):
         mark, rewards = marks.get(key(row), row), row.setdefault("rewards", {})
         rewards = rewards if isinstance(rewards, dict) else {}
-        row |= {"reward": mark.get("reward", row.get("reward")), "gold": rewards.get("gold", mark.get("score"))}
-        for field, value in ({k: row.get(k) for k in kinds} | {f"rewards.{k}": v for k, v in rewards.items()}).items():
+        row |= {
+            "reward": mark.get("reward", row.get("reward")),
+            "gold": rewards.get("gold", mark.get("score")),
+        }
+        for field, value in (
+            {k: row.get(k) for k in kinds} | {f"rewards.{k}": v for k, v in rewards.items()}
+        ).items():
             if not isinstance(value, kinds.get(field, NUMBER)):
-                raise ValueError(f"{path}:{n}: {field!r} cannot be {json.dumps(value)[:50]}; see results/README.md")
-        if not all(isinstance(m, dict) and isinstance(m.get(k), str) for m in row["messages"] for k in ("role", "content")):
+                raise ValueError(
+                    f"{path}:{n}: {field!r} cannot be {json.dumps(value)[:50]}; see results/README.md"
+                )
+        if not all(
+            isinstance(m, dict) and isinstance(m.get(k), str)
+            for m in row["messages"]
+            for k in ("role", "content")
+        ):
             raise ValueError(f"{path}:{n}: 'messages' must be a list of {{'role', 'content'}} with strings")
     if not stored:
         raise ValueError(f"{path}: no rows")
-    rows = pd.DataFrame(stored, columns=list(KINDS), dtype=object)  # pyarrow's strings take no half of a surrogate pair
+    rows = pd.DataFrame(
+        stored, columns=list(KINDS), dtype=object
+    )  # pyarrow's strings take no half of a surrogate pair
     rows["gold"] = pd.to_numeric(rows["gold"], errors="coerce")
     rows = rows.astype(dict.fromkeys(NUMBERS, float))
     rows.attrs["notes"] = notes + more
@@ -79,7 +103,9 @@ def read(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.
 
 def has_held_out(run) -> bool:
     path = Path() if isinstance(run, pd.DataFrame) else Path(run, HELD_OUT)
-    return path.is_file() and path.stat().st_size > 0  # a run that was resumed from its beginning has an empty one
+    return (
+        path.is_file() and path.stat().st_size > 0
+    )  # a run that was resumed from its beginning has an empty one
 
 
 def same_prompt(run, prompt_id: str | int | None = None) -> pd.DataFrame:
@@ -91,7 +117,9 @@ def same_prompt(run, prompt_id: str | int | None = None) -> pd.DataFrame:
     if prompt_id is None:
         prompt_id = rows.groupby("id", sort=False)["step"].nunique().idxmax()
     if not (rows["id"] == prompt_id).any():
-        raise ValueError(f"no prompt {prompt_id!r} among the {rows['id'].nunique()} of the run, e.g. {rows['id'][0]!r}")
+        raise ValueError(
+            f"no prompt {prompt_id!r} among the {rows['id'].nunique()} of the run, e.g. {rows['id'][0]!r}"
+        )
     return rows[rows["id"] == prompt_id].sort_values("step", kind="stable")
 
 
@@ -111,7 +139,11 @@ def biggest_jumps(run, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
     By id: change, first_step, last_step, first, last (mean rewards). A prompt with one visit only is in neither.
     """
     means = read(run).groupby(["step", "id"], sort=False)["reward"].mean().dropna().reset_index()
-    ends = {f"{end}{name}": (field, end) for field, name in (("step", "_step"), ("reward", "")) for end in ("first", "last")}
+    ends = {
+        f"{end}{name}": (field, end)
+        for field, name in (("step", "_step"), ("reward", ""))
+        for end in ("first", "last")
+    }
     jumps = means.sort_values("step", kind="stable").groupby("id", sort=False).agg(**ends)
     jumps.insert(0, "change", jumps["last"] - jumps["first"])
     up = jumps.sort_values("change", ascending=False, kind="stable")
@@ -124,13 +156,19 @@ def side_by_side(run_a, run_b, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
     differs most; in the order of the file where there is neither. `attrs["matched"]`: how many pairs there are."""
     a, b = (read(run).set_index(["id", "temperature", "sample"], drop=False) for run in (run_a, run_b))
     if any(x["step"].notna().any() or not x.index.is_unique for x in (a, b)):
-        raise ValueError("side by side can stand two evaluations with one answer for each id, temperature and sample")
+        raise ValueError(
+            "side by side can stand two evaluations with one answer for each id, temperature and sample"
+        )
     both = a.index.intersection(b.index, sort=False)
     if both.empty:
-        raise ValueError(f"nothing in both has one id, temperature and sample; the first: {a.index[0]}, {b.index[0]}")
+        raise ValueError(
+            f"nothing in both has one id, temperature and sample; the first: {a.index[0]}, {b.index[0]}"
+        )
     a, b = a.loc[both], b.loc[both]
     if (differ := a["messages"] != b["messages"]).any():
-        raise ValueError(f"id {a['id'][differ].iloc[0]!r} stands for other messages in one run than in the other")
+        raise ValueError(
+            f"id {a['id'][differ].iloc[0]!r} stands for other messages in one run than in the other"
+        )
     gaps = (a[["gold", "reward"]] - b[["gold", "reward"]]).abs()
     by = "gold" if gaps["gold"].notna().any() else "reward"
     order = gaps.reset_index(drop=True).sort_values(by, ascending=False, kind="stable").index[:n]
@@ -185,15 +223,20 @@ def facts(row: pd.Series) -> str:
 def answer(row: pd.Series) -> str:
     """Thinking and response; with a bad status also all that was written, as the two need not hold all of it."""
     thinking = part("thinking", "thinking", row["thinking"]) if row["thinking"] else ""
-    return (thinking + part("response", "response", row["response"])
-            + part("raw", f"as written ({row['status']})", row["text"]) * (row["status"] != "ok"))  # fmt: skip
+    return (
+        thinking
+        + part("response", "response", row["response"])
+        + part("raw", f"as written ({row['status']})", row["text"]) * (row["status"] != "ok")
+    )
 
 
 def cards(rows: pd.DataFrame, with_prompt: bool = True) -> str:
     """Completions, folded; in a notebook: HTML(trace_reader.STYLE + trace_reader.cards(rows))."""
     start = lambda row: f'<br><span class="start" dir="auto">{escape(row["response"][:160])}</span>'
-    return "".join(fold(f"<b>{escape(row['id'])}</b> {facts(row)}{start(row)}", prompt(row) * with_prompt + answer(row))
-                   for _, row in rows.iterrows())  # fmt: skip
+    return "".join(
+        fold(f"<b>{escape(row['id'])}</b> {facts(row)}{start(row)}", prompt(row) * with_prompt + answer(row))
+        for _, row in rows.iterrows()
+    )
 
 
 def columns(left: str, right: str) -> str:
@@ -205,24 +248,31 @@ def history(rows: pd.DataFrame) -> str:
     by = "reward" if rows["reward"].notna().any() else "gold"  # held-out ones have no reward
     return prompt(rows.iloc[0]) + "".join(
         fold(f"<b>step {step:.0f}</b> mean {by} {own[by].mean():.4g}", cards(own, False))
-        for step, own in rows.groupby("step"))  # fmt: skip
+        for step, own in rows.groupby("step")
+    )
 
 
 def jump(rows: pd.DataFrame, first_step: float, last_step: float) -> str:
     """The completions of one prompt at two steps."""
     before, after = rows[rows["step"] == first_step], rows[rows["step"] == last_step]
     title = " to ".join(f"{x['reward'].mean():.4g} at step {x['step'].iloc[0]:.0f}" for x in (before, after))
-    return fold(f"<b>{escape(rows['id'].iloc[0])}</b> {title}",
-                prompt(rows.iloc[0]) + columns(cards(before, False), cards(after, False)))  # fmt: skip
+    return fold(
+        f"<b>{escape(rows['id'].iloc[0])}</b> {title}",
+        prompt(rows.iloc[0]) + columns(cards(before, False), cards(after, False)),
+    )
 
 
 def beside(run_a: str | Path, run_b: str | Path, n: int = 5) -> str:
     """The pairs of `side_by_side`, one below the other."""
     pairs, names = side_by_side(run_a, run_b, n), [escape(Path(run).resolve().name) for run in (run_a, run_b)]
-    out = [f"<p>{pairs[0].attrs['matched']} pairs have one id, temperature and sample; those that differ most:</p>"]
+    out = [
+        f"<p>{pairs[0].attrs['matched']} pairs have one id, temperature and sample; those that differ most:</p>"
+    ]
     for rows in zip(*([row for _, row in side.iterrows()] for side in pairs)):
         values = ((by, [row[by] for row in rows]) for by in ("gold", "reward"))
-        title = ", ".join("{} {:.4g} and {:.4g}".format(by, *both) for by, both in values if pd.notna(both).any())
+        title = ", ".join(
+            "{} {:.4g} and {:.4g}".format(by, *both) for by, both in values if pd.notna(both).any()
+        )
         answers = (f"<p><b>{name}</b> {facts(row)}</p>{answer(row)}" for name, row in zip(names, rows))
         out.append(fold(f"<b>{escape(rows[0]['id'])}</b> {title}", prompt(rows[0]) + columns(*answers)))
     return "".join(out)
@@ -242,14 +292,21 @@ def page(run: str | Path, out: str | Path, other: str | Path = "", n: int = 10) 
     if visited.max() > 1:
         for kind, jumps in zip(("rose", "fell"), biggest_jumps(rows, n)):
             sections[f"Prompts whose reward {kind} most"] = "".join(
-                jump(rows[rows["id"] == j.Index], j.first_step, j.last_step) for j in jumps.itertuples())  # fmt: skip
+                jump(rows[rows["id"] == j.Index], j.first_step, j.last_step) for j in jumps.itertuples()
+            )
     sections = sections or {f"The first {n} in the file": cards(rows.head(n))}
-    lines = [f"{len(rows)} completions of {len(visited)} prompts; {(visited > 1).sum()} prompts were visited at several steps",
-             "status: " + ", ".join(f"{k} {v}" for k, v in rows["status"].value_counts().items()),
-             *(f"mean {by} {rows[by].mean():.4g}" for by in ("reward", "gold") if rows[by].notna().any()),
-             *rows.attrs["notes"]]  # fmt: skip
+    lines = [
+        f"{len(rows)} completions of {len(visited)} prompts; {(visited > 1).sum()} prompts were visited at several steps",
+        "status: " + ", ".join(f"{k} {v}" for k, v in rows["status"].value_counts().items()),
+        *(f"mean {by} {rows[by].mean():.4g}" for by in ("reward", "gold") if rows[by].notna().any()),
+        *rows.attrs["notes"],
+    ]
     links = "".join(f'<li><a href="#{i}">{escape(title)}</a></li>' for i, title in enumerate(sections))
-    bodies = "".join(f'<h2 id="{i}">{escape(title)}</h2>{sections[title] or "none"}' for i, title in enumerate(sections))
-    text = (f"{HEAD}{STYLE}<title>{name}</title></head><body><h1>{name}</h1>"
-            f"<p>{'<br>'.join(map(escape, lines))}</p><ul>{links}</ul>{bodies}</body></html>\n")  # fmt: skip
+    bodies = "".join(
+        f'<h2 id="{i}">{escape(title)}</h2>{sections[title] or "none"}' for i, title in enumerate(sections)
+    )
+    text = (
+        f"{HEAD}{STYLE}<title>{name}</title></head><body><h1>{name}</h1>"
+        f"<p>{'<br>'.join(map(escape, lines))}</p><ul>{links}</ul>{bodies}</body></html>\n"
+    )
     Path(out).write_text(text, "utf-8")

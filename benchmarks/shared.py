@@ -21,7 +21,9 @@ def think_format(args) -> str:
     stored = Path(args.model) / "think_format.json"
     if args.think_format != "auto":
         return args.think_format
-    return json.loads(stored.read_text())["think_format"] if not args.model_url and stored.exists() else "plain"
+    return (
+        json.loads(stored.read_text())["think_format"] if not args.model_url and stored.exists() else "plain"
+    )
 
 
 def load_tokenizer(args):
@@ -33,10 +35,16 @@ def load_tokenizer(args):
 
 def check_plain(args, text: str) -> None:
     """Exits with 2 where an answer of the model holds thinking and nothing says so: it would be judged as a part of it."""
-    said = lambda: args.think_format != "auto" or not args.model_url and (Path(args.model) / "think_format.json").exists()
+    said = lambda: (
+        args.think_format != "auto"
+        or not args.model_url
+        and (Path(args.model) / "think_format.json").exists()
+    )
     if "</think>" in text and not said():
-        runs.fail(f"an answer of {args.model} holds </think>, but nothing says that this model thinks, so its thinking would "
-                  "be judged; pass --think-format think, or plain if the whole text is meant")  # fmt: skip
+        runs.fail(
+            f"an answer of {args.model} holds </think>, but nothing says that this model thinks, so its thinking would "
+            "be judged; pass --think-format think, or plain if the whole text is meant"
+        )
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -50,7 +58,11 @@ def endpoint_sampling(args, temperature: float) -> dict:
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Generation rows of all tasks {id, messages[, sample]} at one temperature, thinking stripped; each is kept in
     generations.jsonl as it is done. `sample` is a number from 0 that tells several tasks of one prompt apart."""
-    path, tokenizer, how = run / "generations.jsonl", None if args.model_url else load_tokenizer(args), think_format(args)
+    path, tokenizer, how = (
+        run / "generations.jsonl",
+        None if args.model_url else load_tokenizer(args),
+        think_format(args),
+    )
     stored = {r["id"]: r for r in runs.read_kept(path) if r["temperature"] == temperature}
     stop = "</response>" if how.startswith("zero") else ""
     count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
@@ -58,17 +70,27 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
         check_plain(args, text)
         p = utils.split_thinking(text, how, finished)
-        row = {"id": task["id"], "temperature": temperature, "messages": task["messages"], "text": text,
-               "thinking": p.thinking, "response": p.response, "status": p.status, "n_tokens": n_tokens,
-               "n_thinking_tokens": count(p.thinking)}  # fmt: skip
+        row = {
+            "id": task["id"],
+            "temperature": temperature,
+            "messages": task["messages"],
+            "text": text,
+            "thinking": p.thinking,
+            "response": p.response,
+            "status": p.status,
+            "n_tokens": n_tokens,
+            "n_thinking_tokens": count(p.thinking),
+        }
         stored[task["id"]] = row
         runs.append_jsonl(path, [row])
 
     if args.model_url:
         model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
         sampling = endpoint_sampling(args, temperature)
-        requests = [{"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
-                    for t in tasks]  # fmt: skip
+        requests = [
+            {"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
+            for t in tasks
+        ]
         check_plain(args, model.ask(requests[:1], name="generate")[0].text)  # before all are paid for
         for task, reply in zip(tasks, model.ask(requests, name="generate")):
             if reply.error:
@@ -80,9 +102,18 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         done = {i for i, t in enumerate(tasks) if t["id"] in stored}
         if len(done) < len(tasks):
             for i, text, finished, ids in generation.generate(
-                args.model, prompts, tokenizer, temperature, args.max_tokens, args.top_p, runs.use_vllm(args.rollout),
-                args.seed, args.batch_size, stop, done=done,
-            ):  # fmt: skip
+                args.model,
+                prompts,
+                tokenizer,
+                temperature,
+                args.max_tokens,
+                args.top_p,
+                runs.use_vllm(args.rollout),
+                args.seed,
+                args.batch_size,
+                stop,
+                done=done,
+            ):
                 keep(tasks[i], text, finished, len(ids))
     return [stored[t["id"]] for t in tasks]
 
@@ -122,7 +153,14 @@ def ask_judge(args, requests: list[dict], parse: Callable, run: Path) -> list[Re
     if args.judge.startswith("local:"):
         path, rollout = args.judge.removeprefix("local:"), getattr(args, "rollout", "auto")
         return ask_local(path, requests, parse, run / "judge.jsonl", rollout)
-    judge = Endpoint(args.judge, run / "judge.jsonl", args.judge_url, args.concurrency, budget=args.budget, price=args.price)
+    judge = Endpoint(
+        args.judge,
+        run / "judge.jsonl",
+        args.judge_url,
+        args.concurrency,
+        budget=args.budget,
+        price=args.price,
+    )
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
     return judge.ask(requests, parse)
 
@@ -132,11 +170,15 @@ def print_estimate(args, requests: list[dict]) -> None:
     calls = {"calls": len(requests)}
     if not args.judge.startswith("local:"):
         store = Path(args.out or "results", "judge.jsonl")
-        calls = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price).estimate(requests)
+        calls = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price).estimate(
+            requests
+        )
     print(f"judge (one temperature, answers as long as --max-tokens lets them be): {json.dumps(calls)}")
 
 
-def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rollout: str, attempts: int = 4) -> list[Reply]:
+def ask_local(
+    path: str, requests: list[dict], parse: Callable, store: Path, rollout: str, attempts: int = 4
+) -> list[Reply]:
     """Replies of a judge that runs here. The first is greedy, those after an unreadable one are sampled."""
     tokenizer = runs.load_tokenizer(path)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
@@ -149,8 +191,16 @@ def ask_local(path: str, requests: list[dict], parse: Callable, store: Path, rol
     for attempt in range(attempts):
         todo = [i for i, reply in enumerate(replies) if reply.error]
         if missing := [i for i in todo if (keys[i], attempt) not in stored]:
-            texts = generation.generate(path, [prompts[i] for i in missing], tokenizer, 0.7 if attempt else 0.0,
-                                        requests[0]["max_tokens"], 1.0, runs.use_vllm(rollout), attempt)  # fmt: skip
+            texts = generation.generate(
+                path,
+                [prompts[i] for i in missing],
+                tokenizer,
+                0.7 if attempt else 0.0,
+                requests[0]["max_tokens"],
+                1.0,
+                runs.use_vllm(rollout),
+                attempt,
+            )
             for n, text, _, _ in texts:
                 stored[keys[missing[n]], attempt] = text
                 runs.append_jsonl(store, [{"key": keys[missing[n]], "attempt": attempt, "text": text}])

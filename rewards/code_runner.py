@@ -34,7 +34,10 @@ BARRIERS = {
     "unshare": "unshare: no network, no other process; files as the user id allows",  # util-linux
     "none": "resource limits only; network, processes and files as the user id allows",
 }
-FIRST_USER, N_USERS = 61184, 4336  # systemd's range for passing services: nobody logs in by these or owns a file
+FIRST_USER, N_USERS = (
+    61184,
+    4336,
+)  # systemd's range for passing services: nobody logs in by these or owns a file
 
 # What no namespace or limit bounds, by machine: audit architecture, numbers of socket, clone, and of add_key, request_key and
 # keyctl (the caller's keys), unshare, setns (a root of its own), bpf, userfaultfd, perf_event_open, io_uring_setup (the
@@ -61,13 +64,31 @@ def _filter() -> bytes:
         return b""
     (architecture, socket, clone, others), load, equal, end = SYSCALLS[platform.machine()], 0x20, 0x15, 0x06
     allow, eperm, enosys = 0x7FFF0000, 0x50001, 0x50026
-    program = [(load, 4), (equal, architecture, 1), (end, eperm), (load, 0), (0x35, 1 << 30, 0, 1), (end, eperm)]  # x32
+    program = [
+        (load, 4),
+        (equal, architecture, 1),
+        (end, eperm),
+        (load, 0),
+        (0x35, 1 << 30, 0, 1),
+        (end, eperm),
+    ]  # x32
     for number in others:
         program += [(equal, number, 0, 1), (end, eperm)]
     program += [(equal, 435, 0, 1), (end, enosys)]  # clone3 hides its flags; libc then takes clone
-    program += [(equal, clone, 0, 3), (load, 16), (0x45, 0x10000000, 0, 1), (end, eperm), (load, 0)]  # CLONE_NEWUSER
-    program += [(equal, socket, 0, 6), (load, 16), *[(equal, family, 4 - i) for i, family in enumerate((1, 2, 10, 16))],
-                (end, eperm), (end, allow)]  # fmt: skip
+    program += [
+        (equal, clone, 0, 3),
+        (load, 16),
+        (0x45, 0x10000000, 0, 1),
+        (end, eperm),
+        (load, 0),
+    ]  # CLONE_NEWUSER
+    program += [
+        (equal, socket, 0, 6),
+        (load, 16),
+        *[(equal, family, 4 - i) for i, family in enumerate((1, 2, 10, 16))],
+        (end, eperm),
+        (end, allow),
+    ]
     fields = ((code, (*jumps, 0, 0)[:2], k) for code, k, *jumps in program)
     return b"".join(struct.pack("HBBI", code, *jumps, k) for code, jumps, k in fields)
 
@@ -87,7 +108,9 @@ def _inside(limits: dict[str, int], user: int, report: int, rules: bytes) -> Non
     for prefix in {sys.prefix, sys.base_prefix} if user and os.path.exists("/proc/self/fd") else ():
         door = f"/proc/self/fd/{os.open(prefix, os.O_PATH)}"
         for paths in [sys.path, *(m.__path__ for m in sys.modules.values() if hasattr(m, "__path__"))]:
-            paths[:] = [door + path.removeprefix(prefix) if path.startswith(prefix) else path for path in paths]
+            paths[:] = [
+                door + path.removeprefix(prefix) if path.startswith(prefix) else path for path in paths
+            ]
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -114,10 +137,20 @@ def _sized() -> bool:
 def _command(barrier: str, own_user: bool, folder: str, file_mb: int) -> list[str]:
     """What stands before the interpreter. Only outside of a user namespace can a program take a user id of its own."""
     if barrier == "unshare":
-        return ["unshare", *([] if own_user else ["--user"]), "--net", "--pid", "--ipc", "--fork", "--kill-child"]
+        return [
+            "unshare",
+            *([] if own_user else ["--user"]),
+            "--net",
+            "--pid",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+        ]
     if barrier == "none":
         return []
-    as_root = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --cap-add CAP_SETUID --cap-add CAP_SETGID"
+    as_root = (
+        "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --cap-add CAP_SETUID --cap-add CAP_SETGID"
+    )
     own = as_root.split() if own_user else ["--unshare-all", "--cap-drop", "ALL"]
     command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", *own]
     for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix):
@@ -126,7 +159,9 @@ def _command(barrier: str, own_user: bool, folder: str, file_mb: int) -> list[st
         command += ["--ro-bind-try", path, path]
     for device in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
         command += ["--dev-bind", device, device]
-    size = ["--perms", "0777", "--size", str(16 * file_mb << 20), "--tmpfs"] if _sized() else ["--bind", folder]
+    size = (
+        ["--perms", "0777", "--size", str(16 * file_mb << 20), "--tmpfs"] if _sized() else ["--bind", folder]
+    )
     return [*command, *size, "/scratch", "--remount-ro", "/", "--chdir", "/scratch"]
 
 
@@ -162,26 +197,75 @@ def _kill(process: subprocess.Popen, user: int) -> None:
         except ProcessLookupError:
             continue
     if user:
-        subprocess.run(["/bin/sh", "-c", "kill -9 -1"], user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["/bin/sh", "-c", "kill -9 -1"], user=user, group=user, extra_groups=[], stderr=subprocess.DEVNULL
+        )
     process.wait()
 
 
-def _run(program: str, barrier: str, own_user: bool, timeout: float = 10.0, memory_mb: int = 1024, processes: int = 32,
-         file_mb: int = 16) -> Result:  # fmt: skip
+def _run(
+    program: str,
+    barrier: str,
+    own_user: bool,
+    timeout: float = 10.0,
+    memory_mb: int = 1024,
+    processes: int = 32,
+    file_mb: int = 16,
+) -> Result:
     folder, user = _new_folder(own_user)
-    others = 0 if own_user else len(list(Path("/proc").glob("[0-9]*/task/*")))  # the limit counts all of a user's
-    limits = {"RLIMIT_CPU": math.ceil(timeout) + 1, "RLIMIT_AS": memory_mb << 20, "RLIMIT_FSIZE": file_mb << 20,
-              "RLIMIT_NOFILE": 256, "RLIMIT_CORE": 0, "RLIMIT_NPROC": others + processes}  # fmt: skip
-    home, (read_end, report), word = "/scratch" if barrier == "bwrap" else folder, os.pipe(), secrets.token_hex(16)
+    others = (
+        0 if own_user else len(list(Path("/proc").glob("[0-9]*/task/*")))
+    )  # the limit counts all of a user's
+    limits = {
+        "RLIMIT_CPU": math.ceil(timeout) + 1,
+        "RLIMIT_AS": memory_mb << 20,
+        "RLIMIT_FSIZE": file_mb << 20,
+        "RLIMIT_NOFILE": 256,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": others + processes,
+    }
+    home, (read_end, report), word = (
+        "/scratch" if barrier == "bwrap" else folder,
+        os.pipe(),
+        secrets.token_hex(16),
+    )
     start = f"{inspect.getsource(_inside)}\n_inside({limits}, {user}, {report}, {_filter()})"
-    first_killed = ["/bin/sh", "-c", '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"', "sh"]
-    command = [*first_killed, *_command(barrier, own_user, folder, file_mb), sys.executable, "-I", "-X", "utf8", "-c", start]
-    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": home, "TMPDIR": home, "OMP_NUM_THREADS": "1"}
+    first_killed = [
+        "/bin/sh",
+        "-c",
+        '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"',
+        "sh",
+    ]
+    command = [
+        *first_killed,
+        *_command(barrier, own_user, folder, file_mb),
+        sys.executable,
+        "-I",
+        "-X",
+        "utf8",
+        "-c",
+        start,
+    ]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "TMPDIR": home,
+        "OMP_NUM_THREADS": "1",
+    }
     process, begin = None, time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=out, stderr=err,
-                                       pass_fds=(report,), start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                pass_fds=(report,),
+                start_new_session=True,
+            )
             process.communicate(f"{word}\n{program}".encode("utf-8", "surrogatepass"), timeout)
             code = process.returncode
         except subprocess.TimeoutExpired:
@@ -189,7 +273,9 @@ def _run(program: str, barrier: str, own_user: bool, timeout: float = 10.0, memo
         finally:
             if process:
                 _kill(process, user)
-            subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)  # rmtree's recursion ends at 1,000 folders
+            subprocess.run(
+                ["rm", "-rf", folder], stderr=subprocess.DEVNULL
+            )  # rmtree's recursion ends at 1,000 folders
             os.close(report)
         seconds = time.monotonic() - begin
         with open(read_end, "rb", buffering=0) as pipe:
@@ -224,7 +310,9 @@ def _strongest() -> tuple[str, bool]:
     raise OSError("no sandbox can be made here, and root runs no program without one; apt install bubblewrap")
 
 
-def run(program: str, timeout: float = 10.0, memory_mb: int = 1024, processes: int = 32, file_mb: int = 16) -> Result:
+def run(
+    program: str, timeout: float = 10.0, memory_mb: int = 1024, processes: int = 32, file_mb: int = 16
+) -> Result:
     """Runs a program to its end or its limits; may be called from several threads.
 
     Args:
