@@ -1,12 +1,14 @@
-"""Arguments, input rows, and one folder a run, in which nothing is ever overwritten unasked."""
+"""A run: its arguments, its folder, its log. Nothing is ever overwritten unless the user asks for it.
 
-import contextlib
+Import this module first: it sets environment variables that other libraries read when they are imported.
+"""
+
 import dataclasses
-import gzip
 import hashlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -14,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -22,267 +23,180 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer send
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault(
-    "TRL_EXPERIMENTAL_SILENCE", "1"
-)  # train_rlver.py's rollout_func; tests/test_rlver.py holds TRL to it
+    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+)  # the engine is in this process, where weights are synced
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
-if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith(("train_", "bench")):
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU; TRL refuses to see more
+if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith("train_"):
+    os.environ.setdefault(
+        "CUDA_VISIBLE_DEVICES", "0"
+    )  # one process uses one GPU; transformers' Trainer would take all
 logging.getLogger("bitsandbytes").setLevel(
     logging.ERROR
 )  # on a CPU it asks for an optional kernel at every start
 
 import jinja2
 import pandas as pd
-import pyarrow
 import torch
 import tyro
 from accelerate import PartialState
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-)
 
-import faults
+import watchdog
 
-# --- 1. arguments and rows
+# --- 1. errors and arguments
 
 
 def fail(message: str) -> None:
-    """Bad input: one line on stderr, whatever a file's fields are called, and exit code 2."""
+    """Prints a one-line error and exits with code 2."""
     print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
 
 def or_fail(function, *args):
-    """function(*args); what it says is wrong becomes one line and exit code 2. For checks before anything expensive."""
+    """Calls function(*args); an error about the input becomes one line and exit code 2."""
     try:
         return function(*args)
-    except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as e:
-        fail(f"{str(e) or type(e).__name__}".splitlines()[0])
+    except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        fail(lines[0])
+
+
+AT_LEAST_ONE = (
+    "steps",
+    "rounds",
+    "batch_size",
+    "micro_batch_size",
+    "micro_batch_tokens",
+    "prompts_per_step",
+    "updates_per_rollout",
+    "num_iterations",
+    "rollout_batch_size",
+    "max_prompt_tokens",
+    "max_completion_tokens",
+    "save_steps",
+)
 
 
 def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, dict] | None = None):
-    """Arguments of the command line: default < preset < `released` (with --as-released) < flag. Unknown names and values exit
-    with 2."""
-    words = [w for arg in sys.argv[1:] for w in arg.split("=", 1)]
-    name = words[words.index("--preset") + 1] if "--preset" in words[:-1] else ""
-    if name and presets and name not in presets:
-        fail(f"unknown preset {name!r}; known: {', '.join(presets)}")
-    values = presets.get(name, {})
+    """Parses the command line. Order: default < preset < `released` (with --as-released) < flag.
+
+    Unknown names and impossible values exit with 2.
+    """
+    words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
+    preset = ""
+    if "--preset" in words[:-1]:
+        preset = words[words.index("--preset") + 1]
+    if preset and presets and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
+    values = presets.get(preset, {})
+
     if "--as-released" in words:
-        if name not in (released or {}):
-            fail(
-                f"--as-released: nothing was released for preset {name!r}; known: {', '.join(released or {}) or 'none'}"
-            )
-        values = {**values, **released[name]}
-    default, first = dataclasses.replace(args_class(), **values), os.environ.get("LOCAL_RANK", "0") == "0"
+        released = released or {}
+        if preset not in released:
+            known = ", ".join(released) or "none"
+            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
+        values = {**values, **released[preset]}
+
+    default = dataclasses.replace(args_class(), **values)
     args = tyro.cli(args_class, default=default)
-    if first and values:
-        print(f"--preset {name} sets", ", ".join(f"{field} {value}" for field, value in values.items()))
-    for field in (
-        "steps",
-        "rounds",
-        "batch_size",
-        "micro_batch_size",
-        "prompts_per_step",
-        "updates_per_rollout",
-        "num_iterations",
-        "rollout_batch_size",
-        "max_prompt_tokens",
-        "max_completion_tokens",
-        "save_steps",
-    ):
-        if getattr(args, field, 1) < 1:
-            fail(f"--{field.replace('_', '-')} {getattr(args, field)}: use 1 or more")
-    for field, value in vars(args).items():
-        spec = str(value)
-        url = (
-            spec.partition("@")[2]
-            if spec.startswith("judge:")
-            else spec
-            if "url" in field or "://" in spec
-            else ""
-        )
-        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
-            fail(
-                f"--{field.replace('_', '-')}: no user, password or key belongs into a URL: it is logged; set OPENAI_API_KEY"
-            )
-    if getattr(args, "stall_minutes", 1) <= 0:
-        fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
-    if getattr(args, "budget", 0) and not any(args.price):
-        fail("--budget needs --price: US dollars for a million tokens read and written")
-    lora = getattr(args, "lora_r", 0) and not default.lora_r
-    if first and lora and args.learning_rate == default.learning_rate:
+    is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
+    if is_first_process and values:
+        print(f"--preset {preset} sets", ", ".join(f"{field} {value}" for field, value in values.items()))
+    check_values(args)
+
+    turned_on_lora = getattr(args, "lora_r", 0) and not default.lora_r
+    if is_first_process and turned_on_lora and args.learning_rate == default.learning_rate:
         print(
-            f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times as much"
+            f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times "
+            "as much"
         )
     return args
 
 
-def refuse_unused(reasons: dict[str, str]) -> None:
-    """Exits with 2 for a flag on the command line that does nothing: {flag: why, or "" where it does something}."""
-    typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
-    for flag in typed & {flag for flag, why in reasons.items() if why}:
-        fail(f"{flag} does nothing {reasons[flag]}; leave it out")
+def check_values(args) -> None:
+    """Exits with 2 for numbers that cannot be, and for a key or password in a URL, which would be logged."""
+    for field in AT_LEAST_ONE:
+        value = getattr(args, field, 1)
+        if value < 1:
+            fail(f"--{field.replace('_', '-')} {value}: use 1 or more")
+    if getattr(args, "stall_minutes", 1) <= 0:
+        fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
+    if getattr(args, "budget", 0) and not any(args.price):
+        fail("--budget needs --price: US dollars for a million tokens read and written")
 
-
-TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
-ROLES = ("system", "user", "assistant", "tool")
-
-
-def _read(path: Path, prompts: bool) -> dict[int, object]:
-    """What stands in a file, by line (jsonl; empty ones left out) or row (parquet), from 1."""
-    if path.suffix == ".parquet":
-        return dict(enumerate(json.loads(pd.read_parquet(path).to_json(orient="records")), 1))
-    rows = {}
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f:
-        for number, line in enumerate(f, 1):
-            try:
-                if line.strip():
-                    rows[number] = json.loads(line)
-                if prompts and rb"\ud" in line.lower():  # half a surrogate pair: no tokenizer takes it
-                    json.dumps(rows[number], ensure_ascii=False).encode()
-            except (
-                ValueError,
-                RecursionError,
-            ) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
-                fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
-    return rows
-
-
-def read_rows(path: Path | str, *fields: str) -> list[dict]:
-    """Rows of a .jsonl, .jsonl.gz or .parquet file, each with `fields`; exits with 2 naming file, line and field.
-
-    A `prompt` column that holds messages is read as `messages`; a row without `id` gets `<file name>-<row>`.
-    """
-    path = Path(path)
-    if not path.is_file():
-        fail(f"{path}: no such file; data/README.md says how to make it")
-    try:
-        rows = _read(path, "messages" in fields)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        pyarrow.ArrowException,
-        UnicodeError,
-    ) as e:  # cut off, not what its name says
-        fail(f"{path}: cannot be read ({e or type(e).__name__})")
-    for number, row in rows.items():
-        if not isinstance(row, dict):
-            fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
-        if "messages" not in row and isinstance(row.get("prompt"), list):
-            row["messages"] = row.pop("prompt")
-        if row.get("id") is None:
-            row["id"] = f"{path.stem}-{number - 1}"
-        if not isinstance(row["id"], str | int | float):
-            fail(f"{path}:{number}: 'id' cannot be {json.dumps(row['id'])[:50]}, only a text or a number")
-        for field in fields:
-            if row.get(field) is None:
-                found = ", ".join(k for k in row if row[k] is not None)
-                fail(f"{path}:{number}: no field {field!r} (found {found}); data/README.md has the schemas")
-        for field in TEXTS & {*fields, "chosen_thinking", "rejected_thinking"}:
-            if not isinstance(row.get(field), str | None):
-                fail(f"{path}:{number}: {field!r} is not a text but {json.dumps(row[field])[:50]}")
-        messages = row.get("messages")
-        if "messages" in fields and not (
-            isinstance(messages, list)
-            and messages
-            and all(isinstance(m, dict) for m in messages)
-            and all(isinstance(m.get(key), str) for m in messages for key in ("role", "content"))
-        ):
-            fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
-        for role in [m["role"] for m in messages] if "messages" in fields else ():
-            if role not in ROLES:  # a template would put it into the text, or drop the turn
-                fail(f"{path}:{number}: the role {role!r} in 'messages' is none of {', '.join(ROLES)}")
-        if "messages" in fields and messages[-1]["role"] != "user":
+    for field, value in vars(args).items():
+        text = str(value)
+        url = ""
+        if text.startswith("judge:"):
+            url = text.partition("@")[2]
+        elif "url" in field or "://" in text:
+            url = text
+        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
             fail(
-                f"{path}:{number}: 'messages' must end with the user's turn, not with one of {messages[-1]['role']!r}"
+                f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
+                "set OPENAI_API_KEY"
             )
-        if "messages" in fields and not messages[-1]["content"].strip():
-            fail(f"{path}:{number}: the last turn of 'messages' is empty")
-    if not rows:
-        fail(f"{path}: no rows")
-    return list(rows.values())
 
 
-def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
-    """Exits with 2 where two rows have one id: answers, verdicts and rewards are found by it."""
-    if len({row["id"] for row in rows}) < len(rows):
-        fail(f"{path}: two {what} have the same id, by which what is made of them is found")
+def refuse_unused(reasons: dict[str, str]) -> None:
+    """Exits with 2 for a flag on the command line that has no effect.
 
-
-# --- 2. what an argument names
+    `reasons`: {flag: why it has no effect, or "" where it has one}.
+    """
+    typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
+    for flag, reason in reasons.items():
+        if reason and flag in typed:
+            fail(f"{flag} does nothing {reason}; leave it out")
 
 
 def load_function(spec: str):
-    """The function of `path/to/file.py:name`; exits with 2 when there is none."""
+    """Loads the function of `path/to/file.py:name`; exits with 2 if there is none."""
     path, _, name = spec.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         fail(f"{spec!r} is not file.py:function of an existing file")
-    module_spec = importlib.util.spec_from_file_location(
-        path, path
-    )  # its stem could be the name of another module
+    # named by its path, as its stem could be the name of another module
+    module_spec = importlib.util.spec_from_file_location(path, path)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[path] = module
     module_spec.loader.exec_module(module)
-    return getattr(module, name, None) or fail(f"{path} has no function {name!r}")
+    if not hasattr(module, name):
+        fail(f"{path} has no function {name!r}")
+    return getattr(module, name)
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name; exits with 2 when there is none, or the folder's weights are pickled."""
-    pickled = sorted(Path(path).glob("*model*.bin"))
-    if pickled and not any(Path(path).glob("*.safetensors")):
-        fail(
-            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. Convert it if you trust it"
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        with contextlib.suppress(OSError):  # a model may have several ends
-            ends = GenerationConfig.from_pretrained(path).eos_token_id
-            tokenizer.own_ends = [ends] if isinstance(ends, int) else ends or []
-        return tokenizer
-    except (OSError, ValueError, KeyError) as e:
-        fail(
-            f"{path} is no model folder with a tokenizer, nor a hub name that can be reached ({str(e).splitlines()[0]})"
-        )
-
-
-def load_config(path: str):
-    """The config of a model folder or hub name; exits with 2 when there is none, or it needs code of its own."""
-    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
-
-
-def use_vllm(rollout: str) -> bool:
-    """What `--rollout auto` means on this machine: vLLM where a GPU and vLLM are there. `vllm` without it exits with 2."""
-    installed = importlib.util.find_spec("vllm") is not None
-    if rollout == "vllm" and not installed:
-        fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
-    return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
-
-
-# --- 3. the run's folder
+# --- 2. log files
 
 
 def append_jsonl(path: Path, rows: list[dict]) -> None:
-    with open(path, "a") as f:
-        f.write("".join(json.dumps(row) + "\n" for row in rows))
+    """Appends rows to a jsonl file."""
+    with open(path, "a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_kept(path: Path) -> list[dict]:
-    """Rows of a log that one process appends to; a last line that a kill cut off is removed from the file."""
+    """Reads a log that one process appends to; a last line that a kill cut off is removed from the file."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")
     if lines[-1]:
-        faults.write(path, "".join(line + "\n" for line in lines[:-1]))
+        watchdog.write(path, "".join(line + "\n" for line in lines[:-1]))
     return [json.loads(line) for line in lines[:-1]]
 
 
-INDEX = (
+def write_jsonl(path: Path, rows: list[dict]) -> None:
+    """Writes rows to a file, all or none; main process only."""
+    if PartialState().is_main_process:
+        watchdog.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_summary(run: Path, summary: dict) -> None:
+    """Writes and prints summary.json, which tells a finished run; main process only."""
+    if PartialState().is_main_process:
+        watchdog.write(run / "summary.json", json.dumps(summary, indent=1) + "\n")
+        print(json.dumps(summary), flush=True)
+
+
+INDEX_COLUMNS = (
     "run",
     "time",
     "model",
@@ -300,15 +214,63 @@ INDEX = (
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Lines about a run in runs.csv beside its folder (results/runs.csv), which tables are made from: one a measured value,
-    with the columns of INDEX, empty where a row has none."""
-    path, own = run.parent / "runs.csv", {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-    lines = pd.DataFrame([own | row for row in rows], columns=INDEX)
+    """Appends measured values to runs.csv in the folder that holds the run; tables are made from it.
+
+    One row a value, with the columns of INDEX_COLUMNS; what a row lacks stays empty.
+    """
+    path = run.parent / "runs.csv"
+    shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
-START = ("out", "resume", "overwrite", "dry_run")  # how a run is started
+class StepLogger:
+    """Writes metrics.jsonl and prints one line a step. Main process only; other ranks' calls do nothing."""
+
+    def __init__(self, run: Path, first_step: int, steps: int, columns: dict[str, str]):
+        """`columns`: {name on the screen: key of the metrics}."""
+        self.run = run
+        self.first_step = first_step
+        self.steps = steps
+        self.columns = columns
+        self.started = time.monotonic()
+        path = run / "metrics.jsonl"
+        rows = read_kept(path) if PartialState().is_main_process else []
+        self.n_tokens = rows[-1].get("num_tokens", 0) if rows else 0
+
+    def log(self, step: int, metrics: dict, n_tokens: int, seconds: float) -> None:
+        """Logs step number `step` (from 1), which read `n_tokens` over all processes and took `seconds`."""
+        if not PartialState().is_main_process:
+            return
+        elapsed = time.monotonic() - self.started
+        self.n_tokens += n_tokens
+        line = {"step": step, "seconds": round(elapsed, 2), **metrics}
+        line |= {"num_tokens": self.n_tokens, "step_time": seconds}
+        append_jsonl(self.run / "metrics.jsonl", [line])
+
+        shown = []
+        for name, key in self.columns.items():
+            value = metrics.get(key)
+            if value is not None and math.isfinite(value):
+                shown.append(f"{name} {value:.4g}")
+        minutes_left = elapsed / (step - self.first_step) * (self.steps - step) / 60
+        shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
+        print(f"step {step}/{self.steps}", *shown, sep="  ", flush=True)
+
+    def log_completions(self, step: int, completions: list) -> None:
+        """Adds the completions of a step to completions.jsonl."""
+        if PartialState().is_main_process:
+            append_jsonl(self.run / "completions.jsonl", [{"step": step, **c.row()} for c in completions])
+
+
+# --- 3. the run's folder
+
+# arguments that say how a run is started, not what it is
+START = ("out", "resume", "overwrite", "dry_run")
+# arguments that a resume may change: with another value, what was learned so far would be the same
 FREE = (
+    "steps",
+    "rounds",
     "stall_minutes",
     "keep_checkpoints",
     "save_steps",
@@ -316,230 +278,197 @@ FREE = (
     "price",
     "concurrency",
     "micro_batch_size",
+    "micro_batch_tokens",
     "reward_tokens_per_batch",
     "vllm_memory",
     "vllm_sleep",
-    "max_logprob_gap",
     "allow_truncation",
-)  # what a resume may change: nothing is learned otherwise
+)
 
 
-def digests(config: dict) -> dict[str, str]:
-    """{path: SHA-256} of the files that the arguments name, also by file.py:function; of a model folder its weights' sizes,
-    beginnings and ends, as gigabytes take too long."""
-    words = [word for value in config.values() for word in (value if isinstance(value, list) else [value])]
-    found = {}
-    for path in {
-        Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word
-    }:
+def digest_files(config: dict) -> dict[str, str]:
+    """Returns {path: SHA-256} of the files that arguments name, file.py:function included.
+
+    Of a model folder it digests sizes, beginnings and ends of the weights, as gigabytes would take too long.
+    """
+    words = []
+    for value in config.values():
+        words += value if isinstance(value, list) else [value]
+    paths = set()
+    for word in words:
+        if isinstance(word, str) and word:
+            paths.add(Path(re.sub(r"^local:|(?<=\.py):.*", "", word)))
+
+    digests = {}
+    for path in sorted(paths):
         if path.is_file():
-            with open(path, "rb") as f:
-                found[str(path)] = hashlib.file_digest(f, "sha256").hexdigest()
-        elif path.is_dir() and (parts := sorted(path.glob("*.safetensors"))):
-            digest = hashlib.sha256()
-            for part in parts:
-                with open(part, "rb") as f:
-                    size = part.stat().st_size
-                    digest.update(f"{part.name} {size} ".encode() + f.read(1 << 20))
-                    f.seek(max(0, size - (1 << 20)))
-                    digest.update(f.read())
-            found[str(path)] = digest.hexdigest()
-    return dict(sorted(found.items()))
+            with open(path, "rb") as file:
+                digests[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+        elif path.is_dir() and any(path.glob("*.safetensors")):
+            digests[str(path)] = _digest_weights(path)
+    return digests
 
 
-def start_run(args, script: str, model: str) -> Path:
-    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; called on every rank.
+def _digest_weights(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for part in sorted(folder.glob("*.safetensors")):
+        size = part.stat().st_size
+        with open(part, "rb") as file:
+            digest.update(f"{part.name} {size} ".encode() + file.read(1 << 20))
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(file.read())
+    return digest.hexdigest()
 
-    It is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the configuration}, so the same command
-    finds the same folder. An existing one exits with 2 unless `args.overwrite`, or `args.resume` and equal arguments (but
-    those of FREE) and files; one that another process is using exits with 2 in any case.
+
+def constants(namespace: dict) -> dict:
+    """Returns a script's upper-case constants, from its globals(): numbers, texts, and tables of them."""
+    found = {}
+    for name, value in namespace.items():
+        if name.isupper() and isinstance(value, int | float | str):
+            found[name] = value
+    return found
+
+
+def _differences(before: dict, now: dict) -> list[str]:
+    return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
+
+
+def run_key(config: dict) -> str:
+    """Returns the hash of what makes a run this run; it ends the folder's name and marks its checkpoints."""
+    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
+    return hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
+
+
+def start_run(args, script: str, model: str, script_constants: dict | None = None) -> Path:
+    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
+
+    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
+    same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
+    `args.resume` with equal arguments (except FREE), constants and files. A folder in use exits with 2 in any case.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
         fail(
-            "fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank but the "
-            "first; set it to false in the launch config"
+            "fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank "
+            "but the first; set it to false in the launch config"
         )
+    script_constants = script_constants or {}
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    same = {k: v for k, v in config.items() if k not in (*START, *FREE)}
-    if config.get("loss_type") == "bnpo":  # a mean within each micro-batch
-        same["micro_batch_size"] = config["micro_batch_size"]
-    key = hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
-    folder = (
-        Path(model).parent if Path(model).name == "model" else Path(model)
-    )  # of results/<run>/model: <run>
-    preset = getattr(args, "preset", "")  # an evaluation has none
-    name = f"{script}__{(preset or folder.name).replace('/', '-')}__s{args.seed}__{key}"
+    key = run_key(config)
+    folder = Path(model)
+    if folder.name == "model":  # results/<run>/model: the run's name says more
+        folder = folder.parent
+    label = config.get("preset") or folder.name
+    name = f"{script}__{label.replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
+
     if state.is_main_process:
-        goes_on, files = (run / "config.json").exists() and args.resume, digests(same)
-        contents = lambda: set(run.iterdir()) - {run / "lock"} if run.exists() else set()
-        differ = lambda before, now: [
-            f"{k} ({before.get(k)} -> {v})" for k, v in now.items() if before.get(k) != v
-        ]
-        if goes_on:
-            before = json.loads((run / "config.json").read_text())
-            if other := differ(before["args"], same):
-                fail(f"--resume: {run} was started with other arguments: {', '.join(other)}")
-            if changed := [
-                path for path, digest in before.get("files", {}).items() if files.get(path) != digest
-            ]:
-                fail(
-                    f"--resume: {', '.join(changed)} is not what it was when {run} was started; --overwrite starts anew"
-                )
-            if free := differ(before["args"], {k: config[k] for k in FREE if k in config}):
-                print("goes on with", ", ".join(free))
-        elif contents() and not args.overwrite:
-            fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-        elif contents() and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
-            fail(
-                f"--overwrite: {run} is no run's folder, or other runs are in it; delete it yourself if that is meant"
-            )
-        elif (
-            args.resume
-            and not args.out
-            and (others := sorted(run.parent.glob(f"{run.name[:-6]}*/config.json")))
-        ):
-            found = [(differ(json.loads(path.read_text())["args"], same), path.parent) for path in others]
-            nearest, folder = min(found, key=lambda pair: len(pair[0]))
-            print(
-                f"WARNING: --resume starts anew, as there is no {run}; {folder} has other arguments: {', '.join(nearest)}"
-            )
+        goes_on = args.resume and (run / "config.json").exists()
+        files = digest_files({name: value for name, value in config.items() if name not in START})
+        _check_folder(run, args, config, script_constants, files)
         run.mkdir(parents=True, exist_ok=True)
-        or_fail(faults.lock, run)
-        for path in () if goes_on else contents():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        or_fail(watchdog.lock, run)
+        if not goes_on:
+            _empty_folder(run)
         print(f"run folder: {run}", flush=True)
-        git = [
-            subprocess.run(["git", *a], capture_output=True, text=True, cwd=Path(__file__).parent).stdout
-            for a in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ".", ":!results", ":!notebooks"])
-        ]
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
-        packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
-        everything = {"args": config, "processes": state.num_processes, "files": files}
-        faults.write(run / "config.json", json.dumps(everything, indent=1))
-        with open(run / "command.txt", "a") as f:  # a line a start: a resumed run has several
-            f.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        env, path = "\n".join([git[0].strip(), *gpus, *packages, git[1]]), run / "env.txt"
-        earlier = path.read_text() if goes_on and path.exists() else ""
-        if earlier and not earlier.endswith(env):
-            print(
-                f"WARNING: commit, changed files, packages or GPUs are not those of the last start; {path} has both"
-            )
-        if not earlier.endswith(env):
-            faults.write(path, f"{earlier}\n\n# resumed\n{env}" if earlier else env)
+        everything = {
+            "args": config,
+            "constants": script_constants,
+            "processes": state.num_processes,
+            "files": files,
+        }
+        watchdog.write(run / "config.json", json.dumps(everything, indent=1))
+        with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
+            file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
+        _write_environment(run / "env.txt", goes_on)
+
     state.wait_for_everyone()
-    run.mkdir(parents=True, exist_ok=True)  # on a machine of its own, without the others' disk
-    (run / "lock").touch()
-    faults.RUN.folder, faults.RUN.key = run, key
-    faults.RUN.minutes, faults.RUN.keep = (
-        getattr(args, "stall_minutes", 0),
-        getattr(args, "keep_checkpoints", 0),
-    )
+    run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
+    watchdog.watch(run, getattr(args, "stall_minutes", 0))
     return run
 
 
-def write_dropped(run: Path, dropped: list[dict]) -> None:
-    if PartialState().is_main_process:
-        faults.write(run / "dropped.jsonl", "".join(json.dumps(row) + "\n" for row in dropped))
+def _contents(run: Path) -> list[Path]:
+    if not run.exists():
+        return []
+    return [path for path in run.iterdir() if path.name != "lock"]
 
 
-def write_summary(run: Path, summary: dict) -> None:
-    if PartialState().is_main_process:
-        faults.write(run / "summary.json", json.dumps(summary, indent=1) + "\n")
-        print(json.dumps(summary), flush=True)
+def _empty_folder(run: Path) -> None:
+    for path in _contents(run):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-# --- 4. several commands (demo.py, reproduce.py, bench.py)
-
-
-def executable(command: list[str]) -> list[str]:
-    """A command as a user types it, with the programs of this environment."""
-    bin_folder = Path(sys.executable).parent
-    return [sys.executable if command[0] == "python" else str(bin_folder / command[0]), *command[1:]]
-
-
-def finished(plan: dict[str, tuple[list[str], list[str]]], root: Path) -> set[str]:
-    """What is done of a plan: a folder with a summary.json; of a command that cannot resume (it makes data), a folder.
-
-    Exits with 2 where that would not fit what has to be run: its weights are needed and not here, as of a run in git, or it
-    was made from a run that has to be made anew. Nothing is deleted unasked.
-    """
-    resumes = {name for name, (_, command) in plan.items() if "--resume" in command}
-    done = {name for name in plan if (root / name / ("summary.json" if name in resumes else "")).exists()}
-    again, bare, more = plan.keys() - done, set(), True
-    while more:
-        needed = ((a, Path(word)) for name in again for a in plan[name][0] for word in plan[name][1])
-        bare |= {
-            a
-            for a, path in needed
-            if a in done
-            and path.is_relative_to(root / a)
-            and not (path.is_file() or any(path.glob("*.safetensors")))
-        }
-        stale = {
-            name
-            for name, (after, _) in plan.items()
-            if again & resumes & set(after) and (root / name).exists()
-        }
-        more = (bare | stale) - again
-        again |= more
-    if bare | stale:
-        parts = {
-            "figures without the weights that are needed now": bare,
-            "made from a run to be made anew": stale - bare,
-        }
+def _check_folder(run: Path, args, config: dict, script_constants: dict, files: dict) -> None:
+    """Exits with 2 where a run cannot start in this folder, or cannot go on in it."""
+    if args.resume and (run / "config.json").exists():
+        _check_resume(run, config, script_constants, files)
+    elif _contents(run) and not args.overwrite:
+        fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
+    elif _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
         fail(
-            f"in {root} are "
-            + "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
-            + ". Delete these folders, or let another one (--results, --out) hold all that is made anew"
+            f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
         )
-    return done
+    elif args.resume and not args.out:
+        _warn_of_nearest_run(run, config)
 
 
-def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: int = 1) -> None:
-    """Runs commands, {folder in `root`: (folders it waits for, command)}, `lanes` at a time, and says how far each is.
+def _check_resume(run: Path, config: dict, script_constants: dict, files: dict) -> None:
+    before = json.loads((run / "config.json").read_text())
+    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
+    changed = _differences(before["args"], same)
+    changed += _differences(before.get("constants", {}), script_constants)
+    if changed:
+        fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
+    if before["processes"] != PartialState().num_processes:
+        fail(
+            f"--resume: {run} was started on {before['processes']} processes, not {PartialState().num_processes}"
+        )
+    for path, digest in before.get("files", {}).items():
+        if files.get(path) != digest:
+            fail(f"--resume: {path} has changed since {run} was started; --overwrite starts anew")
+    freely_changed = _differences(before["args"], {name: config[name] for name in FREE if name in config})
+    if freely_changed:
+        print("goes on with", ", ".join(freely_changed))
 
-    What is `finished` is left out. Of the commands that can start the first does. A failure ends all with exit code 1; logs
-    are in root/logs/.
-    """
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    done = finished(plan, root)
-    running: dict[str, tuple[subprocess.Popen, float]] = {}
-    start = last = time.monotonic()
-    while len(done) < len(plan):
-        for name, (after, command) in plan.items():
-            if name not in done and name not in running and len(running) < lanes and done.issuperset(after):
-                with open(root / "logs" / f"{name}.log", "w") as log:
-                    process = subprocess.Popen(
-                        executable(command),
-                        cwd=Path(__file__).parent,
-                        stdout=log,
-                        stderr=log,
-                        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                    )
-                running[name] = (process, time.monotonic())
-        time.sleep(0.5)
-        for name, (process, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            if process.returncode:
-                print((root / "logs" / f"{name}.log").read_text()[-3000:])
-                for other, _ in running.values():
-                    other.terminate()
-                sys.exit(
-                    f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here."
-                )
-            done.add(name)
-            del running[name]
-            clock = f"[{time.monotonic() - start:4.0f} s] {len(done)}/{len(plan)}"
-            print(f"{clock} {name} done in {time.monotonic() - began:.0f} s", flush=True)
-        if time.monotonic() - last > 10:
-            last = time.monotonic()
-            for name in running:
-                text = (root / "logs" / f"{name}.log").read_text(errors="replace")
-                lines = [line for line in text.splitlines() if line.startswith("step ")]
-                print(
-                    f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}",
-                    flush=True,
-                )
+
+def _warn_of_nearest_run(run: Path, config: dict) -> None:
+    """Warns that --resume finds nothing, and names the run whose arguments differ least."""
+    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
+    nearest = None
+    for path in sorted(run.parent.glob(f"{run.name[:-6]}*/config.json")):
+        differences = _differences(json.loads(path.read_text())["args"], same)
+        if nearest is None or len(differences) < len(nearest[1]):
+            nearest = (path.parent, differences)
+    if nearest:
+        print(
+            f"WARNING: --resume starts anew, as there is no {run}; {nearest[0]} has other arguments: "
+            f"{', '.join(nearest[1])}"
+        )
+
+
+def _write_environment(path: Path, goes_on: bool) -> None:
+    """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
+    root = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout
+
+    commit = git("rev-parse", "HEAD").strip()
+    changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
+    packages = sorted(f"{package.metadata['Name']}=={package.version}" for package in distributions())
+    environment = "\n".join([commit, *gpus, *packages, changes])
+
+    earlier = ""
+    if goes_on and path.exists():
+        earlier = path.read_text()
+    if earlier.endswith(environment):
+        return
+    if earlier:
+        print(f"WARNING: commit, changed files, packages or GPUs differ from the last start; {path} has both")
+        environment = f"{earlier}\n\n# resumed\n{environment}"
+    watchdog.write(path, environment)

