@@ -38,7 +38,9 @@ import faults
 import runs
 import training
 import utils
-from rewards import collapsed
+from rewards import shaping
+from rewards.gold import log_held_out
+from rewards.unsupervised import collapsed
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -123,12 +125,12 @@ def split_rollout(batch: dict, n: int, updates: int, by_tokens: bool, gather=lam
 class RolloutTrainer(GRPOTrainer):
     """GRPOTrainer with a preference reward on think+response or on the response, and the other rewards of rewards.py.
 
-    `reward_model`: a utils.RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
+    `reward_model`: a RewardModel, or None where no preference is asked for. `compose`: from `rewards.load`; None: the
     preference alone. `dense_rewards`: from `dense.load`. `entropies`: rows get mean_entropy and mean_kl_uniform. `attempts`:
     how often a group whose rewards differ by no more than `zero_spread` is replaced by one of another prompt. `think_format`,
     `on_bad_format` and `format_margin`: see train_grpo.Args.
     `ahead`: vLLM samples a rollout while the one before it is trained on. `run`: the run folder. `gold`: from
-    `training.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats;
+    `rewards.gold.load_gold`; `held_out`: prompt rows {id, prompt} that it measures at every checkpoint. `max_logprob_gap`: nats;
     the mean difference between the logprobs of sampler and trainer on freshly sampled tokens that stops the run.
     """
 
@@ -145,6 +147,7 @@ class RolloutTrainer(GRPOTrainer):
         max_logprob_gap=0.05,
         allow_truncation=False,
         compose=None,
+        pass_at_k=0,
         dense_rewards=(),
         entropies=False,
         attempts=0,
@@ -198,6 +201,7 @@ class RolloutTrainer(GRPOTrainer):
         self._rows = []  # of this rollout
         self._steps_cut_off = self._steps_malformed = 0  # of the first steps, how many were (-1: over)
         self.allow_truncation, self.held_out = allow_truncation, held_out
+        self.pass_at_k = pass_at_k
         self.compose, self.entropies, self.attempts, self.zero_spread = (
             compose,
             entropies,
@@ -488,11 +492,17 @@ class RolloutTrainer(GRPOTrainer):
         if self.compose:
             everyone = gather_object(rows)
             composed = [self.compose(everyone, group_size) if self.accelerator.is_main_process else None]
-            totals, parts, contributions, self._indicators = broadcast_object_list(composed)[0]
+            scores = broadcast_object_list(composed)[0]
+            totals, contributions, self._indicators = scores.totals, scores.contributions, scores.indicators
+            if self.pass_at_k:
+                advantages = shaping.pass_at_k(scores.correct, group_size, self.pass_at_k)
+                pairs = zip(advantages, totals)
+                contributions["pass_at_k"] = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+                totals = advantages
             local = totals[first : first + len(rows)]
             own = lambda columns, i: {name: values[first + i] for name, values in columns.items()}
             rows = [
-                {**row, "rewards": row["rewards"] | own(parts, i), "contributions": own(contributions, i)}
+                {**row, "rewards": row["rewards"] | own(scores.parts, i), "contributions": own(contributions, i)}
                 for i, row in enumerate(rows)
             ]
         floored = [row["status"] != "ok" and self.on_bad_format == "floor" for row in rows]
@@ -642,7 +652,7 @@ class RolloutTrainer(GRPOTrainer):
         return output["advantages"].sum(1) / mask.sum(1) if self._dense else output["advantages"]
 
     def log(self, logs: dict, *args, **kwargs) -> None:
-        """Once a rollout; ends the run after it when rewards.collapsed says so."""
+        """Once a rollout; ends the run after it when unsupervised.collapsed says so."""
         super().log(logs, *args, **kwargs)
         if "train_runtime" in logs:  # the closing line
             return
@@ -737,7 +747,7 @@ class RolloutTrainer(GRPOTrainer):
                 0  # these are no part of the next step
             )
         better = [
-            self.accelerator.is_main_process and training.log_held_out(self.run, self.state.global_step, rows)
+            self.accelerator.is_main_process and log_held_out(self.run, self.state.global_step, rows)
         ]
         if broadcast_object_list(better)[0]:
             training.save_model(self, self.run / "best_by_gold", self.think_format)

@@ -34,6 +34,8 @@ from trl import GRPOConfig
 
 from rewards import dense
 import rewards
+from rewards.gold import load_gold
+from rewards.preference import RewardModel
 import rollout
 import training
 import utils
@@ -80,12 +82,13 @@ class Args:
     """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Functions of rewards.py, or of your own as path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 format:gate overlong:soft."""
+    """Names from rewards/, or functions of your own as path/to/file.py:function, each with a weight, or gate, veto, soft:
+    math:1 preference:0.1 format:gate overlong:soft."""
+    reward_args: tuple[str, ...] = ()
+    """Options of these rewards, NAME.OPTION=VALUE: math.no_eos=-1 overlong.buffer=512 (0: a quarter of
+    --max-completion-tokens) process.model=FOLDER."""
     normalise: Literal["none", "group", "batch"] = "none"
     """Every part with a weight is standardised first: within its group (GDPO: with --scale-rewards batch), or the step."""
-    overlong_buffer: int = 0
-    """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -94,12 +97,6 @@ class Args:
     """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the judge, be it of --rewards or of --gold."""
-    process_model: str = ""
-    """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
-    prime_beta: float = 0.05
-    """For the reward `prime`: weight of its log ratio (PRIME)."""
-    prime_learning_rate: float = 1e-6
-    """Of its model (PRIME)."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -148,7 +145,7 @@ class Args:
     zero_spread: float = 0.05
     """Rewards of a group that differ by no more are about equal; `reward/flat_groups` logs the share of such groups."""
     pass_at_k: int = 0
-    """k > 0: advantages of pass@k, for rewards of 0 and 1; use --scale-rewards none."""
+    """k > 0: advantages of pass@k, from what the verifiers say; use --scale-rewards none."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -256,7 +253,7 @@ PRESETS: dict[
     "rlvr/dapo": {
         **VERIFIED,
         "rewards": ("math:2", "overlong:soft"),
-        "overlong_buffer": 4096,
+        "reward_args": ("overlong.buffer=4096",),
         "max_completion_tokens": 20480,
         "prompts_per_step": 512,
         "group_size": 16,
@@ -398,7 +395,7 @@ def main(args: Args) -> None:
         f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
     )
     training.check_rewards(args, think_format)
-    rewards.load(args)
+    rewards.check(args)
     dense.load(args)
     parts = {"policy": training.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:  # with LoRA the reference is the policy without its adapter
@@ -418,7 +415,7 @@ def main(args: Args) -> None:
     device = str(state.device)
     reward_model = (
         runs.or_fail(
-            utils.RewardModel,
+            RewardModel,
             args.reward_model,
             args.reward_on,
             think_format,
@@ -430,7 +427,7 @@ def main(args: Args) -> None:
         if training.has_preference(args)
         else None
     )
-    gold = training.load_gold(args, device, run)
+    gold = load_gold(args, device, run)
     torch.manual_seed(args.seed)
     policy, _ = training.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
@@ -510,6 +507,7 @@ def main(args: Args) -> None:
         gold=gold,
         held_out=held_out,
         compose=rewards.load(args, run),
+        pass_at_k=args.pass_at_k,
         dense_rewards=dense.load(args, device, build=True),
         entropies=bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args)),
         attempts=args.dynamic_sampling,

@@ -1,14 +1,11 @@
-"""What must be the same everywhere: think format, chat rendering, reward model. (Run folders: runs.py.)"""
+"""What must be the same everywhere: think format, chat rendering. (Run folders: runs.py.)"""
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
-
-import faults
 
 
 SAFE = {
@@ -212,116 +209,10 @@ def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
 
 
-# --- 3. the reward model
+def __getattr__(name: str):
+    """Keeps `utils.RewardModel` until its callers import it from rewards.preference, which imports this module."""
+    if name == "RewardModel":
+        from rewards.preference import RewardModel
 
-
-class RewardModel:
-    """A preference reward model: any sequence classifier with one output, its own tokenizer and chat template.
-
-    `reward_on`: "think+response" scores the whole of what the policy wrote, tags included; "response" scores
-    `split_thinking(...).response` where the completion is well formed and the text as it is elsewhere (paper, equation 3).
-    """
-
-    def __init__(
-        self,
-        path: str,
-        reward_on: str = "think+response",
-        think_format: str = "think",
-        chat_template: str = "",
-        max_length: int = 0,
-        tokens_per_batch: int = 0,
-        device: str = DEVICE,
-        dtype: str = DTYPE,
-    ):
-        self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, **SAFE
-        )
-        if bad := sorted(info["missing_keys"]) or [
-            n for n, p in model.named_parameters() if not p.isfinite().all()
-        ]:
-            raise ValueError(
-                f"reward model {path} has no weights for {bad[0]}"
-                + " (not finite)" * (not info["missing_keys"])
-            )
-        self.model, model.config.use_cache = model.to(device).eval(), False
-        if hasattr(self.model, "score"):  # the scalar itself is computed in float32
-            self.model.score.float().register_forward_pre_hook(lambda _, args: (args[0].float(),))
-        self.max_length = max_length or getattr(self.model.config, "max_position_embeddings", 0) or 10**9
-        self.tokens_per_batch = tokens_per_batch or (
-            2048 if self.model.device.type == "cpu" else 16384
-        )  # measured: bench.py
-        self.reward_on, self.think_format, self.n_scored, self.n_truncated = reward_on, think_format, 0, 0
-
-    @staticmethod
-    def check(
-        path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
-    ) -> Tokenizer:
-        """The tokenizer with its chat template; loads no weights. ValueError for what could not score such completions."""
-        tokenizer, config = (
-            auto.from_pretrained(path, trust_remote_code=False) for auto in (AutoTokenizer, AutoConfig)
-        )
-        tokenizer.chat_template = (
-            Path(chat_template).read_text() if chat_template else tokenizer.chat_template
-        )
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)"
-            )
-        if (
-            reward_on == "think+response"
-            and "think" in think_format
-            and _THOUGHT not in _render(tokenizer, _THOUGHT)
-        ):
-            raise ValueError(
-                f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; "
-                "pass --reward-chat-template FILE or --reward-on response"
-            )
-        if config.num_labels != 1:
-            raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
-        return tokenizer
-
-    def encode(self, messages: list[dict], completion: str) -> list[int]:
-        """Ids of the conversation in the reward model's own template. A text longer than `max_length` tokens loses the
-        end of its last turn, never the template's closing tokens; `n_truncated` counts them."""
-        turns = without_control(self.tokenizer, [*messages, {"role": "assistant", "content": completion}])
-        ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        self.n_scored += 1
-        if len(ids) > self.max_length:
-            self.n_truncated += 1
-            tail = self.tokenizer(
-                _render(self.tokenizer, "@@").rpartition("@@")[2], add_special_tokens=False
-            )["input_ids"]
-            ids = ids[: self.max_length - len(tail)] + tail
-        return ids
-
-    def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
-        """Rewards (B,) of completions (raw text of the policy) to prompts (lists of messages), in their order."""
-        parts, alone = (
-            [split_thinking(t, self.think_format) for t in completions],
-            self.reward_on == "response",
-        )
-        texts = [p.response if alone and p.status == "ok" else t for p, t in zip(parts, completions)]
-        return self.score_ids([self.encode(m, t) for m, t in zip(prompts, texts, strict=True)])
-
-    @torch.inference_mode()
-    def score_ids(self, ids: list[list[int]]) -> list[float]:
-        """Rewards (B,) of conversations given as token ids, in their order."""
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
-        scores, start = {}, 0
-        while start < len(order):  # rows of about equal length, a bounded number of tokens
-            width = len(ids[order[start]])
-            rows = order[start : start + max(1, self.tokens_per_batch // width)]
-            start += len(rows)
-            # the head reads the last token that is not `pad`: the last real one with a pad id that ends no row
-            pad = min(set(range(len(rows) + 1)) - {ids[r][-1] for r in rows})
-            self.model.config.get_text_config().pad_token_id = self.model.config.pad_token_id = pad
-            batch = torch.tensor(
-                [ids[r] + [pad] * (width - len(ids[r])) for r in rows], device=self.model.device
-            )
-            mask = torch.tensor(
-                [[1] * len(ids[r]) + [0] * (width - len(ids[r])) for r in rows], device=self.model.device
-            )
-            faults.beat()
-            scores |= zip(rows, self.model(batch, attention_mask=mask).logits[:, 0].tolist())
-        return [scores[i] for i in range(len(ids))]
+        return RewardModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
