@@ -422,8 +422,8 @@ SUMS = {  # --rewards of the rows on sums, and what belongs to them
     "shaped": "math:1 length:0.2 repetition:0.1 overlong:soft format:gate --on-bad-format score",
     "majority": "majority:1",
     "certainty": "self_certainty:1",
-    "process": "math:1 process:0.5 --process-model data/toy/sums.py:steps",
-    "prime": "math:1 prime:1 --prime-learning-rate 1e-4 --scale-rewards none",  # the last as PRIME
+    "process": "math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps",
+    "prime": "math:1 prime:1 --reward-args prime.learning_rate=1e-4 --scale-rewards none",  # the last as PRIME
 }
 RUBRICS = {"": "rubric:1", "judge": "judge_mark:1"}  # --rewards of the rows that ask the toy judge
 

@@ -45,6 +45,7 @@ from trl.trainer import dpo_trainer
 import faults
 import generation
 import training
+from rewards.gold import load_gold, log_held_out
 import utils
 
 
@@ -312,7 +313,7 @@ def sample_and_score(
             args.reward_tokens_per_batch,
             device,
         )
-        gold = training.load_gold(args, device, folder)
+        gold = load_gold(args, device, folder)
         for chunk in (keys[start : start + 128] for start in range(0, len(keys), 128)):
             if done >= set(chunk):
                 continue
@@ -570,7 +571,7 @@ def main(args: Args) -> None:
                 tokenizer,
                 think_format,
             )
-            if state.is_main_process and training.log_held_out(run, number, rows):
+            if state.is_main_process and log_held_out(run, number, rows):
                 shutil.copytree(save_to, run / "best_by_gold", dirs_exist_ok=True)
         if state.is_main_process:
             total["loss"] = training.mean_loss(folder)

@@ -30,6 +30,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rewards import dense
+from rewards.gold import load_gold
+from rewards.preference import RewardModel
 import ppo
 import rewards
 import training
@@ -75,12 +77,13 @@ class Args:
     """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Functions of rewards.py, or of your own as path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 format:gate overlong:soft."""
+    """Names from rewards/, or functions of your own as path/to/file.py:function, each with a weight, or gate, veto, soft:
+    math:1 preference:0.1 format:gate overlong:soft."""
+    reward_args: tuple[str, ...] = ()
+    """Options of these rewards, NAME.OPTION=VALUE: math.no_eos=-1 overlong.buffer=512 (0: a quarter of
+    --max-completion-tokens) process.model=FOLDER."""
     normalise: Literal["none", "batch"] = "none"
     """batch: every part with a weight is standardised first, within the step."""
-    overlong_buffer: int = 0
-    """Tokens before --max-completion-tokens from which on `overlong` punishes; 0: a quarter of it."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -89,12 +92,6 @@ class Args:
     """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the judge, be it of --rewards or of --gold."""
-    process_model: str = ""
-    """For the reward `process`: a token classifier that judges steps, or file.py:function; see dense.py."""
-    prime_beta: float = 0.05
-    """For the reward `prime`: weight of its log ratio (PRIME)."""
-    prime_learning_rate: float = 1e-6
-    """Of its model (PRIME)."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -299,7 +296,7 @@ def main(args: Args) -> None:
         f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
     )
     training.check_rewards(args, think_format)
-    rewards.load(args)
+    rewards.check(args)
     dense.load(args)
     parts = {"policy": training.trained_gib(args.model, args.lora_r)}
     if args.kl != "none" and not args.lora_r:  # with LoRA the reference is the policy without its adapter
@@ -320,7 +317,7 @@ def main(args: Args) -> None:
     device = str(state.device)
     reward_model = (
         runs.or_fail(
-            utils.RewardModel,
+            RewardModel,
             args.reward_model,
             args.reward_on,
             think_format,
@@ -332,7 +329,7 @@ def main(args: Args) -> None:
         if training.has_preference(args)
         else None
     )
-    gold = training.load_gold(args, device, run)
+    gold = load_gold(args, device, run)
     torch.manual_seed(args.seed)
     policy, _ = training.load_weights(
         AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"

@@ -33,6 +33,7 @@ from trl import GRPOConfig
 
 import ppo
 import rollout
+from rewards import Scores
 from rewards import simulated_user as simulator
 import training
 import utils
@@ -284,7 +285,7 @@ class PPOConversations(Conversations, ppo.PPOTrainer):
 def emotions(rows: list[dict], group_size: int):
     """The reward as rollout.py takes it: final emotion / 100, at least 0; None where there is none."""
     values = [None if row["emotion"] is None else max(0.0, row["emotion"] / 100) for row in rows]
-    return values, {"emotion": values}, {"emotion": values}, {}
+    return Scores(values, {"emotion": values}, {"emotion": values}, [None] * len(rows), {})
 
 
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import math
-import numbers
 import os
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import runs  # isort: skip
-import pandas as pd
 import torch
 from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import broadcast_object_list
@@ -34,7 +32,6 @@ from transformers import (
 import faults
 import rewards
 import utils
-from endpoint import Endpoint
 
 # --- 1. checks before anything is loaded
 
@@ -166,88 +163,6 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     return held_out
 
 
-def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
-    """Adds completion rows of the held-out prompts to held_out_completions.jsonl, their means to held_out.jsonl; True if gold
-    is the best so far.
-
-    Warns when the proxy is higher than at the best gold, and gold lower by more than two standard errors of the difference.
-    """
-    table = pd.json_normalize(rows)  # rewards.gold, rewards.preference (of good format only)
-    ok = table["status"] == "ok"
-    gold = table["rewards.gold"].astype(float)  # missing where a judge failed
-    line = {
-        "gold": gold.mean(),
-        "gold_se": gold.sem(),
-        "proxy": table.loc[ok, "rewards.preference"].mean(),
-        "format_ok": ok.mean(),
-        "think_tokens": table["n_thinking_tokens"].mean(),
-        "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean(),
-    }
-    line = {k: None if pd.isna(v) else float(v) for k, v in line.items()}
-    line = {"step": step, "n": len(table), "n_gold": int(gold.count())} | line
-    path = run / "held_out.jsonl"
-    before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-    runs.append_jsonl(path, [line])
-    runs.append_jsonl(run / "held_out_completions.jsonl", [{**row, "step": step} for row in rows])
-    best = max((r for r in before if r["gold"] is not None), key=lambda r: r["gold"], default=None)
-    print(f"held out, step {step}: {json.dumps(line)}", flush=True)
-    if line["gold"] is None:
-        return False
-    if best and None not in (line["proxy"], best["proxy"]) and line["proxy"] > best["proxy"]:
-        error = ((line["gold_se"] or 0.0) ** 2 + (best["gold_se"] or 0.0) ** 2) ** 0.5
-        if line["gold"] < best["gold"] - 2 * error:
-            print(
-                f"WARNING: step {step}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) while gold falls "
-                f"({best['gold']:.4g} -> {line['gold']:.4g}); best_by_gold/ is of step {best['step']}"
-            )
-    return best is None or line["gold"] > best["gold"]
-
-
-def load_gold(args, device: str, run: Path):
-    """`args.gold`, a measure the policy is not trained on: `folder of a reward model`, `file.py:function` (messages, response)
-    -> float, or `judge:MODEL` (`judge:MODEL@URL`), the mark of a judge, 0.1 to 1. Returns a function of lists (messages,
-    responses) -> list of floats, NaN where a judge failed; None for an empty spec. An empty response gets no judge's mark but
-    0."""
-    spec = args.gold
-    if not spec:
-        return None
-    if spec.startswith("judge:"):
-        name, _, url = spec.removeprefix("judge:").partition("@")
-        state = PartialState()
-        judge = Endpoint(
-            name,
-            run / f"gold-{state.process_index}.jsonl",
-            url,
-            budget=args.budget / state.num_processes,
-            price=args.price,
-        )
-
-        def gold(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-            marks = rewards.judge_mark(
-                [{"messages": m, "response": y} for m, y in zip(prompts, responses)], judge
-            )
-            return [
-                0.0 if not y.strip() else math.nan if mark is None else float(mark)
-                for mark, y in zip(marks, responses)
-            ]
-
-        return gold
-    if ".py:" not in spec:
-        return utils.RewardModel(
-            spec, think_format="plain", device=device
-        ).score  # it is given responses only
-    function = runs.load_function(spec)
-
-    def one(prompt: list[dict], response: str) -> float:
-        faults.beat()
-        value = function(prompt, response)
-        return (
-            float(value) if isinstance(value, numbers.Real) else value
-        )  # what else it is the trainer says, and ends
-
-    return lambda prompts, responses: [one(m, y) for m, y in zip(prompts, responses)]
-
-
 # --- 3. memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations
 
 
@@ -298,8 +213,9 @@ def others_gib(args) -> dict[str, float]:
     parts = {}
     if args.gold and ".py:" not in args.gold and not args.gold.startswith("judge:"):
         parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
-    if "process" in rewards.reward_names(args) and ".py:" not in args.process_model:
-        parts["process model"] = frozen_gib(args.process_model, AutoModelForTokenClassification)
+    process = rewards.reward_options(args)["process"]["model"] if "process" in rewards.reward_names(args) else ""
+    if process and ".py:" not in process:
+        parts["process model"] = frozen_gib(process, AutoModelForTokenClassification)
     if "prime" in rewards.reward_names(args):
         parts["prime"] = trained_gib(args.model, args.lora_r)
     return parts

@@ -524,7 +524,7 @@ def completion(response: str, entry_point: str) -> str:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """The prompt, its completion and the test run to their end in a sandbox."""
-    from rewards import code_runner as sandbox
+    from rewards import sandbox
 
     result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
     return {

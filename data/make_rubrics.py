@@ -12,9 +12,9 @@ from pathlib import Path
 
 import tyro
 
-import rewards
 import runs
 from endpoint import Endpoint
+from rewards.judged import write_rubrics
 
 
 @dataclass
@@ -48,7 +48,7 @@ def main(args: Args) -> None:
         budget=args.budget,
         price=args.price,
     )
-    rubrics = rewards.write_rubrics(rows, judge)
+    rubrics = write_rubrics(rows, judge)
     made = [row | {"rubric": rubric} for row, rubric in zip(rows, rubrics, strict=True) if rubric]
     runs.append_jsonl(args.out, made)
     print(f"{len(made)} of {len(rows)} prompts have a rubric now, in {args.out}; ${judge.cost:.2f}")

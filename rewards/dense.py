@@ -96,7 +96,7 @@ class ProcessReward:
             or config.num_labels != 2
         ):
             runs.fail(
-                f"--process-model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
+                f"process.model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
                 "token classifier with two, wrong and right, or file.py:function"
             )
 
@@ -213,10 +213,13 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
         [],
     )
     names = [name for name, _ in spec]
+    options = runs.or_fail(rewards.reward_options, args)
     if "process" in names:
-        if not args.process_model:
-            runs.fail("--rewards process needs --process-model: a token classifier, or file.py:function")
-        ProcessReward.check(args.process_model)
+        if not options["process"]["model"]:
+            runs.fail(
+                "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
+            )
+        ProcessReward.check(options["process"]["model"])
     if "prime" in names:
         if not rewards.FIELDS.keys() & rewards.reward_names(args):
             runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
@@ -227,13 +230,11 @@ def load(args, device: str = "", build: bool = False) -> list[tuple]:
     for name, weight in spec if build else ():
         if name == "process":
             sources.append(
-                (name, weight, ProcessReward(args.process_model, device, args.reward_tokens_per_batch))
+                (name, weight, ProcessReward(options[name]["model"], device, args.reward_tokens_per_batch))
             )
             continue
         dtype = utils.DTYPE if args.lora_r else "float32"
         model, _ = training.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
         model = training.beside_policy(model, args, task_type="CAUSAL_LM")
-        sources.append(
-            (name, weight, ImplicitReward(model.train(), args.prime_beta, args.prime_learning_rate))
-        )
+        sources.append((name, weight, ImplicitReward(model.train(), **options[name])))
     return sources

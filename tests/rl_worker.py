@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 from trl import GRPOConfig
 
-from rewards import dense
+from rewards import Scores, dense
 import ppo
 import rollout
 import train_ppo
@@ -40,7 +40,7 @@ class KeyedGumbel(LogitsProcessor):
 def right(rows: list[dict], group_size: int):
     """Right is a response with an even number of different words."""
     values = [float(len(set(row["response"].split())) % 2 == 0) for row in rows]
-    return values, {"math": values}, {"math": values}, {}
+    return Scores(values, {"math": values}, {"math": values}, values, {})
 
 
 def words(messages: list[dict], text: str) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from transformers import LlamaForCausalLM, LlamaForTokenClassification, set_seed
 from trl import GRPOConfig
 
-from rewards import dense
+from rewards import Scores, dense
 import ppo
 import rollout
 import train_grpo
@@ -234,7 +234,7 @@ def options(**changes):
 def compose(rows, group_size):
     """Right is a completion with an even number of different words."""
     values = [float(len(set(r["response"].split())) % 2 == 0) for r in rows]
-    return values, {"math": values}, {"math": values}, {}
+    return Scores(values, {"math": values}, {"math": values}, values, {})
 
 
 def halves(trainer, rows, output):
@@ -418,7 +418,7 @@ def test_each_reply_earns_the_change_that_it_made():
 @pytest.mark.parametrize(
     "words, others, message",
     [
-        (["math:1", "process:1"], {}, "needs --process-model"),
+        (["math:1", "process:1"], {}, "process.model=MODEL"),
         (["preference:1", "prime:1"], {}, "learns from what is right"),
         (["math:1", "prime:1"], {"beta": 0.0}, "compares with the reference model"),
         (["math:1", "prime:gate"], {}, "takes a weight only"),

@@ -25,6 +25,7 @@ import eval_wildbench
 from benchmarks import shared as evaluation
 import ppo
 import rewards
+from rewards import judged, shaping, verified
 import rollout
 import runs
 from rewards import simulated_user as simulator
@@ -302,10 +303,10 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert choice in eval_wildbench.CHOICES and f'"{choice}"' in reply
     if (mark := read(eval_wildbench.read_verdict, reply, "score")) is not None:
         assert 1 <= float(mark) <= 10 and "score" in reply
-    if (found := read(rewards._json, reply)) is not None:
+    if (found := read(judged.read_json, reply)) is not None:
         assert isinstance(found, dict)
-        assert (mark := read(rewards._mark, found)) is None or 1 <= mark <= 10
-        assert read(rewards._choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
+        assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
+        assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
     assert read(benchmarks.parse_alpacaeval2, reply) in (None, "A", "B")
     assert read(benchmarks.parse_arenahard2, reply) in (None, *benchmarks.VERDICTS)
     assert all(mark <= 20 for mark in (read(benchmarks.parse_creativewriting3, reply) or {}).values())
@@ -327,9 +328,9 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
     assert float(eval_wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
     assert eval_wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
-    assert rewards._mark(rewards._json(wrap({"mark": mark}))) == float(mark)
+    assert judged.read_mark(judged.read_json(wrap({"mark": mark}))) == float(mark)
     assert (
-        rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
+        judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
     assert benchmarks.parse_arenahard2(f"{before}[[A>B]]{after}") == "A>B"
@@ -340,7 +341,7 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
 @example(10**400, "A", "")
 def test_a_reply_with_another_value_is_not_read(mark, choice, before):
     assert read(eval_wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
-    assert read(rewards._mark, {"mark": mark}) is None and eval_wildbench.mark_value(mark) is None
+    assert read(judged.read_mark, {"mark": mark}) is None and eval_wildbench.mark_value(mark) is None
     if choice != "A+ ":
         assert read(eval_wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
     assert eval_wildbench.pair_value(choice, "A") is None
@@ -352,7 +353,7 @@ def test_a_reply_with_another_value_is_not_read(mark, choice, before):
 )
 def test_shares_of_a_first_token(tops):
     choice = {"logprobs": {"content": [{"top_logprobs": tops}]}}
-    shares = rewards._token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
+    shares = judged.token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
     assert shares is None or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0)
 
 
@@ -394,8 +395,8 @@ def test_rubrics(replies, implicit, cap, saturation):
         {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric}
         for i in range(3)
     ]
-    for reply, value in zip(replies, rewards.rubric(rows, Judge(replies), implicit, saturation, cap)):
-        found = read(rewards._json, reply) or {}
+    for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation, cap)):
+        found = read(judged.read_json, reply) or {}
         keys = ("mark", "mandatory_met") if implicit else ("1", "2")
         said = {k: str(found[k]).strip().lower() for k in keys if k in found}
         complete = len(said) == 2 and all(v in ("yes", "no") for k, v in said.items() if k != "mark")
@@ -411,11 +412,11 @@ def test_rubrics(replies, implicit, cap, saturation):
 def test_answers_of_math(prose, number):
     spelled = f"{number:,}"
     assert benchmarks.final_number(f"{prose}\n#### {spelled}\n") == str(number)
-    assert rewards.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
-    assert rewards.final_answer(f"so it is {spelled} .") == str(number)
+    assert verified.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
+    assert verified.final_answer(f"so it is {spelled} .") == str(number)
     for said in (prose, prose + "\\boxed{" + prose):
         assert isinstance(benchmarks.last_boxed(said), str | None) and isinstance(
-            rewards.final_answer(said), str | None
+            verified.final_answer(said), str | None
         )
         assert benchmarks.final_number(said) is None or re.fullmatch(
             r"-?[0-9.]*", benchmarks.final_number(said)
@@ -657,7 +658,7 @@ def test_a_teacher_s_reply(reply, reasoning):
 words = st.lists(
     st.builds(
         "{}:{}".format,
-        st.sampled_from([*rewards.known(), "combine", "", "os"]),
+        st.sampled_from([*rewards.KNOWN, "combine", "", "os"]),
         st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"]),
     )
     | anything,
@@ -687,7 +688,7 @@ finite = st.floats(-1e6, 1e6)
 )
 def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, margin):
     n = n_groups * group_size
-    names = data.draw(st.lists(st.sampled_from(rewards.known()), min_size=1, max_size=4, unique=True))
+    names = data.draw(st.lists(st.sampled_from(rewards.KNOWN), min_size=1, max_size=4, unique=True))
     spec = [
         (name, data.draw(finite | st.sampled_from(["gate", "veto"] + ["soft"] * (name == "overlong"))))
         for name in names
@@ -727,7 +728,7 @@ def test_pass_at_k_of_a_group(group, k):
     draws = list(combinations(present, k))
     won = {d: float(any(group[i] for i in d)) for d in draws}
     mean, std = (statistics.fmean(won.values()), statistics.pstdev(won.values())) if draws else (0.0, 0.0)
-    for i, advantage in enumerate(rewards.pass_at_k(group, 4, k)):
+    for i, advantage in enumerate(shaping.pass_at_k(group, 4, k)):
         own = [won[d] for d in draws if i in d]
         expected = None if group[i] is None else (statistics.fmean(own) - mean) / std if std > 1e-9 else 0.0
         assert advantage == (None if expected is None else pytest.approx(expected, abs=1e-9))

@@ -21,6 +21,7 @@ import pytest
 
 import page as trace_reader
 import training
+from rewards.gold import log_held_out
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -301,13 +302,13 @@ def test_same_prompt_is_the_one_with_most_visits_in_order_of_steps(tmp_path):
 
 
 def test_held_out_prompts_are_followed_through_training(tmp_path):
-    """As training.log_held_out writes them: the step of the checkpoint, no reward."""
+    """As gold.log_held_out writes them: the step of the checkpoint, no reward."""
     run = write(tmp_path / "run", "completions.jsonl", [completion("a", 1, 1.0)])
     (run / trace_reader.HELD_OUT).touch()  # of a run that was resumed from its beginning
     assert trace_reader.same_prompt(run)["id"].tolist() == ["a"]
     for step in (7, 14):
         rows = [completion(p, step + 1, 0.5, 0.01 * step, response=f"{p} at {step}") for p in ("held", "out")]
-        training.log_held_out(
+        log_held_out(
             run, step, [{k: v for k, v in row.items() if k not in ("reward", "advantage")} for row in rows]
         )
     assert trace_reader.same_prompt(run)[["id", "step", "gold"]].values.tolist() == [

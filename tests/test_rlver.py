@@ -68,7 +68,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, capsys):
 
 def test_the_reward_is_the_emotion():
     rows = [{"emotion": 100}, {"emotion": 0}, {"emotion": None}, {"emotion": -8}, {"emotion": 47}]
-    assert train_rlver.emotions(rows, 1)[0] == [1.0, 0.0, None, 0.0, 0.47]
+    assert train_rlver.emotions(rows, 1).totals == [1.0, 0.0, None, 0.0, 0.47]
 
 
 @pytest.fixture(scope="module")

@@ -593,6 +593,7 @@ def totals(values, statuses, group_size, compose=None, on_bad_format="floor"):
         accelerator=Accelerator(cpu=True),
         num_generations=group_size,
         compose=compose,
+        pass_at_k=0,
         on_bad_format=on_bad_format,
         format_margin=1.0,
     )
@@ -616,9 +617,14 @@ def test_gates_and_norms_of_ppo_compare_within_the_step(folders, tmp_path):
     path.write_text(json.dumps({"id": 0, "messages": [{"role": "user", "content": "Q"}]}) + "\n")
     scores, statuses = [-12.0, -15.0, -9.0, -10.0], ["ok", "no_close", "ok", "ok"]
     args = train_ppo.Args(prompts=str(path), rewards=("preference:1", "format:gate"), format_margin=2.0)
-    assert totals(scores, statuses, 1, rewards.load(args), "score")[0] == [-12.0, -14.0, -9.0, -10.0]
+    assert totals(scores, statuses, 1, rewards.load(args, tmp_path), "score")[0] == [
+        -12.0,
+        -14.0,
+        -9.0,
+        -10.0,
+    ]
     args = train_ppo.Args(prompts=str(path), rewards=("preference:1",), normalise="batch")
-    normal = totals(scores, ["ok"] * 4, 1, rewards.load(args), "score")[0]
+    normal = totals(scores, ["ok"] * 4, 1, rewards.load(args, tmp_path), "score")[0]
     assert normal == pytest.approx([(s + 11.5) / statistics.stdev(scores) for s in scores], abs=1e-6)
 
 
@@ -644,7 +650,7 @@ def test_cosine_knows_what_is_right_wherever_it_stands(tmp_path):
     }
     rows = [row("m", "3"), row("m", "4"), row("m", "3"), row("m", "4")] + [row("p", "3")] * 4
     for words in (("cosine:1", "math:1", "preference:1"), ("preference:1", "math:1", "cosine:1")):
-        assert rewards.load(options(path, *words))(rows, 4)[0] == pytest.approx(
+        assert rewards.load(options(path, *words), tmp_path)(rows, 4).totals == pytest.approx(
             [3.5, 1.5, 3.5, 1.5] + [2.0] * 4
         )
 
@@ -659,7 +665,10 @@ def test_composed_rewards_are_logged_by_name_and_add_up(folders, tokenizer, tmp_
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     trainer = make_trainer(folders, tokenizer, tmp_path)
     trainer.compose = rewards.load(
-        options(path, "preference:0.5", "length:2", "math:1", "overlong:soft", overlong_buffer=6)
+        options(
+            path, "preference:0.5", "length:2", "math:1", "overlong:soft", reward_args=("overlong.buffer=6",)
+        ),
+        tmp_path,
     )
     trainer.entropies = True
     trainer.train()
@@ -708,7 +717,7 @@ def test_a_failed_judge_teaches_nothing(folders, tokenizer, tmp_path):
 
     def compose(rows, group_size):
         values = [None if i % 2 else float(i) for i in range(len(rows))]
-        return values, {"judge": values}, {"judge": values}, {}
+        return rewards.Scores(values, {"judge": values}, {"judge": values}, values, {})
 
     trainer.compose = compose
     trainer.train()
@@ -730,7 +739,7 @@ def test_dynamic_sampling_replaces_groups_without_a_signal(folders, tokenizer, t
             0.0 if row["id"] in dull else float(row["n_tokens"] + i % group_size)
             for i, row in enumerate(rows)
         ]
-        return values, {"own": values}, {"own": values}, {}
+        return rewards.Scores(values, {"own": values}, {"own": values}, values, {})
 
     asked = {}
     for attempts in (0, 20):
@@ -806,7 +815,7 @@ def test_a_collapsed_reward_ends_the_run(folders, tokenizer, tmp_path):
 
     def compose(rows, group_size):
         values = [float(row["n_tokens"]) for row in rows]
-        return values, {"majority": values}, {"majority": values}, {"agreement": 1.0}
+        return rewards.Scores(values, {"majority": values}, {"majority": values}, values, {"agreement": 1.0})
 
     trainer.compose = compose
     trainer.train()
@@ -831,25 +840,22 @@ def test_rewards_that_cannot_be_had_are_said_first(words, others, message, tmp_p
         json.dumps({"id": "1", "messages": [{"role": "user", "content": "Hi"}]}) + "\n"
     )
     with pytest.raises(SystemExit) as e:
-        rewards.load(dataclasses.replace(options(tmp_path / "p.jsonl", *words), **others))
+        rewards.check(dataclasses.replace(options(tmp_path / "p.jsonl", *words), **others))
     assert e.value.code == 2 and message in capsys.readouterr().err
-    assert rewards.load(train_grpo.Args()) is None  # the preference alone needs nothing of this
+    assert rewards.load(train_grpo.Args(), tmp_path) is None  # the preference alone needs nothing of this
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["--judge", "m"],
-        ["--prime-beta=3"],
-        ["--process-model", "x"],
-        ["--overlong-buffer", "9"],
         ["--budget", "1"],
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(words, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train_grpo.py", *words])
     with pytest.raises(SystemExit) as e:
-        rewards.load(train_grpo.Args())
+        rewards.check(train_grpo.Args())
     assert (
         e.value.code == 2 and f"{words[0].partition('=')[0]} does nothing without" in capsys.readouterr().err
     )

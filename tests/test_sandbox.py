@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards import code_runner as sandbox
+from rewards import sandbox
 
 HUMANEVAL = Path(__file__).parents[1].parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 
@@ -377,7 +377,7 @@ def test_a_folder_for_sandboxes_that_is_not_ours(run, monkeypatch, tmp_path):
 
 
 def test_all_files_together_are_bounded(run):
-    if run.barrier != "bwrap" or not sandbox._sized():
+    if run.barrier != "bwrap" or not sandbox._has_sized_tmpfs():
         pytest.skip("only bwrap bounds more than each file")
     r = run("for i in range(40): open(str(i), 'wb').write(bytes(1 << 20))", file_mb=1)
     assert r.status == "error" and "No space left" in r.stderr

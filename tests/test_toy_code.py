@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import rewards
+from rewards import verified
 from data.toy import programs as toy_code
 
 STEPS = [("+", 3), ("*", 2)]
@@ -97,7 +97,7 @@ def test_gold_and_the_sandbox_agree():
         }
         for n, (response, _) in enumerate(ANSWERS)
     ]
-    ran = rewards.code(cases, timeout=3.0)
+    ran = verified.code(cases, timeout=3.0)
     for (response, right), value in zip(ANSWERS, ran, strict=True):
         assert toy_code.gold(MESSAGES, response) == right, response
         assert (value or 0.0) == right, response  # None: an endless one that never answered
@@ -113,14 +113,14 @@ def test_gold_and_the_sandbox_agree():
         for slips in (0.0, 1.0)
     ]
     golds = [toy_code.gold(row["messages"], row["response"]) for row in own]
-    assert rewards.code(own) == golds and 0 in golds and golds[::2] == [1.0] * 4
+    assert verified.code(own) == golds and 0 in golds and golds[::2] == [1.0] * 4
 
 
 def test_gold_is_stricter_than_the_tests():
     """By heart, by bits: the sandbox's four tests pass, gold reads + - * only."""
     for response in ("def f(x): return {0: 6, 1: 8, 7: 20, -4: -2}[x]", "def f(x): return x + 3 << 1"):
         assert toy_code.gold(MESSAGES, response) == 0
-        assert rewards.code(
+        assert verified.code(
             [
                 {
                     "id": "0",

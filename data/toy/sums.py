@@ -62,7 +62,7 @@ def judge(messages: list[dict], response: str) -> dict:
 
 def steps(messages: list[dict], text: str) -> list[tuple[int, float]]:
     """(end in `text`, 1.0 if this and every step before it is right, else 0.0) of each subtraction and of the response: what
-    `--process-model data/toy/sums.py:steps` rewards."""
+    `process.model=data/toy/sums.py:steps` rewards."""
     prompt, found, fine = messages[-1]["content"], [], True
     asked = {w for w in re.findall(r"[a-z]+", prompt) if w in DISHES}
     left = int(re.search(r"\d+", prompt)[0])

@@ -1,0 +1,114 @@
+"""Gold: a measure that nothing is trained on.
+
+It shows whether the proxy, the reward that is trained on, still means anything.
+"""
+
+import json
+import math
+import numbers
+from pathlib import Path
+
+import pandas as pd
+from accelerate import PartialState
+
+import faults
+import runs
+from endpoint import Endpoint
+from rewards.judged import judge_mark
+from rewards.preference import RewardModel
+
+
+def load_gold(args, device: str, run: Path):
+    """Loads what `args.gold` names, and returns a function of (lists of messages, responses) -> list of
+    floats.
+
+    `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
+    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. Returns None where it is empty. A
+    judge that fails gives NaN; an empty response gets 0 without a call.
+    """
+    spec = args.gold
+    if not spec:
+        return None
+    if spec.startswith("judge:"):
+        return _judge_as_gold(args, run)
+    if ".py:" not in spec:
+        return RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
+
+    function = runs.load_function(spec)
+
+    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
+        values = []
+        for messages, response in zip(prompts, responses):
+            faults.beat()
+            value = function(messages, response)
+            # the trainer refuses anything that is not a number
+            values.append(float(value) if isinstance(value, numbers.Real) else value)
+        return values
+
+    return measure
+
+
+def _judge_as_gold(args, run: Path):
+    """Returns the function of `load_gold` that asks a judge. The processes share the budget."""
+    name, _, url = args.gold.removeprefix("judge:").partition("@")
+    state = PartialState()
+    store = run / f"gold-{state.process_index}.jsonl"
+    judge = Endpoint(name, store, url, budget=args.budget / state.num_processes, price=args.price)
+
+    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
+        rows = [{"messages": messages, "response": text} for messages, text in zip(prompts, responses)]
+        return [math.nan if mark is None else float(mark) for mark in judge_mark(rows, judge)]
+
+    return measure
+
+
+def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
+    """Logs the completions of the held-out prompts at a checkpoint. Returns whether gold is the best so far.
+
+    Adds the rows to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the proxy is
+    higher than at the best gold while gold is lower by more than two standard errors of the difference.
+    """
+    line = {"step": step} | _means(rows)
+    path = run / "held_out.jsonl"
+    before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    runs.append_jsonl(path, [line])
+    runs.append_jsonl(run / "held_out_completions.jsonl", [{**row, "step": step} for row in rows])
+    print(f"held out, step {step}: {json.dumps(line)}", flush=True)
+
+    measured = [earlier for earlier in before if earlier["gold"] is not None]
+    if line["gold"] is None:
+        return False
+    if not measured:
+        return True
+    best = max(measured, key=lambda earlier: earlier["gold"])
+    _warn_of_overfitting(line, best)
+    return line["gold"] > best["gold"]
+
+
+def _means(rows: list[dict]) -> dict[str, float | None]:
+    """Averages completion rows. None where nothing is known."""
+    table = pd.json_normalize(rows)
+    good_format = table["status"] == "ok"
+    gold = table["rewards.gold"].astype(float)  # missing where a judge failed
+    means = {
+        "gold": gold.mean(),
+        "gold_se": gold.sem(),
+        "proxy": table.loc[good_format, "rewards.preference"].mean(),
+        "format_ok": good_format.mean(),
+        "think_tokens": table["n_thinking_tokens"].mean(),
+        "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean(),
+    }
+    known = {name: None if pd.isna(mean) else float(mean) for name, mean in means.items()}
+    return {"n": len(table), "n_gold": int(gold.count())} | known
+
+
+def _warn_of_overfitting(line: dict, best: dict) -> None:
+    if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
+        return
+    standard_error = math.hypot(line["gold_se"] or 0.0, best["gold_se"] or 0.0)
+    if line["gold"] < best["gold"] - 2 * standard_error:
+        print(
+            f"WARNING: step {line['step']}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) "
+            f"while gold falls ({best['gold']:.4g} -> {line['gold']:.4g}); "
+            f"best_by_gold/ is of step {best['step']}"
+        )

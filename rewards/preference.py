@@ -1,0 +1,157 @@
+"""The preference reward: a reward model that scores what the policy wrote."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+import faults
+import utils
+
+NO_LIMIT = 10**9  # tokens, for a model whose config names no maximum
+TOKENS_PER_BATCH_ON_CPU = 2048  # measured by dev/bench.py
+TOKENS_PER_BATCH_ON_GPU = 16384
+
+
+class RewardModel:
+    """A sequence classifier with one output, with its own tokenizer and chat template.
+
+    Args:
+        path: folder or hub name.
+        reward_on: "think+response" scores everything that the policy wrote, tags included. "response" scores
+            the response of a well-formed completion, and the text of any other as it is (paper, equation 3).
+        think_format: the policy's, a key of utils.THINK_FORMATS.
+        chat_template: a Jinja file, for a reward model that has none.
+        max_length: tokens of conversation and completion; 0: as many as the model's context holds.
+        tokens_per_batch: tokens in one forward, padding included; 0: 2048 on a CPU, 16384 on a GPU.
+
+    `n_scored` counts the encoded texts and `n_truncated` those that were too long; the trainer sets both
+    back.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        reward_on: str = "think+response",
+        think_format: str = "think",
+        chat_template: str = "",
+        max_length: int = 0,
+        tokens_per_batch: int = 0,
+        device: str = utils.DEVICE,
+        dtype: str = utils.DTYPE,
+    ):
+        self.reward_on = reward_on
+        self.think_format = think_format
+        self.tokenizer = self.check(path, chat_template, reward_on, think_format)
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, **utils.SAFE
+        )
+        missing = sorted(loading["missing_keys"])
+        if missing:
+            raise ValueError(f"reward model {path} has no weights for {missing[0]}")
+        for name, weight in model.named_parameters():
+            if not weight.isfinite().all():
+                raise ValueError(f"reward model {path} has no weights for {name} (not finite)")
+        self.model = model.to(device).eval()
+        self.model.config.use_cache = False
+        if hasattr(self.model, "score"):  # the scalar itself is computed in float32
+            self.model.score.float().register_forward_pre_hook(_to_float32)
+        context = getattr(self.model.config, "max_position_embeddings", 0)
+        self.max_length = max_length or context or NO_LIMIT
+        on_cpu = self.model.device.type == "cpu"
+        default_tokens = TOKENS_PER_BATCH_ON_CPU if on_cpu else TOKENS_PER_BATCH_ON_GPU
+        self.tokens_per_batch = tokens_per_batch or default_tokens
+        self.n_scored = 0
+        self.n_truncated = 0
+
+    @staticmethod
+    def check(
+        path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
+    ) -> Tokenizer:
+        """Returns the tokenizer with its chat template, without loading weights.
+
+        ValueError if the model could not score such completions.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if chat_template:
+            tokenizer.chat_template = Path(chat_template).read_text()
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)"
+            )
+        reads_thinking = reward_on == "think+response" and "think" in think_format
+        if reads_thinking and utils._THOUGHT not in utils._render(tokenizer, utils._THOUGHT):
+            raise ValueError(
+                f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
+                "scored; pass --reward-chat-template FILE or --reward-on response"
+            )
+        if config.num_labels != 1:
+            raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
+        return tokenizer
+
+    def encode(self, messages: list[dict], completion: str) -> list[int]:
+        """Returns the token ids of a conversation in the reward model's own template.
+
+        A conversation longer than `max_length` tokens loses the end of its last turn, never the closing
+        tokens.
+        """
+        turns = [*messages, {"role": "assistant", "content": completion}]
+        turns = utils.without_control(self.tokenizer, turns)
+        ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
+        self.n_scored += 1
+        if len(ids) > self.max_length:
+            self.n_truncated += 1
+            closing_text = utils._render(self.tokenizer, "@@").rpartition("@@")[2]
+            closing = self.tokenizer(closing_text, add_special_tokens=False)["input_ids"]
+            ids = ids[: self.max_length - len(closing)] + closing
+        return ids
+
+    def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
+        """Returns the rewards (B,) of completions (raw text of the policy) to prompts (lists of messages)."""
+        ids = []
+        for messages, text in zip(prompts, completions, strict=True):
+            if self.reward_on == "response":
+                parts = utils.split_thinking(text, self.think_format)
+                text = parts.response if parts.status == "ok" else text
+            ids.append(self.encode(messages, text))
+        return self.score_ids(ids)
+
+    @torch.inference_mode()
+    def score_ids(self, ids: list[list[int]]) -> list[float]:
+        """Returns the rewards (B,) of conversations given as token ids.
+
+        They are scored longest first, so that a batch holds rows of about equal length.
+        """
+        longest_first = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
+        scores = [0.0] * len(ids)
+        start = 0
+        while start < len(longest_first):
+            width = len(ids[longest_first[start]])
+            n_rows = max(1, self.tokens_per_batch // width)
+            batch = longest_first[start : start + n_rows]
+            start += n_rows
+            for i, score in zip(batch, self._forward([ids[i] for i in batch], width)):
+                scores[i] = score
+        return scores
+
+    def _forward(self, rows: list[list[int]], width: int) -> list[float]:
+        """Scores one batch, each row padded on the right to `width` tokens."""
+        # The head reads the last token that is not the pad token: the last real one, with a pad id that ends
+        # no row.
+        pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
+        self.model.config.pad_token_id = pad
+        self.model.config.get_text_config().pad_token_id = pad
+        ids = [row + [pad] * (width - len(row)) for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        faults.beat()
+        logits = self.model(
+            torch.tensor(ids, device=self.model.device),
+            attention_mask=torch.tensor(mask, device=self.model.device),
+        ).logits
+        return logits[:, 0].tolist()
+
+
+def _to_float32(_, args: tuple) -> tuple:
+    return (args[0].float(),)

@@ -1,0 +1,45 @@
+"""What the reward files share: the type of a reward's values, the groups, and the scale of a verifier.
+
+A row is one completion: {"id", "messages", "response", "status", "n_tokens", ...} and the fields of its
+prompt's row. The completions of one prompt are neighbours. A reward function returns one value a row. None
+means that there is no value, because a field is missing or a judge failed; it is never a low score.
+"""
+
+Values = list[float | None]
+# The verifiers, and the field that a prompt's row must have for one to apply. The first that has a value
+# decides what is right.
+FIELDS = {
+    "math": "answer",
+    "code": "tests",
+    "instructions": "instruction_id_list",
+    "factual": "reference",
+    "rubric": "rubric",
+}
+
+
+def in_groups(items: list, group_size: int) -> list[list]:
+    """Splits the items of a step into groups of `group_size` neighbours. ValueError if some are left over."""
+    if len(items) % group_size:
+        raise ValueError(f"{len(items)} rows cannot be split into groups of {group_size}")
+    return [items[start : start + group_size] for start in range(0, len(items), group_size)]
+
+
+def verified_values(rows: list[dict], shares: Values, value: float, no_eos: float | None) -> Values:
+    """Scales what a verifier found, the share (0 to 1) of a row that is right, as Tülu 3 does (2411.15124,
+    section 6).
+
+    Args:
+        value: reward of a share of 1 (Tülu 3: 10).
+        no_eos: reward of a completion that did not end by itself (Tülu 3: -10). None: it is treated like any
+            other.
+    """
+    values = []
+    for row, share in zip(rows, shares, strict=True):
+        cut_off = row["status"] == "truncated" or row.get("cut_off")
+        if cut_off and no_eos is not None:
+            values.append(no_eos)
+        elif share is None:
+            values.append(None)
+        else:
+            values.append(value * share)
+    return values

@@ -1,0 +1,352 @@
+r"""Rewards that a program verifies: math (a known answer), code (tests), instructions (IFEval's and IFBench's
+checkers).
+
+Known limits. `math_answer` believes math-verify where it is wrong (tests/test_rewards.py lists where). `code`
+compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or `in` of the
+program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot be run.
+
+A program that knows the tests passes them: by heart or, without bubblewrap, from any file that all users may
+read. So does one that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`,
+`encode_cyclic` and `encode_shift` of the prompt, others an `np` that they do not import. Leave such tasks
+out. Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
+"""
+
+import ast
+import functools
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import benchmarks
+import faults
+import runs
+from rewards import code_runner
+from rewards.shared import Values, verified_values
+
+# --- 1. math: reading an answer
+
+NUMBER = re.compile(
+    r"(?:(?<![\w)])-)?"  # a minus, but not that of 16-3
+    r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
+    r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+    r"(?:\^\{?-?\d+\}?)?"
+    r"(?:/\d+|%)?"
+)
+FORMULA = re.compile(r"\$([^$\n]*[\\^][^$\n]*)\$|\\\((.*?)\\\)")
+MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times")
+
+
+def final_answer(text: str) -> str | None:
+    r"""Returns what is in the last \boxed{}, else the last number without its commas, else None.
+
+    If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
+    is what follows the formula's last equals sign.
+    """
+    boxed = benchmarks.last_boxed(text)
+    if boxed is not None:
+        return boxed.strip().removesuffix(".")
+
+    text = text.replace("\u2212", "-").replace("\u2013", "-")  # typographic minus, en dash
+    numbers = list(NUMBER.finditer(text))
+    if not numbers:
+        return None
+    last = numbers[-1]
+    for formula in FORMULA.finditer(text):
+        if formula.start() <= last.start() and last.end() <= formula.end():
+            content = formula[1] or formula[2]
+            result = content.rpartition("=")[2].strip()
+            if MORE_THAN_A_NUMBER.search(result):
+                return result
+            break
+    return re.sub("[$,]", "", last[0])
+
+
+# --- 2. math: comparing two answers
+
+
+def _compare_pairs(seconds: float) -> None:
+    """Prints math-verify's verdict, 0 or 1, on every pair (truth, answer) of stdin.
+
+    It runs in a process whose source is this function. The kernel ends that process when a pair takes more
+    than `seconds` of CPU time, as Python's signal handlers do not run inside of 9**9**9.
+    """
+    import contextlib
+    import json
+    import logging
+    import resource
+    import signal
+    import sys
+
+    import math_verify
+
+    logging.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        sides = [math_verify.parse(f"\\boxed{{{side}}}", parsing_timeout=None) for side in json.loads(line)]
+        equal = math_verify.verify(*sides, timeout_seconds=None)
+        with contextlib.suppress(TypeError, AttributeError, IndexError):  # not numbers
+            truth, answer = (complex(side[0].doit()) for side in sides)
+            larger = max(abs(truth), abs(answer))
+            if 0 < larger < 1e-3:  # math-verify rounds to six places
+                equal &= abs(truth - answer) <= 0.01 * larger
+        print(int(equal), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@functools.cache
+def _comparer(seconds: float) -> subprocess.Popen:
+    """Starts the process of `_compare_pairs`; it serves until a pair takes too long."""
+    source = f"{inspect.getsource(_compare_pairs)}\n_compare_pairs({seconds})"
+    command = [sys.executable, "-P", "-c", source]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if _verdict(process, "1", "1") != "1":
+        raise OSError(
+            "the process that compares answers did not start; its error is above (is math-verify installed?)"
+        )
+    return process
+
+
+def _verdict(process: subprocess.Popen, truth: str, answer: str) -> str:
+    """Asks the comparing process: "1", "0", or "" if it ended."""
+    process.stdin.write(json.dumps([truth, answer]) + "\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+# An answer that still has to be worked out repeats the question, unless the truth is written in this way too.
+UNSOLVED = ("\\sum", "\\prod", "\\int", "\\lim", "\\gcd", "\\det", "\\ne", "\u2260")
+UNIT = re.compile(r"\\text\{ (?!(?:or|and|not)\b)[A-Za-z./ ]*\}(?:\^\{?\d\}?)?\s*")
+POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def _is_unsolved(truth: str, answer: str) -> bool:
+    without_limits = re.sub(r"_\{[^{}]*\}", "", answer)  # the = of a sum's limits is not an equation
+    result = without_limits.rpartition("=")[2]
+    return any(word in result and word not in truth for word in UNSOLVED)
+
+
+def _with_powers(side: str) -> str:
+    r"""Writes 5\text{ million} as 5 \cdot 10^{6}."""
+    for word, power in POWERS_OF_TEN.items():
+        side = re.sub(rf"\\text\{{\s*{word}\s*\}}", rf" \\cdot 10^{{{power}}}", side)
+    return side
+
+
+def _as_word(side: str) -> str:
+    return re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip()
+
+
+def _same_spelling(truth: str, answer: str) -> bool:
+    """Whether both are the same in MATH's spelling, which drops a unit and everything after it."""
+    unit_at = answer.find("\\text{ ")
+    if unit_at >= 0 and not UNIT.fullmatch(answer, unit_at):
+        return False  # more than a unit follows
+    try:
+        return benchmarks.normalise_math(truth) == benchmarks.normalise_math(answer)
+    except ValueError:  # more than one unit
+        return False
+
+
+def _equal(truth: str, answer: str | None, seconds: float) -> bool:
+    """Whether both are spelled alike or math-verify finds them equal.
+
+    A comparison that takes too long is not equal: as "no value" it would be a way out of a wrong answer's
+    penalty. An answer that would fit several truths is not equal either: the question once more, an anagram
+    of the truth's words, a unit and more text behind it.
+    """
+    if not answer or _is_unsolved(truth, answer):
+        return False
+    truth = _with_powers(truth)
+    answer = _with_powers(answer)
+
+    truth_word = _as_word(truth)
+    answer_word = _as_word(answer)
+    both_words = all(re.fullmatch("[A-Za-z]{2,}", word) for word in (truth_word, answer_word))
+    marked_as_text = truth_word != truth or answer_word != answer
+    if both_words and (marked_as_text or len(truth_word) > 3):  # else a product of variables, such as xy
+        return truth_word.casefold() == answer_word.casefold()
+
+    if truth == answer or _same_spelling(truth, answer):
+        return True
+    verdict = _verdict(_comparer(seconds), truth, answer)
+    faults.beat()
+    if not verdict:  # the kernel ended the process: the next pair gets a new one
+        _comparer(seconds).wait()
+        _comparer.cache_clear()
+    return verdict == "1"
+
+
+def _truth(row: dict) -> str | None:
+    r"""Reads the known answer of a row.
+
+    It is the whole field `answer`, what follows its last ####, or what is in its last \boxed{}.
+    """
+    if row.get("answer") is None:
+        return None
+    truth = str(row["answer"]).rpartition("####")[2].strip()
+    boxed = benchmarks.last_boxed(truth)
+    return truth if boxed is None else boxed
+
+
+def math_answer(
+    rows: list[dict], value: float = 1.0, no_eos: float | None = None, seconds: float = 3.0
+) -> Values:
+    r"""Returns `value` where the final answer of the response equals `answer`, else 0.
+
+    This is the reward of RLVR (Tülu 3, 2411.15124, section 6). Rows need `answer`: the final answer, or a
+    solution that ends with `#### answer` or \boxed{answer}. A process must make one call at a time.
+
+    Args:
+        value, no_eos: see shared.verified_values.
+        seconds: CPU time of one comparison.
+    """
+    shares = []
+    for row in rows:
+        truth = _truth(row)
+        if truth is None:
+            shares.append(None)
+        else:
+            shares.append(float(_equal(truth, final_answer(row["response"]), seconds)))
+    return verified_values(rows, shares, value, no_eos)
+
+
+# --- 3. code
+
+
+def _code_blocks(response: str) -> list[str]:
+    """Returns the fenced blocks of a response, or the whole of it.
+
+    A block in a list loses its indentation.
+    """
+    fenced = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
+    return [textwrap.dedent(block) for _, block in fenced] or [response]
+
+
+def _tested_names(tests: list[str], entry_point: str) -> set[str]:
+    """Finds what a program must define: its entry point, else what the tests use and do not define."""
+    if re.match(r"\w", entry_point):
+        return set(re.findall(r"^\w+", entry_point))
+    try:
+        nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
+    except (SyntaxError, ValueError):  # a test is not Python
+        return set()
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {name.id for name in names} - stored - parameters
+
+
+def _find_program(response: str, tests: list[str], entry_point: str) -> str:
+    """Returns the last code block that defines at top level what the tests use, else the last block.
+
+    An example or an output may follow the program.
+    """
+    blocks = _code_blocks(response)
+    names = _tested_names(tests, entry_point)
+    if names:
+        name = rf"(?:{'|'.join(names)})"
+        definition = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
+        for block in reversed(blocks):
+            if definition.search(block):
+                return block
+    return blocks[-1]
+
+
+def _share_passed(row: dict, timeout: float) -> float | None:
+    """Returns the share of its tests that a row passes; None if it has none or they cannot be run."""
+    tests = row.get("tests")
+    if not tests:
+        return None
+    entry_point = row.get("entry_point") or ""
+    if isinstance(tests, str):
+        tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
+    program = _find_program(row["response"], tests, entry_point)
+    passed = code_runner.count_passed(program, tests, entry_point, timeout)
+    faults.beat()
+    return None if passed is None else passed / len(tests)
+
+
+def code(
+    rows: list[dict],
+    partial: bool = False,
+    value: float = 1.0,
+    no_eos: float | None = None,
+    timeout: float = 10.0,
+    workers: int = os.cpu_count() or 1,
+) -> Values:
+    """Returns `value` where the program in the response passes all `tests`, else 0.
+
+    Rows need `tests`. A list of test strings, each with what it needs, is run in order. One string is a
+    program; it defines `check(candidate)` if the row has an `entry_point` (a name, or an expression such as
+    `Solution().solve`).
+
+    Tests see the program's functions and objects from another process. Plain data is compared there: a
+    Counter as a dict, NumPy's scalars as numbers. Objects can be called, indexed, iterated, set, entered and
+    combined (see code_tests.py), and equal only themselves. The value is None where a test hands over what
+    cannot be pickled, such as a lambda.
+
+    Args:
+        partial: return `value` times the share of the tests that pass.
+        value, no_eos: see shared.verified_values.
+        timeout: wall time of all tests of a row, in seconds.
+        workers: programs that run at the same time.
+    """
+    # A policy that has settled writes the same program again and again: equal responses to equal tests are
+    # run once.
+    keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]
+    different = dict(zip(keys, rows))
+    with ThreadPoolExecutor(workers) as pool:
+        run_one = functools.partial(_share_passed, timeout=timeout)
+        shares = dict(zip(different, pool.map(run_one, different.values())))
+
+    row_shares = [shares[key] for key in keys]
+    if not partial:
+        row_shares = [share if share is None else float(share == 1) for share in row_shares]
+    return verified_values(rows, row_shares, value, no_eos)
+
+
+# --- 4. instructions
+
+
+def instructions(
+    rows: list[dict],
+    rule: Literal["strict", "loose"] = "strict",
+    partial: bool = False,
+    value: float = 1.0,
+    no_eos: float | None = None,
+) -> Values:
+    """Returns `value` where the response meets every instruction, else 0.
+
+    Rows need `instruction_id_list` and `kwargs`. The checkers are those of the evaluation: IFBench's where
+    they know all ids, else IFEval's. A response that cannot be checked within ten seconds meets no
+    instruction. Exits with 2 for an unknown id.
+
+    Args:
+        rule: as in IFEval; loose forgives a first line, a last line and asterisks.
+        partial: return `value` times the share of the instructions that are met.
+        value, no_eos: see shared.verified_values.
+    """
+    from benchmarks import ifbench  # its checkers take seconds to import
+
+    shares = []
+    for row in rows:
+        names = row.get("instruction_id_list")
+        if not names:
+            shares.append(None)
+            continue
+        task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
+        if ifbench.CHECKERS.keys() >= set(names):
+            check = functools.partial(benchmarks.bounded, ifbench.check)
+        else:
+            check = benchmarks.ifeval_check
+        met = runs.or_fail(check, task, row["response"])[rule]
+        faults.beat()
+        shares.append(sum(met) / len(met) if partial else float(all(met)))
+    return verified_values(rows, shares, value, no_eos)
