@@ -112,6 +112,8 @@ class Args:
     mode); score: the reward of the text as it is."""
     format_margin: float = 1.0
     """In units of the reward."""
+    reward_tokens_per_batch: int = 0
+    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
     """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -590,10 +592,6 @@ def check_arguments(args: Args, accelerator) -> None:
             f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
             f"{args.updates_per_rollout} equal parts"
         )
-    if args.pass_at_k and not 1 <= args.pass_at_k <= args.group_size:
-        runs.fail(f"--pass-at-k {args.pass_at_k} must be from 1 to --group-size {args.group_size}")
-    if args.pass_at_k and not rewards.has_verifier(args):
-        runs.fail("--pass-at-k needs a verifier's verdict; add one to --rewards, e.g. math:1")
     without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
     runs.refuse_unused(
         {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
@@ -621,7 +619,8 @@ def main(args: Args) -> None:
         f"bad format: {args.on_bad_format}"
     )
     rewards.check(args)
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm)))
+    dense.check(args, has_reference=bool(args.beta))
+    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference=bool(args.beta))))
     if args.dry_run:
         return
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
@@ -639,7 +638,10 @@ def main(args: Args) -> None:
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
-    learners = {"": checkpoint.Learner(model, optimizer), **dense.learners(dense_rewards)}
+    learners = {"": checkpoint.Learner(model, optimizer)}
+    for source in dense_rewards:
+        if source.learner:
+            learners[source.name] = source.learner
     if folder:
         for name, learner in learners.items():
             checkpoint.load_optimizer(folder, name, learner.optimizer)
@@ -702,8 +704,9 @@ def main(args: Args) -> None:
                 )
             for completion, advantage in zip(completions, advantages, strict=True):
                 completion.advantages = [advantage or 0.0] * len(completion.ids)
-            for part in dense_rewards:  # on top, token by token
-                metrics |= part.add_advantages(completions, args.group_size, args.scale_rewards != "none")
+            for source in dense_rewards:  # on top, token by token
+                dense.add_advantages(source, completions, args.group_size, args.scale_rewards != "none")
+                metrics |= source.metrics
             everyone = gather_object(completions)
             metrics |= rollout.reward_metrics(all_rewards_P_G) | rollout.completion_metrics(everyone)
             metrics["reward/flat_groups"] = is_flat(all_rewards_P_G).float().mean().item()

@@ -213,7 +213,9 @@ def others_gib(args) -> dict[str, float]:
     parts = {}
     if args.gold and ".py:" not in args.gold and not args.gold.startswith("judge:"):
         parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
-    process = rewards.reward_options(args)["process"]["model"] if "process" in rewards.reward_names(args) else ""
+    process = (
+        rewards.reward_options(args)["process"]["model"] if "process" in rewards.reward_names(args) else ""
+    )
     if process and ".py:" not in process:
         parts["process model"] = frozen_gib(process, AutoModelForTokenClassification)
     if "prime" in rewards.reward_names(args):

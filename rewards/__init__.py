@@ -34,10 +34,11 @@ from accelerate import PartialState
 
 import runs
 from endpoint import Endpoint
-from rewards import judged, shaping, unsupervised, verified
+from rewards import gold, judged, preference, shaping, unsupervised, verified
 from rewards.combining import combine
 from rewards.options import parse_value
 from rewards.shared import FIELDS, Values
+from rows import check_ids, read_rows
 
 REWARDS = {
     "math": verified.math_answer,
@@ -57,6 +58,7 @@ REWARDS = {
     "cosine": shaping.cosine,
     "overlong": shaping.overlong,
 }
+PREFERENCE = {"chat_template": "", "max_length": 0}  # see preference.py; options and defaults
 DENSE = {
     "process": {"model": ""},
     "prime": {"beta": 0.05, "learning_rate": 1e-6},
@@ -155,7 +157,7 @@ def _functions(args) -> dict[str, Callable]:
     Exits with 2 if a file has none.
     """
     functions = {}
-    for word in args.rewards:
+    for word in getattr(args, "rewards", ()):
         source, name, _ = _parse_word(word)
         if source:
             functions[name] = runs.load_function(source)
@@ -186,8 +188,10 @@ def reward_options(args) -> dict[str, dict]:
                 types[name, key] = parameter.annotation
     for name in options.keys() & DENSE.keys():
         options[name] = dict(DENSE[name])
+    if "preference" in options:
+        options["preference"] = dict(PREFERENCE)
 
-    for word in args.reward_args:
+    for word in getattr(args, "reward_args", ()):  # DPO and RLVER have a reward model only
         place, equals, text = word.partition("=")
         name, dot, option = place.partition(".")
         if not equals or not dot:
@@ -230,6 +234,8 @@ def check(args) -> None:
     wanted = {name: _parameters(function).keys() for name, function in functions.items()}
     judged_names = [name for name in wanted if "judge" in wanted[name]]
     _check_judge_flags(args, bool(judged_names))
+    preference.check(args)
+    gold.check(args)
     verifiers = FIELDS.keys() & functions.keys()
     group_size = getattr(args, "group_size", 1)  # PPO samples one completion a prompt
     for name in wanted:
@@ -290,9 +296,9 @@ def _is_preference_alone(args, spec: list[tuple[str, float | str]]) -> bool:
 
 
 def _read_prompts(args) -> list[dict]:
-    rows = runs.read_rows(args.prompts, "messages")
-    runs.check_ids(args.prompts, rows)
-    return rows
+    prompts = read_rows(args.prompts, "messages")
+    check_ids(args.prompts, prompts)
+    return prompts
 
 
 # --- 3. the reward of a run

@@ -1,240 +1,328 @@
-"""Dense rewards: what a completion earns on its way, on steps (a process reward model) or on tokens (PRIME). train_rlver.py
-has them on turns.
+"""Dense rewards: what a completion earns on its way, on steps (a process reward model) or on tokens (PRIME).
 
-They stand beside the outcome's reward, in its list: `--rewards math:1 process:0.5`. A source is called with the trainer, its
-rows and TRL's batch and gives two tensors (B, T) over the completions' tokens: rewards, and where one stands. rollout.py makes
-token advantages of them (GRPO), ppo.py adds them to the tokens' rewards before GAE.
+They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`. A source
+has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens: rewards, and where one
+is given. GRPO makes token advantages of them (`add_advantages`); PPO adds them to the tokens' rewards before GAE.
+train_rlver.py has dense rewards on turns.
 """
 
 import math
 import re
 from bisect import bisect_left
+from pathlib import Path
 
-import runs  # isort: skip
 import torch
+from accelerate import Accelerator
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForTokenClassification
 
-import faults
+import checkpoint
+import policy
 import rewards
-import training
+import runs
 import utils
+import watchdog
+from rewards.preference import TOKENS_PER_BATCH_ON_CPU, TOKENS_PER_BATCH_ON_GPU
+
+MAX_GRAD_NORM = 1.0  # of the model behind `prime`
 
 
 def token_advantages(
     values: torch.Tensor, events: torch.Tensor, group_size: int, scale: bool
 ) -> torch.Tensor:
-    """Advantages (B, T) of dense rewards `values` (B, T), which stand where `events` (B, T, bool) is true; a group's rows are
-    neighbours.
+    """Returns advantages (B, T) of dense rewards; the rows of a group are neighbours.
 
-    A token leads to the next event k of its row, and is credited with R_k, the sum of the row's rewards from there on: less
-    the mean of R_k over the group's rows that have a k-th event, and with `scale` divided by the root of the mean square of
-    that over the group's events, plus 1e-4. Tokens behind the last event get 0. Sources: the sum over later steps is
-    DeepSeekMath's process supervision (2402.03300, section 4.1.3), the comparison of k-th with k-th MT-GRPO's (2505.11821).
+    A token leads to the next event k of its row, and is credited with R_k, the sum of the row's rewards from there on,
+    minus the mean of R_k over the group's rows that have a k-th event. Tokens behind the last event get 0. Sources: the
+    sum over later steps is DeepSeekMath's process supervision (2402.03300, section 4.1.3), the comparison of k-th with
+    k-th MT-GRPO's (2505.11821).
+
+    Args:
+        values: (B, T) dense rewards, which count where `events` (B, T, bool) is true.
+        scale: divide by the root of the mean square of that over the group's events, plus 1e-4.
     """
-    counts, n = events.sum(1, keepdim=True), int(events.sum(1).max())
-    if n == 0:
+    counts = events.sum(1, keepdim=True)
+    most_events = int(events.sum(1).max())
+    if most_events == 0:
         return torch.zeros_like(values)
     returns = (values * events).flip(1).cumsum(1).flip(1)
-    columns = (~events).int().argsort(dim=1, stable=True)[:, :n]  # of a row's events, in order
-    kth = torch.where(torch.arange(n, device=values.device) < counts, returns.gather(1, columns), math.nan)
-    groups = kth.view(-1, group_size, n)
+    event_columns = (~events).int().argsort(dim=1, stable=True)[:, :most_events]  # in order
+    has_kth = torch.arange(most_events, device=values.device) < counts
+    return_of_kth = torch.where(has_kth, returns.gather(1, event_columns), math.nan)
+
+    groups = return_of_kth.view(-1, group_size, most_events)
     groups = groups - groups.nanmean(1, keepdim=True)
     if scale:
         groups = groups / ((groups**2).nanmean((1, 2), keepdim=True).sqrt() + 1e-4)
-    leads_to = events.long().cumsum(1) - events.long()
-    return torch.where(leads_to < counts, groups.view(-1, n).gather(1, leads_to.clamp(max=n - 1)), 0.0)
+
+    next_event = (
+        events.long().cumsum(1) - events.long()
+    )  # of each token, the number of the event that it leads to
+    credit = groups.view(-1, most_events).gather(1, next_event.clamp(max=most_events - 1))
+    return torch.where(next_event < counts, credit, 0.0)
 
 
-def steps(row: dict) -> list[tuple[str, int]]:
-    """(step, offset of its end in `text`) of a completion: the paragraphs of its thinking, then its response."""
-    found, cursor = [], 0
-    for step in [*re.split(r"\n\s*\n", row["thinking"]), row["response"]]:
+def add_advantages(source, completions: list, group_size: int, scale: bool) -> None:
+    """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO)."""
+    values, events = source.token_rewards(completions)
+    has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
+    advantages = token_advantages(values, events & has_reward, group_size, scale and source.scaled)
+    for completion, row in zip(completions, advantages.tolist(), strict=True):
+        for t in range(len(completion.ids)):
+            completion.advantages[t] += source.weight * row[t]
+
+
+# --- steps
+
+
+def steps(completion) -> list[tuple[str, int]]:
+    """Returns (step, offset of its end in `text`): the paragraphs of the thinking, then the response."""
+    found = []
+    cursor = 0
+    for step in [*re.split(r"\n\s*\n", completion.thinking), completion.response]:
         if step.strip():
-            cursor = row["text"].index(step, cursor) + len(step)
+            cursor = completion.text.index(step, cursor) + len(step)
             found.append((step, cursor))
     return found
 
 
 class ProcessReward:
-    """A step's reward is by how much it raises the probability of being on the right way, 0 at the start; a row's rewards add
-    up to its last step's probability, so that more steps are worth nothing by themselves (the progress of 2410.08146).
+    """Rewards a step by how much it raises the probability of being on the right way, which is 0 at the start.
 
-    `source`: a token classifier with two labels, the second one "right", which reads prompt and steps, a blank line after
-    each, and judges at that blank line (the data format of TRL's PRMTrainer); or file.py:function, (messages, text) -> list of
-    (end of a step in `text`, probability).
+    A completion's rewards add up to its last step's probability, so more steps are worth nothing by themselves (the
+    progress of 2410.08146).
+
+    Args:
+        source: a token classifier with two labels, the second one "right", which reads prompt and steps with a blank
+            line after each and judges at that blank line; or file.py:function, (messages, text) -> list of (end of a
+            step in `text`, probability).
     """
 
+    name = "process"
     scaled = True  # as advantages in GRPO: divided by their spread in the group
+    learner = None  # it does not learn
+    metrics = {}
 
-    def __init__(self, source: str, device: str, tokens_per_batch: int):
-        self.function, self.device = None, device
-        self.tokens_per_batch = tokens_per_batch or (
-            2048 if device == "cpu" else 16384
-        )  # as utils.RewardModel
+    def __init__(
+        self, source: str, weight: float, policy_tokenizer, tokens_per_batch: int, device: torch.device
+    ):
+        self.weight = weight
+        self.policy_tokenizer = policy_tokenizer
+        self.device = device
+        self.function = None
         if ".py:" in source:
             self.function = runs.load_function(source)
             return
-        self.tokenizer = runs.load_tokenizer(source)
-        self.model = (
-            training.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)[0]
-            .to(device)
-            .eval()
-        )
+        default = TOKENS_PER_BATCH_ON_GPU if device.type == "cuda" else TOKENS_PER_BATCH_ON_CPU
+        self.tokens_per_batch = tokens_per_batch or default
+        self.tokenizer = utils.load_tokenizer(source)
+        model, _ = policy.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)
+        self.model = model.to(device).eval()
         self.model.config.use_cache = False
 
-    @staticmethod
-    def check(source: str) -> None:
-        """Exits with 2 when `source` is not what it must be."""
-        if ".py:" in source:
-            runs.load_function(source)
-            return
-        runs.load_tokenizer(source)
-        config = runs.load_config(source)
-        if (
-            not "".join(config.architectures or []).endswith("ForTokenClassification")
-            or config.num_labels != 2
-        ):
-            runs.fail(
-                f"process.model {source} is {config.architectures} with {config.num_labels} labels; it must be a "
-                "token classifier with two, wrong and right, or file.py:function"
-            )
-
-    def encode(self, row: dict) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of prompt and steps, and for each step (offset of its end in `text`, place of its last token)."""
-        text = "\n\n".join(message["content"] for message in row["messages"]) + "\n\n"
-        ids, ends = list(self.tokenizer(text)["input_ids"]), []
-        for step, end in steps(row):
+    def encode(self, completion) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns token ids of prompt and steps, and for each step (offset of its end in `text`, place of its last
+        token)."""
+        prompt = "\n\n".join(message["content"] for message in completion.messages) + "\n\n"
+        ids = list(self.tokenizer(prompt)["input_ids"])
+        ends = []
+        for step, end in steps(completion):
             ids += self.tokenizer(step + "\n\n", add_special_tokens=False)["input_ids"]
             ends.append((end, len(ids) - 1))
         return ids, ends
 
     @torch.no_grad()
-    def probabilities(self, rows: list[dict]) -> list[list[tuple[int, float]]]:
-        """For each row (end in `text`, probability of being right) of its steps; in batches of about equal length."""
+    def probabilities(self, completions: list) -> list[list[tuple[int, float]]]:
+        """Returns (end in `text`, probability of being right) of each completion's steps."""
         if self.function:
-            return [self.function(row["messages"], row["text"]) for row in rows]
-        encoded, out = [self.encode(row) for row in rows], [[] for _ in rows]
+            return [self.function(completion.messages, completion.text) for completion in completions]
+        encoded = [self.encode(completion) for completion in completions]
         limit = getattr(self.model.config, "max_position_embeddings", 10**9)
-        if (longest := max(len(ids) for ids, _ in encoded)) > limit:
+        longest = max(len(ids) for ids, _ in encoded)
+        if longest > limit:
             raise RuntimeError(
                 f"a completion has {longest} tokens for the process model, which reads {limit}; "
                 "lower --max-completion-tokens"
             )
-        todo = sorted(range(len(rows)), key=lambda i: -len(encoded[i][0]))
-        while todo:
-            width = len(encoded[todo[0]][0])
-            batch, todo = todo[: (n := max(1, self.tokens_per_batch // width))], todo[n:]
-            ids = torch.zeros(len(batch), width, dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for n, i in enumerate(batch):
-                ids[n, : len(encoded[i][0])], mask[n, : len(encoded[i][0])] = torch.tensor(encoded[i][0]), 1
-            logits = self.model(
-                input_ids=ids.to(self.device), attention_mask=mask.to(self.device)
-            ).logits.float()
-            right = logits.softmax(-1)[..., 1].cpu()
-            faults.beat()
-            for n, i in enumerate(batch):
-                out[i] = [(end, right[n, place].item()) for end, place in encoded[i][1]]
-        return out
 
-    def __call__(self, trainer, rows: list[dict], output: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.zeros(output["completion_ids"].shape, device=output["completion_ids"].device)
-        events = torch.zeros_like(values, dtype=torch.bool)
-        for n, (row, found) in enumerate(zip(rows, self.probabilities(rows), strict=True)):
-            ids, before = output["completion_ids"][n][output["completion_mask"][n].bool()].tolist(), 0.0
-            length = lambda k, ids=ids: len(
-                trainer.processing_class.decode(ids[:k], clean_up_tokenization_spaces=False)
-            )
+        found = [[] for _ in completions]
+        longest_first = sorted(range(len(completions)), key=lambda i: -len(encoded[i][0]))
+        start = 0
+        while start < len(longest_first):
+            width = len(encoded[longest_first[start]][0])
+            places = longest_first[start : start + max(1, self.tokens_per_batch // width)]
+            start += len(places)
+            rows = [torch.tensor(encoded[place][0]) for place in places]
+            ids = pad_sequence(rows, batch_first=True).to(self.device)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
+            logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
+            watchdog.beat()
+            right = logits.softmax(-1)[..., 1].cpu()
+            for n, place in enumerate(places):
+                found[place] = [(end, right[n, token].item()) for end, token in encoded[place][1]]
+        return found
+
+    def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns rewards (B, T) and where one is given; notes each completion's sum in `rewards`."""
+        width = max(len(completion.ids) for completion in completions)
+        values = torch.zeros(len(completions), width)
+        events = torch.zeros(len(completions), width, dtype=torch.bool)
+        for n, (completion, found) in enumerate(
+            zip(completions, self.probabilities(completions), strict=True)
+        ):
+            before = 0.0
             for end, probability in found:
                 if not 0 <= probability <= 1:
-                    raise RuntimeError(f"the process model gave {probability} for a step of {row['text']!r}")
-                place = bisect_left(range(1, len(ids)), end, key=length)  # the token in which the step ends
-                values[n, place] += probability - before
-                events[n, place], before = True, probability
+                    raise RuntimeError(
+                        f"the process model gave {probability} for a step of {completion.text!r}"
+                    )
+                token = self._token_at(completion.ids, end)
+                values[n, token] += probability - before
+                events[n, token] = True
+                before = probability
+            completion.rewards[self.name] = before
         return values, events
+
+    def _token_at(self, ids: list[int], end: int) -> int:
+        """Returns the place of the token in which the character before the offset `end` is."""
+
+        def n_characters(n_tokens: int) -> int:
+            return len(self.policy_tokenizer.decode(ids[:n_tokens], clean_up_tokenization_spaces=False))
+
+        return bisect_left(range(1, len(ids)), end, key=n_characters)
+
+
+# --- tokens
 
 
 class ImplicitReward:
-    """PRIME (2502.01456): a token's reward is beta log(phi / reference), and phi, which starts as the policy does, learns with
-    every rollout that the sum over a completion is the log-odds of its being right."""
+    """PRIME (2502.01456): a token's reward is beta log(phi / reference), from a model phi that learns online.
 
-    scaled = False  # as long as phi is the reference its rewards are noise: their size says how much it has learned
+    phi starts as the policy does and learns, with every rollout, that the sum over a completion is the log-odds of its
+    being right.
+    """
 
-    def __init__(self, model, beta: float, learning_rate: float):
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self.model, self.beta = model, beta
-        self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
-
-    def __call__(self, trainer, rows: list[dict], output: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards of phi as it is, then one step of its training on these rows, except where nobody knows what is right."""
-        mask = output["completion_mask"]
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        whole = torch.cat([output["prompt_mask"], mask], dim=1)
-        verdicts = [
-            next((v for n in rewards.FIELDS if (v := row["rewards"].get(n)) is not None), None)
-            for row in rows
-        ]
-        fine = [
-            row["status"] == "ok" or trainer.on_bad_format == "score" for row in rows
-        ]  # else its outcome is a floor
-        labels = [math.nan if v is None else float(v >= 1 and form) for v, form in zip(verdicts, fine)]
-        labels = torch.tensor(labels, device=ids.device)
-        total = lambda sums: trainer.accelerator.reduce(sums, "sum")
-        known, values, sums = total((~labels.isnan()).sum()), [], torch.zeros(2, device=ids.device)
-        for chunk in torch.arange(len(rows)).split(trainer.args.per_device_train_batch_size):
-            with torch.enable_grad():
-                logps = trainer._get_per_token_logps_and_entropies(
-                    self.model, ids[chunk], whole[chunk], mask.size(1)
-                )[0]
-                value = self.beta * (logps - output["ref_per_token_logps"][chunk]) * mask[chunk]
-                has = ~labels[chunk].isnan()
-                loss = F.binary_cross_entropy_with_logits(
-                    value.sum(1)[has], labels[chunk][has], reduction="sum"
-                )
-                (
-                    loss * trainer.accelerator.num_processes / known.clamp(min=1)
-                ).backward()  # DDP and FSDP take the mean
-            values.append(value.detach())
-            sums += torch.stack([loss.detach(), ((value.sum(1) > 0) == labels[chunk].bool())[has].sum()])
-        trainer.accelerator.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        for name, x in zip(("loss", "accuracy"), total(sums) / known.clamp(min=1)):
-            trainer._metrics["train"][f"prime/{name}"].append(x.item())
-        return torch.cat(values), mask.bool()
-
-
-def load(args, device: str = "", build: bool = False) -> list[tuple]:
-    """[(name, weight, source)] of the dense rewards in `args.rewards`; exits with 2 for what cannot be, and does no more than
-    that without `build`."""
-    spec, sources = (
-        [part for part in runs.or_fail(rewards.parse_spec, args.rewards) if part[0] in rewards.DENSE],
-        [],
+    name = "prime"
+    scaled = (
+        False  # while phi equals the reference its rewards are noise: their size says how much it has learned
     )
-    names = [name for name, _ in spec]
+
+    def __init__(
+        self, args, weight: float, options: dict, folder: Path | None, reference, tokenizer, accelerator
+    ):
+        """`options`: beta, learning_rate. `folder`: the checkpoint that a resumed run goes on from."""
+        self.weight = weight
+        self.beta = options["beta"]
+        self.args = args
+        self.reference = reference
+        self.pad_token_id = tokenizer.pad_token_id
+        self.accelerator = accelerator
+        resume_from = str(folder / self.name) if folder else None
+        model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, resume_from)
+        model = policy.Policy(model, args.temperature)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=options["learning_rate"], weight_decay=0.0)
+        self.learner = checkpoint.Learner(*accelerator.prepare(model, optimizer))
+        self.metrics = {}
+
+    def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns rewards (B, T) of phi as it is; then takes one step of its training where a verdict is known."""
+        accelerator = self.accelerator
+        model, optimizer = self.learner
+        n_known = sum(completion.correct is not None for completion in completions)
+        n_known = accelerator.reduce(torch.tensor(n_known, device=accelerator.device), "sum").clamp(min=1)
+
+        width = max(len(completion.ids) for completion in completions)
+        values = torch.zeros(len(completions), width)
+        events = torch.zeros(len(completions), width, dtype=torch.bool)
+        place_of = {id(completion): place for place, completion in enumerate(completions)}
+        sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
+        for members in policy.micro_batches(completions, self.args.micro_batch_tokens, accelerator):
+            watchdog.beat()
+            batch = policy.collate(members, self.pad_token_id, accelerator.device)
+            inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+            reference_logprobs = policy.reference_logprobs(model, self.reference, inputs)
+            logprobs, _ = model(*inputs)
+            value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
+
+            labels = [
+                math.nan if completion.correct is None else completion.correct for completion in members
+            ]
+            labels = torch.tensor(labels, device=accelerator.device)
+            known = ~labels.isnan()
+            log_odds = value.sum(1)
+            loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss * accelerator.num_processes / n_known)
+
+            sums += torch.stack([loss.detach(), ((log_odds > 0) == labels.bool())[known].sum()])
+            for completion, row in zip(members, value.detach().cpu(), strict=True):
+                place = place_of[id(completion)]
+                n_tokens = len(completion.ids)
+                values[place, :n_tokens] = row[:n_tokens]
+                events[place, :n_tokens] = True
+                completion.rewards[self.name] = row.sum().item()
+        policy.clip_gradients(model, MAX_GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+
+        loss, accuracy = (accelerator.reduce(sums, "sum") / n_known).tolist()
+        self.metrics = {"prime/loss": loss, "prime/accuracy": accuracy}
+        return values, events
+
+
+# --- what the command line asks for
+
+
+def _spec(args) -> list[tuple[str, float]]:
+    return [part for part in runs.or_fail(rewards.parse_spec, args.rewards) if part[0] in rewards.DENSE]
+
+
+def check(args, has_reference: bool) -> None:
+    """Exits with 2 for dense rewards that cannot be; loads no model."""
+    names = [name for name, _ in _spec(args)]
     options = runs.or_fail(rewards.reward_options, args)
     if "process" in names:
-        if not options["process"]["model"]:
-            runs.fail(
-                "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
-            )
-        ProcessReward.check(options["process"]["model"])
-    if "prime" in names:
-        if not rewards.FIELDS.keys() & rewards.reward_names(args):
-            runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
-        if not getattr(args, "beta", getattr(args, "kl_coef", 0)) or getattr(args, "kl", "") == "none":
-            runs.fail(
-                "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one"
-            )
-    for name, weight in spec if build else ():
+        _check_process_model(options["process"]["model"])
+    if "prime" in names and not rewards.FIELDS.keys() & rewards.reward_names(args):
+        runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
+    if "prime" in names and not has_reference:
+        runs.fail(
+            "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one"
+        )
+
+
+def _check_process_model(source: str) -> None:
+    if not source:
+        runs.fail(
+            "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
+        )
+    if ".py:" in source:
+        runs.load_function(source)
+        return
+    utils.load_tokenizer(source)
+    config = utils.load_config(source)
+    architecture = "".join(config.architectures or [])
+    if not architecture.endswith("ForTokenClassification") or config.num_labels != 2:
+        runs.fail(
+            f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; it must be a token "
+            "classifier with two, wrong and right, or file.py:function"
+        )
+
+
+def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
+    """Loads the dense rewards in `args.rewards`; `folder` is the checkpoint that a resumed run goes on from."""
+    options = runs.or_fail(rewards.reward_options, args)
+    sources = []
+    for name, weight in _spec(args):
         if name == "process":
+            model = options[name]["model"]
             sources.append(
-                (name, weight, ProcessReward(options[name]["model"], device, args.reward_tokens_per_batch))
+                ProcessReward(model, weight, tokenizer, args.reward_tokens_per_batch, accelerator.device)
             )
-            continue
-        dtype = utils.DTYPE if args.lora_r else "float32"
-        model, _ = training.load_weights(AutoModelForCausalLM, args.model, dtype=dtype)
-        model = training.beside_policy(model, args, task_type="CAUSAL_LM")
-        sources.append((name, weight, ImplicitReward(model.train(), **options[name])))
+        else:
+            sources.append(
+                ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
+            )
     return sources

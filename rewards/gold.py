@@ -9,13 +9,25 @@ import numbers
 from pathlib import Path
 
 import pandas as pd
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 
-import faults
+import rollout
 import runs
+import utils
+import watchdog
 from endpoint import Endpoint
 from rewards.judged import judge_mark
 from rewards.preference import RewardModel
+
+
+def check(args) -> None:
+    """Exits with 2 if `args.gold` is nothing that `load_gold` takes."""
+    if ".py:" in args.gold:
+        runs.load_function(args.gold)
+    elif args.gold and not args.gold.startswith("judge:"):
+        utils.load_tokenizer(args.gold)
+        runs.or_fail(RewardModel.check, args.gold)
 
 
 def load_gold(args, device: str, run: Path):
@@ -39,7 +51,7 @@ def load_gold(args, device: str, run: Path):
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         values = []
         for messages, response in zip(prompts, responses):
-            faults.beat()
+            watchdog.beat()
             value = function(messages, response)
             # the trainer refuses anything that is not a number
             values.append(float(value) if isinstance(value, numbers.Real) else value)
@@ -60,6 +72,37 @@ def _judge_as_gold(args, run: Path):
         return [math.nan if mark is None else float(mark) for mark in judge_mark(rows, judge)]
 
     return measure
+
+
+def measure_held_out(
+    prompts: list[dict],
+    sampler,
+    scorer,
+    model,
+    tokenizer,
+    args,
+    run: Path,
+    step: int,
+    accelerator: Accelerator,
+) -> bool:
+    """Samples and scores one completion for each held-out prompt, and logs them. Returns whether gold is the best so far.
+
+    All processes call it; each takes its share of the prompts, the last of them some a second time, which do not count.
+    """
+    if not prompts:
+        return False
+    n_own = math.ceil(len(prompts) / accelerator.num_processes)
+    first = accelerator.process_index * n_own
+    own = [prompts[(first + i) % len(prompts)] for i in range(n_own)]
+    sampler.sync(model)
+    completions = [None] * n_own
+    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in own]):
+        completions[place] = rollout.read_completion(tokenizer, args.think_format, own[place], sample)
+    sampler.sleep()
+    scorer.measure(completions)
+    rows = gather_object([completion.row() for completion in completions])[: len(prompts)]
+    is_best = accelerator.is_main_process and log_held_out(run, step, rows)
+    return broadcast_object_list([is_best])[0]
 
 
 def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import faults
+import rewards
+import runs
 import utils
+import watchdog
 
 NO_LIMIT = 10**9  # tokens, for a model whose config names no maximum
 TOKENS_PER_BATCH_ON_CPU = 2048  # measured by dev/bench.py
@@ -79,13 +82,13 @@ class RewardModel:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
             raise ValueError(
-                f"reward model {path} has no chat template; pass --reward-chat-template FILE (a Jinja file)"
+                f"reward model {path} has no chat template; pass --reward-args preference.chat_template=FILE (Jinja)"
             )
         reads_thinking = reward_on == "think+response" and "think" in think_format
-        if reads_thinking and utils._THOUGHT not in utils._render(tokenizer, utils._THOUGHT):
+        if reads_thinking and utils.THOUGHT not in utils.render_answers(tokenizer, utils.THOUGHT):
             raise ValueError(
                 f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
-                "scored; pass --reward-chat-template FILE or --reward-on response"
+                "scored; pass --reward-args preference.chat_template=FILE or --reward-on response"
             )
         if config.num_labels != 1:
             raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
@@ -103,7 +106,7 @@ class RewardModel:
         self.n_scored += 1
         if len(ids) > self.max_length:
             self.n_truncated += 1
-            closing_text = utils._render(self.tokenizer, "@@").rpartition("@@")[2]
+            closing_text = utils.render_answers(self.tokenizer, "@@").rpartition("@@")[2]
             closing = self.tokenizer(closing_text, add_special_tokens=False)["input_ids"]
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
@@ -145,12 +148,49 @@ class RewardModel:
         self.model.config.get_text_config().pad_token_id = pad
         ids = [row + [pad] * (width - len(row)) for row in rows]
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        faults.beat()
+        watchdog.beat()
         logits = self.model(
             torch.tensor(ids, device=self.model.device),
             attention_mask=torch.tensor(mask, device=self.model.device),
         ).logits
         return logits[:, 0].tolist()
+
+
+def _options(args) -> dict:
+    return rewards.reward_options(args)["preference"]
+
+
+def check(args) -> None:
+    """Exits with 2 if `args.reward_model`, where it is asked at all, cannot score completions of this format."""
+    if "preference" not in rewards.reward_names(args):
+        return
+    utils.load_tokenizer(args.reward_model)
+    template = runs.or_fail(_options, args)["chat_template"]
+    runs.or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
+    learned_on = getattr(
+        utils.load_config(args.reward_model), "reward_on", args.reward_on
+    )  # from train_reward.py
+    if learned_on != args.reward_on:
+        PartialState().print(
+            f"WARNING: {args.reward_model} was trained on {learned_on}, and --reward-on is {args.reward_on}"
+        )
+
+
+def load_reward_model(args, device: str) -> RewardModel | None:
+    """Loads `args.reward_model`; None if no preference is asked for. Exits with 2 if its weights are incomplete."""
+    if "preference" not in rewards.reward_names(args):
+        return None
+    options = _options(args)
+    return runs.or_fail(
+        RewardModel,
+        args.reward_model,
+        args.reward_on,
+        args.think_format,
+        options["chat_template"],
+        options["max_length"],
+        args.reward_tokens_per_batch,
+        device,
+    )
 
 
 def _to_float32(_, args: tuple) -> tuple:

@@ -34,9 +34,7 @@ class Scorer:
         self.accelerator = accelerator
         self.compose = rewards.load(args, run)
         self.gold = load_gold(args, str(accelerator.device), run)
-        self.reward_model = None
-        if "preference" in rewards.reward_names(args):
-            self.reward_model = load_reward_model(args, str(accelerator.device))
+        self.reward_model = load_reward_model(args, str(accelerator.device))
         self.needs_entropies = bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args))
 
         # completions that ended while others are still sampled are scored in a second thread
@@ -131,9 +129,20 @@ class Scorer:
         own_rewards = all_rewards[first : first + len(completions)].tolist()
         for completion, reward, floor in zip(completions, own_rewards, floored, strict=True):
             completion.reward = reward
-            if floor:
+            if floor and completion.correct is not None:
                 completion.correct = 0.0
         return indicators
+
+    def measure(self, completions: list) -> None:
+        """Sets preference and gold of completions that are not trained on."""
+        if self.reward_model:
+            self._set_preferences(completions)
+            self.reward_model.n_truncated = 0  # the next step counts anew
+            self.reward_model.n_scored = 0
+        else:
+            for completion in completions:
+                completion.rewards["preference"] = None
+        self._set_gold(completions)
 
     def _first_place(self, completions: list) -> int:
         """Returns the place of this process's first completion among those of all processes."""

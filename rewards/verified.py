@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import benchmarks
-import faults
+import watchdog
 import runs
 from rewards import code_runner
 from rewards.shared import Values, verified_values
@@ -176,7 +176,7 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     if truth == answer or _same_spelling(truth, answer):
         return True
     verdict = _verdict(_comparer(seconds), truth, answer)
-    faults.beat()
+    watchdog.beat()
     if not verdict:  # the kernel ended the process: the next pair gets a new one
         _comparer(seconds).wait()
         _comparer.cache_clear()
@@ -269,7 +269,7 @@ def _share_passed(row: dict, timeout: float) -> float | None:
         tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
     program = _find_program(row["response"], tests, entry_point)
     passed = code_runner.count_passed(program, tests, entry_point, timeout)
-    faults.beat()
+    watchdog.beat()
     return None if passed is None else passed / len(tests)
 
 
@@ -347,6 +347,6 @@ def instructions(
         else:
             check = benchmarks.ifeval_check
         met = runs.or_fail(check, task, row["response"])[rule]
-        faults.beat()
+        watchdog.beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
