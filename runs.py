@@ -1,8 +1,7 @@
-"""Arguments, input rows, and one folder a run, in which nothing is ever overwritten unasked."""
+"""Arguments, and one folder a run, in which nothing is ever overwritten unasked."""
 
 import contextlib
 import dataclasses
-import gzip
 import hashlib
 import importlib.util
 import json
@@ -14,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -33,7 +31,6 @@ logging.getLogger("bitsandbytes").setLevel(
 
 import jinja2
 import pandas as pd
-import pyarrow
 import torch
 import tyro
 from accelerate import PartialState
@@ -47,7 +44,7 @@ from transformers import (
 
 import faults
 
-# --- 1. arguments and rows
+# --- 1. arguments
 
 
 def fail(message: str) -> None:
@@ -127,92 +124,6 @@ def refuse_unused(reasons: dict[str, str]) -> None:
     typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
     for flag in typed & {flag for flag, why in reasons.items() if why}:
         fail(f"{flag} does nothing {reasons[flag]}; leave it out")
-
-
-TEXTS = {"thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking"}  # of any row
-ROLES = ("system", "user", "assistant", "tool")
-
-
-def _read(path: Path, prompts: bool) -> dict[int, object]:
-    """What stands in a file, by line (jsonl; empty ones left out) or row (parquet), from 1."""
-    if path.suffix == ".parquet":
-        return dict(enumerate(json.loads(pd.read_parquet(path).to_json(orient="records")), 1))
-    rows = {}
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f:
-        for number, line in enumerate(f, 1):
-            try:
-                if line.strip():
-                    rows[number] = json.loads(line)
-                if prompts and rb"\ud" in line.lower():  # half a surrogate pair: no tokenizer takes it
-                    json.dumps(rows[number], ensure_ascii=False).encode()
-            except (
-                ValueError,
-                RecursionError,
-            ) as e:  # bad JSON, bytes that are not UTF-8, a thousand brackets
-                fail(f"{path}:{number}: not JSON ({getattr(e, 'msg', e)})")
-    return rows
-
-
-def read_rows(path: Path | str, *fields: str) -> list[dict]:
-    """Rows of a .jsonl, .jsonl.gz or .parquet file, each with `fields`; exits with 2 naming file, line and field.
-
-    A `prompt` column that holds messages is read as `messages`; a row without `id` gets `<file name>-<row>`.
-    """
-    path = Path(path)
-    if not path.is_file():
-        fail(f"{path}: no such file; data/README.md says how to make it")
-    try:
-        rows = _read(path, "messages" in fields)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        pyarrow.ArrowException,
-        UnicodeError,
-    ) as e:  # cut off, not what its name says
-        fail(f"{path}: cannot be read ({e or type(e).__name__})")
-    for number, row in rows.items():
-        if not isinstance(row, dict):
-            fail(f"{path}:{number}: not a JSON object but {json.dumps(row)[:50]}")
-        if "messages" not in row and isinstance(row.get("prompt"), list):
-            row["messages"] = row.pop("prompt")
-        if row.get("id") is None:
-            row["id"] = f"{path.stem}-{number - 1}"
-        if not isinstance(row["id"], str | int | float):
-            fail(f"{path}:{number}: 'id' cannot be {json.dumps(row['id'])[:50]}, only a text or a number")
-        for field in fields:
-            if row.get(field) is None:
-                found = ", ".join(k for k in row if row[k] is not None)
-                fail(f"{path}:{number}: no field {field!r} (found {found}); data/README.md has the schemas")
-        for field in TEXTS & {*fields, "chosen_thinking", "rejected_thinking"}:
-            if not isinstance(row.get(field), str | None):
-                fail(f"{path}:{number}: {field!r} is not a text but {json.dumps(row[field])[:50]}")
-        messages = row.get("messages")
-        if "messages" in fields and not (
-            isinstance(messages, list)
-            and messages
-            and all(isinstance(m, dict) for m in messages)
-            and all(isinstance(m.get(key), str) for m in messages for key in ("role", "content"))
-        ):
-            fail(f"{path}:{number}: 'messages' must be a list of {{'role', 'content'}} with strings")
-        for role in [m["role"] for m in messages] if "messages" in fields else ():
-            if role not in ROLES:  # a template would put it into the text, or drop the turn
-                fail(f"{path}:{number}: the role {role!r} in 'messages' is none of {', '.join(ROLES)}")
-        if "messages" in fields and messages[-1]["role"] != "user":
-            fail(
-                f"{path}:{number}: 'messages' must end with the user's turn, not with one of {messages[-1]['role']!r}"
-            )
-        if "messages" in fields and not messages[-1]["content"].strip():
-            fail(f"{path}:{number}: the last turn of 'messages' is empty")
-    if not rows:
-        fail(f"{path}: no rows")
-    return list(rows.values())
-
-
-def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
-    """Exits with 2 where two rows have one id: answers, verdicts and rewards are found by it."""
-    if len({row["id"] for row in rows}) < len(rows):
-        fail(f"{path}: two {what} have the same id, by which what is made of them is found")
 
 
 # --- 2. what an argument names

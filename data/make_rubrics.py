@@ -15,6 +15,7 @@ import tyro
 import rewards
 import runs
 from endpoint import Endpoint
+from rows import read_rows
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Args:
 def main(args: Args) -> None:
     if args.out.exists():
         runs.fail(f"{args.out} exists; name another file by --out")
-    rows = runs.read_rows(args.prompts, "messages", "reference")
+    rows = read_rows(args.prompts, "messages", "reference")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     judge = Endpoint(
         args.judge,

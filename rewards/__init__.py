@@ -42,6 +42,7 @@ import faults
 import runs
 from rewards import code_runner as sandbox
 from endpoint import Endpoint, Reply
+from rows import check_ids, read_rows
 
 Values = list[float | None]
 FIELDS = {
@@ -1127,8 +1128,8 @@ def load(args, run: Path | None = None):
         runs.fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")
     if not names and not k and spec[0][1] == 1 and args.normalise == "none":
         return None
-    rows = runs.read_rows(args.prompts, "messages")
-    runs.check_ids(args.prompts, rows)
+    rows = read_rows(args.prompts, "messages")
+    check_ids(args.prompts, rows)
     tasks = {row["id"]: row for row in rows}
     context = {
         "max_tokens": args.max_completion_tokens,

@@ -17,8 +17,8 @@ from test_endpoint import ChatServer
 import benchmarks
 from benchmarks import ifbench
 import rewards
-import runs
 from rewards import code_runner as sandbox
+from rows import read_rows
 import train_grpo
 import training
 from data import make_rubrics
@@ -1255,7 +1255,7 @@ def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path,
     args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", client.server.url)
     for _ in range(2):
         make_rubrics.main(args)
-        rows = runs.read_rows(args.out, "messages", "rubric")
+        rows = read_rows(args.out, "messages", "rubric")
         assert [row["id"] for row in rows] == ["a"] and rows[0]["rubric"] == [
             {"criterion": "c", "weight": 1.0}
         ] * 7
