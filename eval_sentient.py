@@ -36,6 +36,7 @@ import runs  # isort: skip
 from benchmarks import shared as evaluation
 import generation
 from rewards import simulated_user as simulator
+from rows import read_rows
 import utils
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 
@@ -162,7 +163,7 @@ def check_record(dialogue: dict, setting: dict) -> list[str]:
 
 def read_dialogues(path: str) -> list[dict]:
     """Stored dialogues; exits with 2 for a row that is none."""
-    rows = runs.read_rows(path, "emo_point", "history")
+    rows = read_rows(path, "emo_point", "history")
     is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
     for number, row in enumerate(rows, 1):
         where, history = f"{path}:{number}: ", row["history"]

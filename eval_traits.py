@@ -39,6 +39,7 @@ import numpy as np
 
 from benchmarks import shared as evaluation
 from endpoint import Endpoint
+from rows import read_rows
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Args:
 
 def read_generations(path: str) -> list[dict]:
     """Rows of a file of generations or completions with their `line`, the fields that are used of the right types."""
-    rows = runs.read_rows(path, "messages", "status")
+    rows = read_rows(path, "messages", "status")
     for line, row in enumerate(rows, 1):
         row |= {"line": line, "thinking": row.get("thinking") or "", "step": row.get("step", 0)}
         for field, kind in (

@@ -39,6 +39,7 @@ import runs  # isort: skip
 import numpy as np
 
 from benchmarks import shared as evaluation
+from rows import check_ids, read_rows
 import utils
 from benchmarks.shared import bootstrap, shorten
 
@@ -455,7 +456,7 @@ def rescore(args: Args) -> None:
     fields = (
         ("choice", "model_is", "output_len", "reference_len") if args.mode == "reward" else ("model_output",)
     )
-    rows = runs.read_rows(args.from_judgments, "session_id")
+    rows = read_rows(args.from_judgments, "session_id")
     for number, row in enumerate(rows, 1):
         row["id"] = row["session_id"]
         if missing := [f for f in fields if f not in row]:
@@ -522,8 +523,8 @@ def main(args: Args) -> None:
         return rescore(args)
 
     # --- data, checked before anything is loaded or asked
-    tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
-    runs.check_ids(args.tasks, tasks, "tasks")
+    tasks = read_rows(args.tasks, "messages")[: args.limit or None]
+    check_ids(args.tasks, tasks, "tasks")
     template = Path(args.template).read_text() if args.template else TEMPLATES.get(args.mode, "")
     fields = {"history", "user_query", "checklist"}
     fields |= {"candidate_A", "candidate_B"} if args.mode == "reward" else {"model_output"}

@@ -44,6 +44,7 @@ from trl.trainer import dpo_trainer
 
 import faults
 import generation
+from rows import load_held_out, load_prompts, read_rows
 import training
 from rewards.gold import load_gold, log_held_out
 import utils
@@ -221,7 +222,7 @@ def build_pairs(rows: list[dict], min_valid: int) -> tuple[list[dict], Counter]:
 def read_pairs(args: Args, tokenizer, think_format: str) -> tuple[list[dict], Counter]:
     """Token ids {prompt_ids, chosen_ids, rejected_ids} of an existing preference file, and how many rows gave none and why."""
     pairs, skipped = [], Counter()
-    for row in runs.read_rows(args.pairs, "messages", "chosen", "rejected"):
+    for row in read_rows(args.pairs, "messages", "chosen", "rejected"):
         prompt, ids = utils.encode_prompt(tokenizer, row["messages"]), []
         for side in ("chosen", "rejected"):
             text = row[side]
@@ -480,14 +481,14 @@ def main(args: Args) -> None:
         state.print(
             f"pairs are made of {args.completions}; nothing is sampled or scored, whatever the flags for that say"
         )
-        stored = runs.read_rows(args.completions, "messages", "status", "ids")
+        stored = read_rows(args.completions, "messages", "status", "ids")
     else:
         training.check_context(
             args.model,
             args.max_prompt_tokens + args.max_completion_tokens,
             "--max-prompt-tokens and --max-completion-tokens",
         )
-        kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+        kept, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         per_round = args.prompts_per_round or len(kept)
         if not kept or per_round > len(kept):
             runs.fail(
@@ -510,9 +511,9 @@ def main(args: Args) -> None:
         state.print(training.memory_line(parts, at_once=False))
     trained = kept
     if offline and args.gold_prompts:
-        rows = stored or runs.read_rows(args.pairs, "messages")
+        rows = stored or read_rows(args.pairs, "messages")
         trained = [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in rows]
-    held_out = training.load_held_out(args, tokenizer, trained)
+    held_out = load_held_out(args, tokenizer, trained)
     if held_out and offline:
         training.check_rewards(args, think_format)
     if args.dry_run:

@@ -34,6 +34,7 @@ from rewards.gold import load_gold
 from rewards.preference import RewardModel
 import ppo
 import rewards
+from rows import load_held_out, load_prompts
 import training
 import utils
 
@@ -279,12 +280,12 @@ def main(args: Args) -> None:
         args.max_prompt_tokens + args.max_completion_tokens,
         "--max-prompt-tokens and --max-completion-tokens",
     )
-    kept, dropped = training.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    kept, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(kept) < args.prompts_per_step:
         runs.fail(
             f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
         )
-    held_out = training.load_held_out(args, tokenizer, kept)
+    held_out = load_held_out(args, tokenizer, kept)
     on_gpu = torch.cuda.is_available()
     use_vllm = runs.use_vllm(args.rollout)
     training.check_vllm(args, use_vllm)

@@ -22,6 +22,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
+from rows import read_rows
 import training
 import utils
 
@@ -149,7 +150,7 @@ def main(args: Args) -> None:
 
     # --- 1. data
     fields = ["chosen_thinking", "rejected_thinking"] if args.reward_on == "think+response" else []
-    rows = runs.read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
+    rows = read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
     tokenizer = runs.load_tokenizer(args.model)
     state.print(
         runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template)

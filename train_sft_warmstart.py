@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 from trl import SFTConfig, SFTTrainer
 
+from rows import read_rows
 import training
 import utils
 
@@ -158,7 +159,7 @@ def main(args: Args) -> None:
         runs.fail("--load-in-4bit trains adapters only; add --lora-r 64, say")
 
     # --- 1. data
-    rows = runs.read_rows(args.traces, "messages", "thinking", "response")
+    rows = read_rows(args.traces, "messages", "thinking", "response")
     tokenizer = runs.load_tokenizer(args.model)
     state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     kept, dropped = build_rows(rows, tokenizer, think_format, args.max_length)

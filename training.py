@@ -1,4 +1,4 @@
-"""What the training scripts share: checks, prompts, gold, memory, models, one way to start, resume, log and end."""
+"""What the training scripts share: checks, gold, memory, models, one way to start, resume, log and end."""
 
 import collections
 import dataclasses
@@ -119,48 +119,7 @@ def check_think_format(model: str, think_format: str) -> None:
         )
 
 
-# --- 2. prompts, held-out prompts, gold
-
-
-def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
-    """Prompt rows {id, prompt} that fit, without control tokens, and the dropped {id, reason, tokens}; prints the counts."""
-    kept, dropped, cleaned, rows = [], [], [], runs.read_rows(path, "messages")
-    runs.check_ids(path, rows)
-    for row in rows:
-        messages = utils.without_control(tokenizer, row["messages"])
-        cleaned += [row["id"]] * (messages != row["messages"])
-        tokens = len(runs.or_fail(utils.encode_prompt, tokenizer, row["messages"]))
-        if tokens > max_prompt_tokens:
-            dropped.append({"id": row["id"], "reason": "too_long", "tokens": tokens})
-        else:
-            kept.append({"id": row["id"], "prompt": messages})
-    if cleaned:
-        PartialState().print(
-            f"{len(cleaned)} prompts less the control tokens that were written out in them: "
-            + ", ".join(map(str, cleaned[:5]))
-        )
-    PartialState().print(
-        f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
-        + (f": {', '.join(str(d['id']) for d in dropped[:5])} ..." if dropped else "")
-    )
-    return kept, dropped
-
-
-def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
-    """Prompt rows of `args.gold_prompts` ([] if empty); exits with 2 where one is too long or among the training `prompts`."""
-    if not args.gold_prompts:
-        return []
-    if not args.gold:
-        runs.fail("--gold-prompts needs --gold: what the completions are measured by")
-    held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens)
-    trained = {json.dumps(p["prompt"]) for p in prompts}
-    if same := [p["id"] for p in held_out if json.dumps(p["prompt"]) in trained] + [
-        d["id"] for d in too_long
-    ]:
-        runs.fail(
-            f"--gold-prompts {args.gold_prompts}: {len(same)} are trained on or too long, e.g. {same[0]}; take them out"
-        )
-    return held_out
+# --- 2. held-out prompts, gold
 
 
 # --- 3. memory before anything is loaded: from the configs, in GiB a process (a GPU), without activations

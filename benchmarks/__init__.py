@@ -55,6 +55,7 @@ from sklearn.model_selection import GroupKFold
 
 import runs
 from benchmarks.shared import bootstrap, shorten
+from rows import read_rows
 
 
 KEYS = {  # what tells a task, in stored rows too; the first of them that a row has
@@ -131,8 +132,8 @@ def identity(name: str, task: dict, position: int) -> dict:
 
 
 def read(path: Path) -> list[dict]:
-    """Rows as runs.read_rows has them, without the ids that it makes up."""
-    rows = runs.read_rows(path)
+    """Rows as read_rows has them, without the ids that it makes up."""
+    rows = read_rows(path)
     for number, row in enumerate(rows):
         if row["id"] == f"{path.stem}-{number}":
             del row["id"]
@@ -936,7 +937,7 @@ def tasks_arenahard2(data: Path) -> list[dict]:
         beside(data, "question.jsonl*", "uid", "category", "prompt"),
         data if data.is_dir() else data.parent,
     )
-    baseline = {r["uid"]: r for f in folder.glob("baseline_*") for r in runs.read_rows(f, "uid", "metadata")}
+    baseline = {r["uid"]: r for f in folder.glob("baseline_*") for r in read_rows(f, "uid", "metadata")}
     for row in baseline.values():  # the official file has the answer in its messages
         row.setdefault("answer", (row.get("messages") or [{}])[-1].get("content", {}).get("answer"))
     return [task | {"baseline": baseline.get(task["uid"])} for task in tasks]

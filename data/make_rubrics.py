@@ -1,10 +1,9 @@
-"""Writes a rubric for each prompt that has a reference answer, by a judge (RaR, arXiv 2507.17746, section 3): rows for
-`--rewards rubric:1`.
+"""Has a judge write a rubric for each prompt that has a reference answer (RaR, arXiv 2507.17746, section 3).
 
     python -m data.make_rubrics --prompts FILE.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
 
-Every reply is kept beside `--out` as it comes, so the same command goes on after a stop. Prompts without a rubric that can be
-read are counted and left out.
+The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without .jsonl>.replies.jsonl, so the
+same command goes on after a stop. A prompt whose rubric cannot be read is left out; how many is printed.
 """
 
 from dataclasses import dataclass
@@ -12,17 +11,19 @@ from pathlib import Path
 
 import tyro
 
+
 import runs
 from endpoint import Endpoint
 from rewards.judged import write_rubrics
+from rows import read_rows
 
 
 @dataclass
 class Args:
     prompts: str
-    """Rows {id, messages, reference}, the reference an answer that is known to be good."""
+    """Rows {id, messages, reference}; the reference is an answer that is known to be good."""
     judge: str
-    """A model's name at --judge-url."""
+    """Name of the model at --judge-url."""
     out: Path = Path("data/rubrics.jsonl")
     """The same rows with `rubric`, [{criterion, weight}]."""
     judge_url: str = ""
@@ -37,21 +38,22 @@ class Args:
 
 def main(args: Args) -> None:
     if args.out.exists():
-        runs.fail(f"{args.out} exists; name another file by --out")
-    rows = runs.read_rows(args.prompts, "messages", "reference")
+        runs.fail(f"{args.out} exists; name another file with --out")
+    rows = read_rows(args.prompts, "messages", "reference")
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    store = args.out.with_suffix(".replies.jsonl")
     judge = Endpoint(
-        args.judge,
-        args.out.with_suffix(".replies.jsonl"),
-        args.judge_url,
-        args.concurrency,
-        budget=args.budget,
-        price=args.price,
+        args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price
     )
     rubrics = write_rubrics(rows, judge)
-    made = [row | {"rubric": rubric} for row, rubric in zip(rows, rubrics, strict=True) if rubric]
-    runs.append_jsonl(args.out, made)
-    print(f"{len(made)} of {len(rows)} prompts have a rubric now, in {args.out}; ${judge.cost:.2f}")
+    rows_with_rubric = []
+    for row, rubric in zip(rows, rubrics, strict=True):
+        if rubric:
+            rows_with_rubric.append({**row, "rubric": rubric})
+    runs.append_jsonl(args.out, rows_with_rubric)
+    print(
+        f"{len(rows_with_rubric)} of {len(rows)} prompts have a rubric now, in {args.out}; ${judge.cost:.2f}"
+    )
 
 
 if __name__ == "__main__":

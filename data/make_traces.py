@@ -1,17 +1,18 @@
-"""Ask a teacher for warm-start traces (paper section 2.3): each prompt answered with thinking and response.
+"""Asks a teacher for warm-start traces (paper section 2.3): a thinking trace and a response for each prompt.
 
     python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl --teacher gpt-4.1-mini \\
         --budget 60 --price 0.4 1.6
     python -m data.make_traces ... --resume      # the same command goes on after Ctrl-C, kill -9 or the end of the budget
 
-The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as system message and writes a simulated
-thinking trace and the response in tags (the paper's teacher did so with wording and examples of its own). With
---reasoning-field it gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
-Prompts are asked in the order of the file, as many at a time as good traces are missing at most, until there are --n: no
-prompt is asked beyond the shortest part of the file that gives so many. A reply that is not exactly one thinking block and
-one response is asked for again, up to three times; one that a filter drops (refusal, language ...) is not. Writes the rows
-to --out, counts of everything to <out>.report.json (n_in == n_out + sum(dropped) + not_asked), and before that every raw
-reply to <out>.replies.jsonl. The key comes from OPENAI_API_KEY; `vllm serve` needs none.
+The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and writes a
+simulated thinking trace and the response in tags. The paper's teacher was asked for the same in other words. With
+--reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
+
+Prompts are asked in the order of the file until there are --n good traces, never more at a time than are still missing. A
+reply that is not exactly one thinking block and one response is asked for again, up to three times. A reply that a filter
+drops (refusal, language, ...) is not. The rows go to --out and all counts to <out>.report.json, where n_in == n_out +
+sum(dropped) + not_asked. Before that, every raw reply goes to <out>.replies.jsonl. The key comes from OPENAI_API_KEY;
+`vllm serve` needs none.
 """
 
 import functools
@@ -27,9 +28,10 @@ from pathlib import Path
 
 import tyro
 
-import runs  # noqa: E402
-import utils  # noqa: E402
-from endpoint import Endpoint, Reply  # noqa: E402
+import runs
+import utils
+from endpoint import Endpoint, Reply
+from rows import read_rows
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -44,7 +46,7 @@ The answer as the reader is to see it, complete without the thinking, and with n
 </response>
 
 Write each of the four tags once and nowhere else. Keep to the language of the conversation."""
-REFUSALS = (  # how a refusing response begins, in lower case, with "can't" for "cannot" and "i'm" for "i am"
+REFUSALS = (  # beginnings of refusals, in lower case, with "can't" for "cannot" and "i'm" for "i am"
     "i'm sorry, but i",
     "i'm sorry, i can't",
     "i'm really sorry, but i",
@@ -73,7 +75,7 @@ REFUSALS = (  # how a refusing response begins, in lower case, with "can't" for 
     "as an ai, i can't",
     "as an ai language model, i can't",
 )
-NAMED = re.compile(  # a prompt with one of these words may want an answer in another script
+NAMED_LANGUAGE = re.compile(  # a prompt with one of these words may want an answer in another script
     r"language|translat|transliterat|english|russian|ukrain|bulgarian|serbian|greek|hebrew|arabic|persian|farsi|urdu|hindi|marathi"
     r"|nepali|bengali|punjabi|gujarati|tamil|telugu|kannada|malayalam|sinhala|thai|burmese|khmer|armenian|georgian|amharic"
     r"|chinese|mandarin|cantonese|japanese|korean|翻[译譯訳]|英[文语語]|перев[оеё]|английск",
@@ -82,8 +84,11 @@ NAMED = re.compile(  # a prompt with one of these words may want an answer in an
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
 OTHER_TAGS = re.compile(
     r"</?\s*(think|thinking|thought|response)\s*>", re.I
-)  # of the format or like it, inside a text
-FIRST = 32  # prompts; if none of the first gives a good trace, nothing more is spent
+)  # must not be left inside a text
+CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
+TRIAL = 32  # prompts; if none of the first ones gives a good trace, nothing more is spent
+TIMEOUT = 600  # seconds for one reply
 
 
 @dataclass
@@ -91,7 +96,8 @@ class Args:
     prompts: Path
     """Prompt rows {id, messages, source}; see data/README.md. Have some 10 % more than --n, as some replies are dropped."""
     out: Path
-    """The .jsonl file of trace rows to write; report and raw replies go beside it."""
+    """The .jsonl file of trace rows to write; report and raw replies are written to <out>.report.json and
+    <out>.replies.jsonl."""
     teacher: str
     """Name of the model at the endpoint (paper: gemini-2.5-flash-preview-04-17)."""
     teacher_url: str = ""
@@ -101,7 +107,7 @@ class Args:
     n: int = 6003
     """Good traces wanted (paper table 5)."""
     temperature: float = 1.0
-    """Not in the paper; 1.0 is what the APIs of OpenAI and Gemini take where none is given."""
+    """Not in the paper; 1.0 is what the APIs of OpenAI and Gemini use if none is given."""
     max_tokens: int = 8192
     """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated."""
     concurrency: int = 32
@@ -111,193 +117,244 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the teacher."""
     resume: bool = False
-    """Go on from the replies that are there; replaces an existing output."""
+    """Go on from the stored replies; replaces an existing output."""
     overwrite: bool = False
     """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
     """Check arguments and prompts, print calls, tokens and cost for the first --n prompts, and stop."""
 
 
+class BadReply(ValueError):
+    """A reply gives no trace; the message is the reason that the report counts."""
+
+
 # --- 1. reading a reply
 
 
 def refuses(response: str) -> bool:
-    start = response.strip()[:100].lower().replace("’", "'").replace("cannot", "can't").replace("i am", "i'm")
-    return re.match(rf"({'|'.join(REFUSALS)})\b", start) is not None
+    beginning = response.strip()[:100].lower()
+    beginning = beginning.replace("’", "'").replace("cannot", "can't").replace("i am", "i'm")
+    return re.match(rf"({'|'.join(REFUSALS)})\b", beginning) is not None
 
 
 @functools.cache
-def script(letter: str) -> str:
-    """The first word of a letter's Unicode name: LATIN, CYRILLIC, ARABIC ...; CJK for Chinese characters and kana."""
+def script_of(letter: str) -> str:
+    """Returns the first word of a letter's Unicode name: LATIN, CYRILLIC, ...; CJK for Chinese characters and kana."""
     name = re.split("[ -]", unicodedata.name(letter, "UNKNOWN"))[0]
     return "CJK" if name in ("HIRAGANA", "KATAKANA") else name
 
 
-def wrong_language(messages: list[dict], response: str) -> bool:
-    """Whether more than 3/4 of the response's letters are of a script that fewer than 1/10 of the last turn's letters are of.
+def count_scripts(text: str) -> Counter:
+    """Counts the letters of each script, code blocks aside."""
+    return Counter(script_of(char) for char in CODE_BLOCK.sub("", text) if char.isalpha())
 
-    Fenced code does not count, a text of under 5 letters tells nothing, and neither does a prompt that matches NAMED.
-    Languages of one script are not told apart.
+
+def wrong_language(messages: list[dict], response: str) -> bool:
+    """Whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
+
+    False if either text has under 5 letters or a turn names a language. Languages of one script are not told apart.
     """
-    texts = [re.sub(r"(?s)```.*?```", "", text) for text in (messages[-1]["content"], response)]
-    asked, answered = (Counter(script(c) for c in text if c.isalpha()) for text in texts)
-    if min(asked.total(), answered.total()) < 5 or any(NAMED.search(m["content"]) for m in messages):
+    asked = count_scripts(messages[-1]["content"])
+    answered = count_scripts(response)
+    if min(asked.total(), answered.total()) < 5:
         return False
-    name, count = answered.most_common(1)[0]
-    return count > 0.75 * answered.total() and asked[name] < 0.1 * asked.total()
+    if any(NAMED_LANGUAGE.search(message["content"]) for message in messages):
+        return False
+    script, count = answered.most_common(1)[0]
+    return count > 0.75 * answered.total() and asked[script] < 0.1 * asked.total()
 
 
 def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
-    """Thinking and response of a reply that has one of each and nothing else; else ValueError with the reason.
+    """Returns thinking and response of a reply that has one of each and nothing else; raises BadReply otherwise.
 
-    `reasoning`: thinking that came apart from the text, which is the response then; None: both are in the text, in tags.
+    `reasoning`: thinking that the endpoint sent apart from the text, which is then the response. None: both are in the
+    text, in tags.
     """
-    if reasoning is None:
-        thinking, response, status = utils.split_thinking(text, "zero_think")
-        if status == "ok" and text.count("</response>") > 1:  # that parser ends at the first one
-            status = "nested"
-        elif status == "ok" and not text.rstrip().endswith("</response>"):
-            status = "text_after_response"
+    if reasoning is not None:
+        thinking = reasoning.strip()
+        response = text.strip()
     else:
-        thinking, response, status = reasoning.strip(), text.strip(), "ok"
-    if status == "ok" and not (thinking and response):
-        status = "empty_response" if thinking else "empty_thinking"
-    if status != "ok":
-        raise ValueError(status)
+        thinking, response, status = utils.split_thinking(text, "zero_think")
+        if status == "ok" and text.count("</response>") > 1:  # the parser ends at the first one
+            status = "nested"
+        if status == "ok" and not text.rstrip().endswith("</response>"):
+            status = "text_after_response"
+        if status != "ok":
+            raise BadReply(status)
+    if not thinking:
+        raise BadReply("empty_thinking")
+    if not response:
+        raise BadReply("empty_response")
     return thinking, response
 
 
-def trace_of(row: dict, reply: Reply, args: Args) -> dict | str:
-    """The trace row of a prompt row and the teacher's reply, or the reason for dropping it."""
+def read_trace(row: dict, reply: Reply, args: Args) -> dict:
+    """Returns the trace row of a prompt row and the teacher's reply; raises BadReply if there is none."""
     if not reply.choice:
-        return "no_reply" if reply.error.startswith("no reply") else "rejected"
-    message, finish_reason, reasoning = reply.choice["message"], reply.choice.get("finish_reason"), None
+        raise BadReply("no_reply" if reply.error.startswith("no reply") else "rejected")
+    message = reply.choice["message"]
+    finish_reason = reply.choice.get("finish_reason")
     if message.get("refusal") or finish_reason == "content_filter" or refuses(reply.text):
-        return "refusal"
+        raise BadReply("refusal")
     if finish_reason == "length":
-        return "truncated"
-    if args.reasoning_field:
-        fields = (message.get(name) for name in ("reasoning_content", "reasoning"))
-        reasoning = next((text for text in fields if isinstance(text, str)), "")
-    try:
-        thinking, response = split_reply(reply.text, reasoning)
-    except ValueError as reason:
-        return str(reason)
-    faults = {
-        "tag_inside_text": OTHER_TAGS.search(thinking) or OTHER_TAGS.search(response),
-        "refusal": refuses(response),
-        "short_thinking": len(thinking) < MIN_THINKING,
-        "wrong_language": wrong_language(row["messages"], response),
-        "broken_unicode": re.search(
-            "[\ud800-\udfff]", thinking + response
-        ),  # half a surrogate pair: not writable as UTF-8
-    }
-    trace = {**row, "thinking": thinking, "response": response, "teacher": args.teacher}
-    return next((reason for reason, true in faults.items() if true), trace)
+        raise BadReply("truncated")
+    reasoning = read_reasoning(message) if args.reasoning_field else None
+    thinking, response = split_reply(reply.text, reasoning)
+    if OTHER_TAGS.search(thinking) or OTHER_TAGS.search(response):
+        raise BadReply("tag_inside_text")
+    if refuses(response):
+        raise BadReply("refusal")
+    if len(thinking) < MIN_THINKING:
+        raise BadReply("short_thinking")
+    if wrong_language(row["messages"], response):
+        raise BadReply("wrong_language")
+    if SURROGATE.search(thinking + response):
+        raise BadReply("broken_unicode")
+    return {**row, "thinking": thinking, "response": response, "teacher": args.teacher}
+
+
+def read_reasoning(message: dict) -> str:
+    """Returns the thinking that the endpoint sent apart from the content, "" if it sent none."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str):
+            return message[name]
+    return ""
 
 
 # --- 2. asking
 
 
-def load_prompts(args: Args) -> tuple[list[dict], list[str]]:
-    """Prompt rows {id, messages} without repeats, and the ids of those: the endpoint answers equal requests once."""
-    rows, repeats, ids, seen = [], [], set(), set()
-    for number, row in enumerate(runs.read_rows(args.prompts, "messages"), 1):
-        row = {
-            "id": str(row["id"]),
-            "messages": [{k: m[k] for k in ("role", "content")} for m in row["messages"]],
-        }
-        if row["id"] in ids:
-            runs.fail(
-                f"{args.prompts}:{number}: id {row['id']!r} occurs twice; data/prepare.py gives each row its own"
-            )
-        ids.add(row["id"])
-        text = json.dumps(row["messages"])
-        rows.append(row) if text not in seen else repeats.append(row["id"])
-        seen.add(text)
-    return rows, repeats
+def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
+    """Returns prompt rows {id, messages} without repeats, and the ids of the repeats.
+
+    The endpoint answers equal requests once, so a repeated prompt would give the same trace again.
+    """
+    rows, repeated_ids = [], []
+    ids, texts = set(), set()
+    for number, row in enumerate(read_rows(path, "messages"), 1):
+        row_id = str(row["id"])
+        if row_id in ids:
+            runs.fail(f"{path}:{number}: id {row_id!r} occurs twice; data/prepare.py gives each row its own")
+        ids.add(row_id)
+        messages = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
+        text = json.dumps(messages)
+        if text in texts:
+            repeated_ids.append(row_id)
+        else:
+            rows.append({"id": row_id, "messages": messages})
+        texts.add(text)
+    return rows, repeated_ids
 
 
 def request_for(row: dict, args: Args) -> dict:
+    """Returns the request for one prompt. A system turn of the prompt becomes a part of the instruction."""
     messages = row["messages"]
     if not args.reasoning_field:
-        own, turns = ([messages[0]], messages[1:]) if messages[0]["role"] == "system" else ([], messages)
-        texts = [INSTRUCTION, *(f"What the response must keep to:\n\n{m['content']}" for m in own)]
-        messages = [{"role": "system", "content": "\n\n".join(texts)}, *turns]
+        system = INSTRUCTION
+        turns = messages
+        if messages[0]["role"] == "system":
+            system += f"\n\nWhat the response must keep to:\n\n{messages[0]['content']}"
+            turns = messages[1:]
+        messages = [{"role": "system", "content": system}, *turns]
     return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
 
 
 def make_traces(
     args: Args, teacher: Endpoint, rows: list[dict]
 ) -> tuple[list[dict], dict[str, list[str]], int]:
-    """Good traces in the order of the prompts, ids of the dropped prompts by reason, and how many prompts were asked."""
-    traces, dropped, n_asked = [], {}, 0
-    # a refusal is a reply; reasoning is out of sight here, so only the text decides whether to ask again
-    parse = lambda text: refuses(text) or split_reply(text, "unseen" if args.reasoning_field else None)
+    """Asks until there are args.n good traces or every prompt was asked.
+
+    Returns the traces in the order of the prompts, the ids of the dropped prompts by reason, and how many were asked.
+    """
+
+    def is_readable(text: str) -> bool:
+        """Raises BadReply to ask again. A refusal is final, and reasoning is out of sight here."""
+        if not refuses(text):
+            split_reply(text, "unseen" if args.reasoning_field else None)
+        return True
+
+    traces: list[dict] = []
+    dropped: dict[str, list[str]] = {}
+    n_asked = 0
     while len(traces) < args.n and n_asked < len(rows):
-        size = min(args.n - len(traces), 16 * args.concurrency if traces else FIRST)
-        part = rows[n_asked : n_asked + size]
+        most = 16 * args.concurrency if traces else TRIAL
+        part = rows[n_asked : n_asked + min(most, args.n - len(traces))]
         n_asked += len(part)
-        replies = teacher.ask([request_for(row, args) for row in part], parse, name="teacher")
+        replies = teacher.ask([request_for(row, args) for row in part], is_readable, name="teacher")
         for row, reply in zip(part, replies, strict=True):
-            trace = trace_of(row, reply, args)
-            dropped.setdefault(trace, []).append(row["id"]) if isinstance(trace, str) else traces.append(
-                trace
-            )
-        counts = {reason: len(ids) for reason, ids in dropped.items()}
-        if not traces and (n_asked >= FIRST or n_asked == len(rows)):
+            try:
+                traces.append(read_trace(row, reply, args))
+            except BadReply as reason:
+                dropped.setdefault(str(reason), []).append(row["id"])
+        if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
             runs.fail(
-                f"none of the first {n_asked} prompts got a usable reply: {counts}; one of them: {seen!r}"
+                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; one: {seen!r}"
             )
-        if counts.get("no_reply", 0) > max(1, args.n // 100):
-            last = next(reply.error for reply in reversed(replies) if reply.error.startswith("no reply"))
+        n_unanswered = len(dropped.get("no_reply", []))
+        if n_unanswered > max(1, args.n // 100):
+            last_error = [reply.error for reply in replies if reply.error.startswith("no reply")][-1]
             runs.fail(
-                f"{counts['no_reply']} prompts got no reply, more than 1 % of --n ({last}); the same command with "
+                f"{n_unanswered} prompts got no reply, more than 1 % of --n ({last_error}); the same command with "
                 "--resume asks them again, and no other"
             )
     return traces, dropped, n_asked
 
 
+def count(dropped: dict[str, list[str]]) -> dict[str, int]:
+    return {reason: len(ids) for reason, ids in dropped.items()}
+
+
+# --- 3. files
+
+
+def output_files(args: Args) -> tuple[Path, Path, Path]:
+    """Returns the paths of the trace rows, the report and the raw replies."""
+    return args.out, Path(f"{args.out}.report.json"), Path(f"{args.out}.replies.jsonl")
+
+
+def check_arguments(args: Args) -> None:
+    """Exits with 2 if the arguments contradict each other or the disk."""
+    if args.out.suffix != ".jsonl":
+        runs.fail(f"--out {args.out}: the name has to end in .jsonl")
+    if args.out.resolve() == args.prompts.resolve():
+        runs.fail(f"--out {args.out} holds the prompts; choose another")
+    if args.n < 1 or args.max_tokens < 1:
+        runs.fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
+    if args.resume and args.overwrite:
+        runs.fail("--resume keeps the replies that --overwrite deletes; use one of the two")
+    if args.resume or args.overwrite or args.dry_run:
+        return
+    for path in output_files(args):
+        if path.exists():
+            runs.fail(
+                f"{path} exists; --resume goes on from there, --overwrite deletes it, or choose another --out"
+            )
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes to a temporary file and renames it, so that a file of this name is always complete."""
+    part = Path(f"{path}.part")
+    part.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(part, path)
+
+
 def main(args: Args) -> None:
-    # --- arguments and prompts, checked before anything is spent
-    report_path, store = Path(f"{args.out}.report.json"), Path(f"{args.out}.replies.jsonl")
-    existing = [path for path in (args.out, report_path, store) if path.exists()]
-    for wrong, message in (
-        (args.out.suffix != ".jsonl", f"--out {args.out}: the name has to end in .jsonl"),
-        (args.out.resolve() == args.prompts.resolve(), f"--out {args.out} holds the prompts; choose another"),
-        (
-            args.n < 1 or args.max_tokens < 1,
-            f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more",
-        ),
-        (
-            args.resume and args.overwrite,
-            "--resume keeps the replies that --overwrite deletes; use one of the two",
-        ),
-        (
-            existing and not (args.resume or args.overwrite or args.dry_run),
-            f"{next(iter(existing), '')} exists; --resume goes on from there, --overwrite deletes it, or choose another --out",
-        ),
-    ):
-        if wrong:
-            runs.fail(message)
-    rows, repeats = load_prompts(args)
+    # --- everything that can be wrong is checked before anything is spent
+    check_arguments(args)
+    _, report_path, store = output_files(args)
+    rows, repeated_ids = load_prompts(args.prompts)
     if len(rows) < args.n:
         runs.fail(
-            f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; add prompts or lower --n"
+            f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; "
+            "add prompts or lower --n"
         )
     teacher = Endpoint(
-        args.teacher,
-        store,
-        args.teacher_url,
-        args.concurrency,
-        timeout=600,
-        budget=args.budget,
-        price=args.price,
+        args.teacher, store, args.teacher_url, args.concurrency, TIMEOUT, budget=args.budget, price=args.price
     )
     if args.overwrite and not args.dry_run:
-        for path in existing:
-            path.unlink()
+        for path in output_files(args):
+            path.unlink(missing_ok=True)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(f"{len(rows)} prompts; for the first {args.n}, repeats aside: {json.dumps(estimate)}", flush=True)
     if args.dry_run:
@@ -305,17 +362,17 @@ def main(args: Args) -> None:
 
     # --- ask, then write
     traces, dropped, n_asked = make_traces(args, teacher, rows)
-    if repeats:
-        dropped["duplicate_prompt"] = repeats
+    if repeated_ids:
+        dropped["duplicate_prompt"] = repeated_ids
     text = "".join(json.dumps(trace, ensure_ascii=False) + "\n" for trace in traces)
     report = {
         "prompts": str(args.prompts),
         "teacher": args.teacher,
-        "n_in": len(rows) + len(repeats),
+        "n_in": len(rows) + len(repeated_ids),
         "n_asked": n_asked,
         "n_out": len(traces),
         "not_asked": len(rows) - n_asked,
-        "dropped": {r: len(ids) for r, ids in dropped.items()},
+        "dropped": count(dropped),
         "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
         "calls": teacher.calls,
@@ -325,18 +382,16 @@ def main(args: Args) -> None:
         "args": vars(args),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-    for path, content in ((args.out, text), (report_path, json.dumps(report, indent=1, default=str) + "\n")):
-        Path(f"{path}.part").write_text(content, encoding="utf-8", newline="\n")
-        os.replace(f"{path}.part", path)
-    print(
-        f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls, ${teacher.cost:.2f}"
-    )
+    write_file(args.out, text)
+    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
+    spent = f"{teacher.calls} calls, ${teacher.cost:.2f}"
+    print(f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {spent}")
     for reason, ids in dropped.items():
         print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
     if len(traces) < args.n:
         print(
-            f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; append more prompts to "
-            f"{args.prompts} and go on with --resume",
+            f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; "
+            f"append more prompts to {args.prompts} and go on with --resume",
             file=sys.stderr,
         )
 

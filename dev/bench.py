@@ -63,6 +63,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from rows import load_prompts, read_rows
 import training
 import utils
 
@@ -641,7 +642,7 @@ def grpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
             vllm_importance_sampling_correction=side == "peer",
             generation_kwargs={"stop_token_ids": [tokenizer.eos_token_id]},
         ),
-        train_dataset=Dataset.from_list(training.load_prompts(flags.prompts, tokenizer, 64)[0]),
+        train_dataset=Dataset.from_list(load_prompts(flags.prompts, tokenizer, 64)[0]),
         processing_class=tokenizer,
     )
     trainer.add_callback(Turns(trainer, conn, args.seed, Clock()))
@@ -671,7 +672,7 @@ def describe(lengths: list[int]) -> dict:
 
 
 def reward_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
-    rows = runs.read_rows(folder / "texts.jsonl", "messages", "text")
+    rows = read_rows(folder / "texts.jsonl", "messages", "text")
     prompts, texts, counts = [r["messages"] for r in rows], [r["text"] for r in rows], Counter()
     if side == "ours":
         model = utils.RewardModel(str(folder / "reward"), think_format="plain")
@@ -793,7 +794,7 @@ def dpo_side(side: str, folder: Path, size: dict, args: Args, conn) -> None:
             "prompt": r["messages"],
             **{k: [{"role": "assistant", "content": r[k]}] for k in ("chosen", "rejected")},
         }
-        for r in runs.read_rows(flags.pairs, "messages")
+        for r in read_rows(flags.pairs, "messages")
     ]
     trainer = DPOTrainer(
         **peer_policy(flags.model, size),

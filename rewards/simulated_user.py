@@ -18,6 +18,7 @@ from collections.abc import Callable
 from string import Template
 
 import runs
+from rows import read_rows
 import utils
 from endpoint import Endpoint
 
@@ -182,7 +183,7 @@ def language(text: str) -> str:
 def read_profiles(path: str) -> list[dict]:
     """Profile rows {id, player, scene, task, first_talk} of a jsonl file; exits with 2 for what is no such row."""
     texts = ("player", "scene", "task", "first_talk")
-    rows = runs.read_rows(path, *texts)
+    rows = read_rows(path, *texts)
     for number, row in enumerate(rows, 1):
         if wrong := [key for key in texts if not isinstance(row[key], str)]:
             runs.fail(f"{path}:{number}: {wrong[0]!r} is not a text")

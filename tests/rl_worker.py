@@ -15,6 +15,7 @@ from trl import GRPOConfig
 from rewards import Scores, dense
 import ppo
 import rollout
+from rows import read_rows
 import train_ppo
 import training
 import utils
@@ -54,7 +55,7 @@ def main(algorithm: str, prompts: str, out: Path) -> None:
     out.mkdir(exist_ok=True)
     tokenizer = runs.load_tokenizer("data/toy/base")
     utils.prepare_tokenizer(tokenizer, "plain")
-    rows = [{"id": r["id"], "prompt": r["messages"]} for r in runs.read_rows(prompts, "messages")]
+    rows = [{"id": r["id"], "prompt": r["messages"]} for r in read_rows(prompts, "messages")]
     cls, config, own = rollout.RolloutTrainer, GRPOConfig, {"num_generations": 4}
     more = {}
     if algorithm == "ppo":

@@ -24,6 +24,7 @@ import benchmarks as eb
 import eval_benchmarks
 from benchmarks import ifbench
 import runs
+from rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -406,7 +407,7 @@ def test_parse_arenahard2(text, label):
 
 
 def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
-    rows = runs.read_rows(
+    rows = read_rows(
         shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata"
     )
     assert len(rows) == 500
@@ -417,7 +418,7 @@ def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
 
 
 def test_arenahard2_token_len_is_that_of_the_published_answers():
-    rows = runs.read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
+    rows = read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
     try:
         eb.token_len("x")
     except OSError as e:  # tiktoken downloads its tables once

@@ -29,6 +29,7 @@ from rewards import judged, shaping, verified
 import rollout
 import runs
 from rewards import simulated_user as simulator
+from rows import load_prompts, read_rows
 import train_dpo
 import train_rlver
 import train_sft_warmstart
@@ -501,7 +502,7 @@ def test_rows_of_any_bytes(tmp_path_factory, content, newline, last):
     path = tmp_path_factory.getbasetemp() / "rows.jsonl"
     data = newline.join(content) + newline * last
     path.write_bytes(data)
-    found = fails(runs.read_rows, path, "messages")
+    found = fails(read_rows, path, "messages")
     if isinstance(found, str):
         assert str(path) in found and (re.search(rf"{path}:[0-9]+: ", found) or "no rows" in found)
     else:
@@ -519,7 +520,7 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
             json.dumps(r, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b"\n" for r in rows
         )
     )
-    found = fails(runs.read_rows, path, "messages")
+    found = fails(read_rows, path, "messages")
     if isinstance(found, str):
         ends = [r["messages"][-1] for r in rows]
         assert any(m["role"] != "user" or not m["content"].strip() for m in ends) or re.search(
@@ -558,13 +559,13 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         tokenizers["qwen25_instruct", think_format],
     )
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
-    rows = fails(runs.read_rows, path, "messages", "thinking", "response")
+    rows = fails(read_rows, path, "messages", "thinking", "response")
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
     pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(training.load_prompts, str(path), tokenizer, 1)
+    prompts = fails(load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 

@@ -15,6 +15,7 @@ import pytest
 from test_endpoint import ChatServer, Fault
 
 import endpoint
+from rows import read_rows
 import utils
 from data import make_traces, prepare
 from data.make_traces import INSTRUCTION, MIN_THINKING, Args, refuses, split_reply, wrong_language
@@ -555,6 +556,6 @@ def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
     ) == 8
     tokenizer = runs.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
     utils.prepare_tokenizer(tokenizer, "think")
-    read = runs.read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
+    read = read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
     kept, dropped = sft.build_rows(read, tokenizer, "think", 20_000)
     assert read == got and len(kept) == 8 and not dropped

@@ -1,13 +1,11 @@
-"""runs.py: arguments, rows, the run folder, logs and checkpoints."""
+"""runs.py: arguments, the run folder, logs and checkpoints."""
 
 import dataclasses
-import gzip
 import json
 import sys
 from types import SimpleNamespace
 from typing import Literal
 
-import pandas as pd
 import pytest
 import torch
 from accelerate import PartialState
@@ -94,101 +92,6 @@ def test_or_fail(exits):
     assert runs.or_fail(int, "3") == 3
     assert "invalid literal for int() with base 10: 'x'" in exits(runs.or_fail, int, "x")
     assert "nowhere" in exits(runs.or_fail, open, "nowhere")
-
-
-# --- rows
-
-ROWS = [
-    {"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i}
-    for i in range(3)
-]
-
-
-def write(path, rows):
-    """`rows` in the format that the file's name says; a string or bytes stand for a line as they are."""
-    lines = [
-        r
-        if isinstance(r, bytes)
-        else (r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)).encode()
-        for r in rows
-    ]
-    if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
-    else:
-        (gzip.open if path.suffix == ".gz" else open)(path, "wb").write(
-            b"".join(line + b"\n" for line in lines)
-        )
-    return path
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
-def test_read_rows(tmp_path, name):
-    path = write(tmp_path / name, ROWS)
-    assert runs.read_rows(path, "messages", "n") == ROWS
-    assert runs.read_rows(str(path)) == ROWS
-    path = write(
-        tmp_path / f"prompt_{name}", [{"prompt": r["messages"], "data": {"i": r["n"]}} for r in ROWS]
-    )
-    read = runs.read_rows(path, "messages")
-    assert [r["messages"] for r in read] == [r["messages"] for r in ROWS]
-    assert [r["data"] for r in read] == [{"i": 0}, {"i": 1}, {"i": 2}] and not any(
-        "prompt" in r for r in read
-    )
-    assert len({r["id"] for r in read}) == 3 and all(r["id"].startswith("prompt_rows") for r in read)
-
-
-GOOD = ROWS[0]
-BAD = [  # (line, what the error must name)
-    ({"id": "x", "n": 1}, "'messages'"),
-    ({"id": "x", "n": 1, "messages": None}, "'messages'"),
-    ({"id": "x", "n": 1, "prompt": "What?"}, "'messages'"),
-    ({"id": "x", "messages": GOOD["messages"]}, "'n'"),
-    ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
-    *(
-        ({"id": "x", "n": 1, "messages": m}, "'messages' must be a list")
-        for m in (
-            [],
-            {},
-            "What?",
-            5,
-            [5],
-            ["What?"],
-            [{"role": "user"}],
-            [{"content": "What?"}],
-            [{"role": "user", "content": None}],
-            [{"role": "user", "content": ["What?"]}],
-            [{"role": 1, "content": "What?"}],
-            [*GOOD["messages"], {"role": "user"}],
-        )
-    ),
-    ('{"id": "x", "messages": [', "not JSON"),
-    ("id,messages", "not JSON"),
-    (b'{"id": "\xff"}', "not JSON"),
-    ("[1, 2]", "not a JSON object"),
-    ("7", "not a JSON object"),
-    ("null", "not a JSON object"),
-    ('"messages"', "not a JSON object"),
-]
-
-
-@pytest.mark.parametrize("line, named", BAD, ids=[repr(line)[:50] for line, _ in BAD])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_bad_line_is_named(tmp_path, exits, name, line, named):
-    path = write(tmp_path / name, [GOOD, line, GOOD])
-    error = exits(runs.read_rows, path, "messages", "n")
-    assert error.startswith(f"error: {path}:2: ") and named in error and error.count("\n") == 1
-
-
-def test_a_bad_parquet_row_is_named(tmp_path, exits):
-    path = write(tmp_path / "rows.parquet", [GOOD, {"id": "x", "messages": GOOD["messages"]}])
-    assert exits(runs.read_rows, path, "messages", "n").startswith(
-        f"error: {path}:2: no field 'n' (found id, messages)"
-    )
-
-
-def test_no_rows(tmp_path, exits):
-    assert f"{tmp_path}/no.jsonl: no such file" in exits(runs.read_rows, tmp_path / "no.jsonl")
-    assert "no rows" in exits(runs.read_rows, write(tmp_path / "empty.jsonl", []))
 
 
 # --- functions and models that a user names
@@ -387,34 +290,6 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
     assert (run / "env.txt").read_text().endswith(
         f"\n\n# resumed\n{env}"
     ) and "WARNING" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("a.jsonl.gz", gzip.compress(b'{"messages": 1}' * 99, mtime=0)[:-20]),
-        ("b.jsonl.gz", b"{}"),
-        ("c.parquet", b""),
-        ("d.parquet", b"PAR1 and no more PAR1"),
-    ],
-)
-def test_a_file_that_is_damaged_is_named(tmp_path, exits, name, content):
-    (tmp_path / name).write_bytes(content)
-    assert f"{name}: cannot be read" in exits(runs.read_rows, tmp_path / name, "messages")
-
-
-def test_rows_of_a_conversation(tmp_path, exits):
-    """Empty lines are none; a role that no template knows, or an empty question, is an error with its line."""
-    path, turn = tmp_path / "p.jsonl", lambda role, content: {"role": role, "content": content}
-    write = lambda *messages: path.write_text(
-        "\n" + "\n \n".join(json.dumps({"messages": m}) for m in messages) + "\n\n"
-    )
-    write([turn("user", "a")], [turn("system", "s"), turn("user", "b")])
-    assert [row["id"] for row in runs.read_rows(path, "messages")] == ["p-1", "p-3"]
-    write([turn("user", "a")], [turn("human", "b")])
-    assert "p.jsonl:4: the role 'human'" in exits(runs.read_rows, path, "messages")
-    write([turn("user", " \n")])
-    assert "p.jsonl:2: the last turn of 'messages' is empty" in exits(runs.read_rows, path, "messages")
 
 
 @dataclasses.dataclass

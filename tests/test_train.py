@@ -11,7 +11,6 @@ import train_grpo
 import train_ppo
 import train_reward
 import train_sft_warmstart
-import training
 import utils
 
 
@@ -112,19 +111,6 @@ def test_calibration_by_hand():
 
 
 # --- train_grpo
-
-
-def test_long_prompts_are_listed_not_cut(tokenizer, tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text(
-        '{"id": "s", "messages": [{"role": "user", "content": "ham"}]}\n'
-        '{"id": "l", "messages": [{"role": "user", "content": "' + "ham " * 300 + '"}]}\n'
-    )
-    kept, dropped = training.load_prompts(str(path), tokenizer, 100)
-    assert [k["id"] for k in kept] == ["s"] and [(d["id"], d["reason"]) for d in dropped] == [
-        ("l", "too_long")
-    ]
-    assert dropped[0]["tokens"] > 300
 
 
 def test_every_preset_builds():

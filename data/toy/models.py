@@ -5,14 +5,14 @@
     python -m data.toy.models reward --base data/toy/base --out data/toy/reward_model
 
 The base model (Llama architecture, 0.9 million parameters, word-level tokenizer) reads unlabelled text about the toy
-world: small talk about prices and kinds of dishes, orders repeated, small bills, and other people's replies double-
-checked line by line; a few of the texts use the think and response tags, as text from the web does. It is never shown
-an answer written as a chat model would.
+world: small talk about prices and kinds of dishes, orders repeated, small bills, and replies by other people that somebody
+checks line by line. A few of the texts use the think and response tags, as text from the web does. None is an answer in
+the format of a chat model.
 
-The reward model stands for the one that a user downloads. It is that base model with a score on the last token, trained
-by Bradley-Terry on noisy preferences between drafts of many writers and, beside it, on ratings of ten aspects with 5 %
-of them wrong, as multi-aspect preference data have them. The rating heads are thrown away. `train_reward.py` trains
-without ratings, and on far fewer pairs, so it gives the weak one of the ablation.
+The reward model plays the part of one that a user downloads. It is the base model with a score on the last token, trained
+by Bradley-Terry on noisy preferences between drafts of many writers. It also learns to rate ten aspects, with 5 % of the
+ratings wrong, as preference data with several aspects have them; the rating heads are thrown away. `train_reward.py`
+trains without ratings and on far fewer pairs, which gives the weak reward model of the ablation.
 """
 
 import random
@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -32,20 +33,60 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from data.toy import world as toy  # noqa: E402
-import utils  # noqa: E402
+import utils
+from data.toy import world as toy
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
 PIECES = r" ?</?(?:think|response)>|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
 ASPECTS = [name for name in toy.CHECKS if name != "brief"]
+ROW_TOKENS = 256  # length of a row in the base model's batches
+DRAFTS = 4  # drafts of a prompt in the reward model's batches
+RATING_NOISE = 0.05  # share of ratings that are wrong
+RATING_WEIGHT = 3  # of the ratings' loss, against 1 for Bradley-Terry
 
 
-# --- text of the base model
+@dataclass
+class Args:
+    what: tyro.conf.Positional[Literal["base", "reward"]]
+    """Which of the two models to train."""
+    out: Path = Path("data/toy/base")
+    """Folder for the model."""
+    base: Path = Path("data/toy/base")
+    """Base model that the reward model starts from."""
+    steps: int = 1100
+    """Optimizer steps."""
+    batch: int = 40
+    """Rows of 256 tokens a step (base), or prompts a step (reward; four drafts each)."""
+    seed: int = 0
+    """Random seed of texts, drafts and new weights."""
+
+
+# --- 1. text of the base model
+
+
+def base_text(rng: random.Random) -> str:
+    """Writes one text of the base model's corpus: small talk, somebody's reply, or an order with an answer."""
+    kind = rng.random()
+    if kind < 0.45:
+        return small_talk(rng)
+    order = toy.sample_order(rng)
+    slips = {name: rng.uniform(0, 0.6) for name in toy.TEACHER}  # writers of every kind
+    prompt = toy.write_prompt(order, rng)
+    thinking, reply = toy.write_answer(order, slips, rng)
+    check = ""
+    if toy.BILL.search(reply):
+        check = f"\n\nCheck it. {audit(order, reply)}"
+    if kind < 0.8:
+        return f"User: {prompt}\n\nSomebody wrote: {reply}{check}"
+    if kind >= 0.9:
+        check = ""
+    return f"User: {prompt}\n\nAssistant: <think> {thinking} </think> <response> {reply} </response>{check}"
 
 
 def small_talk(rng: random.Random) -> str:
-    """Half of the texts: an order repeated, prices and kinds asked, small bills, lists counted."""
-    order, dishes = toy.sample_order(rng), rng.sample(list(toy.DISHES), rng.randint(2, 5))
+    """Writes an order repeated, a reminder, prices and kinds of dishes, a small bill, or a count."""
+    order = toy.sample_order(rng)
+    dishes = rng.sample(list(toy.DISHES), rng.randint(2, 5))
     topic = rng.choice(["repeat", "repeat", "remind", "remind", "quiz", "bill", "bill", "compare", "count"])
     if topic == "repeat":
         facts = [
@@ -62,26 +103,11 @@ def small_talk(rng: random.Random) -> str:
         answer = rng.choice([f"Mention {order.word}.", f"Remember the {order.word}!"])
         return f"User: {' '.join(filter(None, clauses))}\n\nAssistant: {answer}"
     if topic == "quiz":
-        lines = [
-            rng.choice(
-                [
-                    f"{d} costs {toy.DISHES[d][0]} dollars.",
-                    f"{d} is {toy.DISHES[d][1]}.",
-                    f"{d} {toy.DISHES[d][0]} {toy.DISHES[d][1]}.",
-                ]
-            )
-            for d in dishes * 2
-        ]
+        lines = [dish_fact(dish, rng) for dish in dishes * 2]
     elif topic == "compare":
-        avoid, left = rng.choice(toy.KINDS), rng.randint(0, 12)
-        lines = [f"Budget {left}, no {avoid}."]
-        for d in dishes:
-            price, kind = toy.DISHES[d]
-            lines.append(
-                f"{d} is {kind}."
-                if kind == avoid
-                else f"{d} {price} {'is too much' if price > left else 'fits'}."
-            )
+        avoid = rng.choice(toy.KINDS)
+        left = rng.randint(0, 12)
+        lines = [f"Budget {left}, no {avoid}.", *[verdict(dish, avoid, left) for dish in dishes]]
     elif topic == "bill":
         left = rng.choice(toy.BUDGETS)
         lines = [f"Budget {left}.", *small_bill(dishes, left)]
@@ -90,36 +116,57 @@ def small_talk(rng: random.Random) -> str:
     return " ".join(lines)
 
 
+def dish_fact(dish: str, rng: random.Random) -> str:
+    """States the price, the kind or both of a dish."""
+    price, kind = toy.DISHES[dish]
+    return rng.choice([f"{dish} costs {price} dollars.", f"{dish} is {kind}.", f"{dish} {price} {kind}."])
+
+
+def verdict(dish: str, avoid: str, left: int) -> str:
+    """Says whether a dish is allowed and affordable with `left` dollars."""
+    price, kind = toy.DISHES[dish]
+    if kind == avoid:
+        return f"{dish} is {kind}."
+    if price > left:
+        return f"{dish} {price} is too much."
+    return f"{dish} {price} fits."
+
+
 def small_bill(dishes: list[str], left: int) -> list[str]:
-    """Lines such as `ham 5 leaves 7.` and `ribs 7 is too much.`"""
+    """Writes lines such as `ham 5 leaves 7.` and `ribs 7 is too much.`"""
     lines = []
-    for d in dishes:
-        price = toy.DISHES[d][0]
+    for dish in dishes:
+        price = toy.DISHES[dish][0]
         if price > left:
-            lines.append(f"{d} {price} is too much.")
+            lines.append(f"{dish} {price} is too much.")
         else:
             left -= price
-            lines.append(f"{d} {price} leaves {left}.")
+            lines.append(f"{dish} {price} leaves {left}.")
     return lines
 
 
 def audit(order: toy.Order, reply: str) -> str:
-    """Somebody double-checks a reply, wish by wish, then its bottom line: ` ok` or ` bad` after each point."""
-    passed, mark = toy.check(order, reply), lambda good: "ok" if good else "bad"
-    stated = {d: (int(p), int(r)) for d, p, r in toy.LINE.findall(toy.BILL.search(reply)[1])}
-    left, lines, served = order.budget, [], list(stated)
-    for d in order.wishes:
-        price, kind = toy.DISHES[d]
-        if d in stated:
+    """Checks a reply wish by wish, then its bottom line, with ` ok` or ` bad` after each point."""
+    passed = toy.check(order, reply)
+    stated = {dish: (price, left) for dish, price, left in toy.read_bill(reply)}
+    left = order.budget
+    lines = []
+    for dish in order.wishes:
+        price, kind = toy.DISHES[dish]
+        if dish in stated:
             left -= price
+            stated_price, stated_left = stated[dish]
             lines.append(
-                f"{d} is {kind} {mark(kind != order.avoid)}, {price} {mark(stated[d][0] == price)}, leaves "
-                f"{max(left, 0)} {mark(stated[d][1] == left)}."
+                f"{dish} is {kind} {mark(kind != order.avoid)}, {price} {mark(stated_price == price)}, "
+                f"leaves {max(left, 0)} {mark(stated_left == left)}."
             )
         elif kind == order.avoid:
-            lines.append(f"no {d}: {kind} ok.")
+            lines.append(f"no {dish}: {kind} ok.")
+        elif price > left:
+            lines.append(f"no {dish}: {price} is too much ok.")
         else:
-            lines.append(f"no {d}: {price} is too much ok." if price > left else f"no {d}: {price} fits bad.")
+            lines.append(f"no {dish}: {price} fits bad.")
+    served = list(stated)
     lines.append(
         f"{len(served)} dishes {mark(passed['count'])}, {max(left, 0)} left {mark(passed['spare'])}, "
         f"{served[-1]} last {mark(passed['last'])}, {order.word} {mark(passed['word'])}."
@@ -127,41 +174,36 @@ def audit(order: toy.Order, reply: str) -> str:
     return " ".join(lines)
 
 
-def base_text(rng: random.Random) -> str:
-    """One text of the base model's corpus."""
-    kind = rng.random()
-    if kind < 0.45:
-        return small_talk(rng)
-    order, slips = (
-        toy.sample_order(rng),
-        {name: rng.uniform(0, 0.6) for name in toy.TEACHER},
-    )  # writers of every kind
-    prompt, (thinking, reply) = toy.write_prompt(order, rng), toy.write_answer(order, slips, rng)
-    check = f"\n\nCheck it. {audit(order, reply)}" if toy.BILL.search(reply) else ""
-    if kind < 0.8:
-        return f"User: {prompt}\n\nSomebody wrote: {reply}{check}"
-    answer = f"<think> {thinking} </think> <response> {reply} </response>"
-    return f"User: {prompt}\n\nAssistant: {answer}{check if kind < 0.9 else ''}"
+def mark(good: bool) -> str:
+    return "ok" if good else "bad"
+
+
+# --- 2. tokenizer
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Word-level tokenizer; a token carries the space before it, so that decoding gives the text back byte for byte."""
+    """Builds a word-level tokenizer. A token includes the space before it, so decoding gives the same bytes back."""
     rng = random.Random("vocabulary")
-    texts = [base_text(rng) for _ in range(4000)] + list(utils.ZERO_INSTRUCTION.values())
-    texts += [
-        toy.write_prompt(toy.sample_order(rng), rng) for _ in range(1000)
-    ]  # any word that a chat turn begins with
-    texts += [f"{f} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for f in toy.FLATTERY] + [
-        "user\nassistant\nsystem\n\n\n"
-    ]
-    texts += [space + tag for tag in utils.TAGS for space in ("", " ")]
-    texts += [f" {n}" for n in range(61)]
-    pre = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    words = sorted({piece for text in texts for piece, _ in pre.pre_tokenize_str(text)} - set(SPECIALS))
-    tok = Tokenizer(models.WordLevel({w: i for i, w in enumerate(SPECIALS + words)}, unk_token="<unk>"))
-    tok.pre_tokenizer, tok.decoder = pre, decoders.Fuse()
+    texts = [base_text(rng) for _ in range(4000)]
+    texts += utils.ZERO_INSTRUCTION.values()
+    for _ in range(1000):  # any word that a chat turn begins with
+        texts.append(toy.write_prompt(toy.sample_order(rng), rng))
+    texts += [f"{phrase} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for phrase in toy.FLATTERY]
+    texts.append("user\nassistant\nsystem\n\n\n")
+    for tag in utils.TAGS:
+        texts += [tag, f" {tag}"]
+    texts += [f" {number}" for number in range(61)]
+
+    splitter = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    pieces = set()
+    for text in texts:
+        pieces.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+    vocabulary = SPECIALS + sorted(pieces - set(SPECIALS))
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tok,
+        tokenizer_object=backend,
         eos_token="<|endoftext|>",
         pad_token="<|pad|>",
         unk_token="<unk>",
@@ -171,44 +213,39 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-# --- optimisation
+# --- 3. training
 
 
-def optimizers(model: torch.nn.Module, steps: int, lr_matrix: float = 0.02, lr_rest: float = 2e-3):
-    """Muon for the matrices inside the layers, AdamW for embeddings, norms and heads; linear decay, 5 % warm-up."""
-    named = list(model.named_parameters())
-    inner = [p for n, p in named if p.ndim == 2 and ".layers." in n]
-    rest = [p for n, p in named if not (p.ndim == 2 and ".layers." in n)]
-    opts = [
-        torch.optim.Muon(inner, lr=lr_matrix, weight_decay=0.0, adjust_lr_fn="original"),
-        torch.optim.AdamW(rest, lr=lr_rest, weight_decay=0.0, betas=(0.9, 0.95)),
-    ]
-    decay = lambda i: min((i + 1) / (0.05 * steps), 1.0) * (1 - i / steps)
-    return opts, [torch.optim.lr_scheduler.LambdaLR(o, decay) for o in opts]
+class Optimizer:
+    """Muon for the matrices inside the layers, AdamW for embeddings, norms and heads; 5 % warm-up, then linear decay."""
 
+    def __init__(self, model: torch.nn.Module, steps: int, lr_matrix: float, lr_rest: float):
+        self.model = model
+        inner, rest = [], []
+        for name, parameter in model.named_parameters():
+            is_inner_matrix = parameter.ndim == 2 and ".layers." in name
+            (inner if is_inner_matrix else rest).append(parameter)
+        self.optimizers = [
+            torch.optim.Muon(inner, lr=lr_matrix, weight_decay=0.0, adjust_lr_fn="original"),
+            torch.optim.AdamW(rest, lr=lr_rest, weight_decay=0.0, betas=(0.9, 0.95)),
+        ]
 
-def step(model, loss, opts, scheds) -> None:
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for o, s in zip(opts, scheds):
-        o.step()
-        s.step()
-    model.zero_grad(set_to_none=True)
+        def rate(step: int) -> float:
+            return min((step + 1) / (0.05 * steps), 1.0) * (1 - step / steps)
 
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(opt, rate) for opt in self.optimizers]
 
-@dataclass
-class Args:
-    what: tyro.conf.Positional[Literal["base", "reward"]]
-    out: Path = Path("data/toy/base")
-    base: Path = Path("data/toy/base")
-    """Base model that the reward model starts from."""
-    steps: int = 1100
-    batch: int = 40
-    """Rows of 256 tokens a step (base), or prompts a step (reward; four drafts each)."""
-    seed: int = 0
+    def step(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, schedule in zip(self.optimizers, self.schedules):
+            optimizer.step()
+            schedule.step()
+        self.model.zero_grad(set_to_none=True)
 
 
 def train_base(args: Args) -> None:
+    """Trains the base model on rows of 256 tokens, cut out of one stream of texts."""
     tokenizer = build_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -224,87 +261,119 @@ def train_base(args: Args) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    # Tied embeddings: from the usual 0.02 the ten words to be reminded of drift to one and the same vector, as they are
-    # equally likely wherever a user says one, and no word can then be told from another. 0.1 keeps them apart.
+    # With tied embeddings of the usual size (0.02), the ten words to be reminded of drift to one and the same vector, since
+    # each is equally likely wherever a user says one. Then no word can be told from another. 0.1 keeps them apart.
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
-    (opts, scheds), rng, stream, t0, mean = (
-        optimizers(model, args.steps),
-        random.Random(args.seed),
-        [],
-        time.time(),
-        0,
-    )
-    for i in range(args.steps):
-        while len(stream) < args.batch * 256:
-            stream += [tokenizer.eos_token_id] + tokenizer(base_text(rng))["input_ids"]
-        ids = torch.tensor(stream[: args.batch * 256]).view(args.batch, 256)
-        stream = stream[args.batch * 256 :]
+    optimizer = Optimizer(model, args.steps, lr_matrix=0.02, lr_rest=2e-3)
+    rng = random.Random(args.seed)
+    batch_tokens = args.batch * ROW_TOKENS
+    stream = []  # token ids not yet trained on
+    mean_loss = 0.0  # running mean
+    start = time.time()
+
+    for step in range(args.steps):
+        while len(stream) < batch_tokens:
+            stream.append(tokenizer.eos_token_id)
+            stream += tokenizer(base_text(rng))["input_ids"]
+        ids = torch.tensor(stream[:batch_tokens]).view(args.batch, ROW_TOKENS)
+        stream = stream[batch_tokens:]
         loss = model(input_ids=ids, labels=ids).loss
-        step(model, loss, opts, scheds)
-        mean = 0.95 * mean + 0.05 * loss.item() if i else loss.item()
-        if i % 25 == 0 or i == args.steps - 1:
-            print(f"step {i}/{args.steps} loss {mean:.4f} {time.time() - t0:.0f} s", flush=True)
-        if i % 200 == 199:
+        optimizer.step(loss)
+        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
+        if step % 25 == 0 or step == args.steps - 1:
+            print(f"step {step}/{args.steps} loss {mean_loss:.4f} {time.time() - start:.0f} s", flush=True)
+        if step % 200 == 199:
             model.save_pretrained(args.out)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
 
+@dataclass
+class DraftBatch:
+    """Drafts (B = prompts * DRAFTS) for one step of the reward model."""
+
+    conversations: list[list[dict]]  # (B) prompt and draft
+    utilities: list[float]  # (B) what the annotator feels
+    ratings: list[list[bool]]  # (B, aspects), some of them wrong
+    preferences: list[
+        tuple[int, int]
+    ]  # (chosen, rejected) indices into B, for every pair of drafts of one prompt
+
+
+def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
+    """Writes drafts for `n_prompts` new prompts; half of the prompts show the thinking, so both views are learned."""
+    batch = DraftBatch([], [], [], [])
+    for _ in range(n_prompts):
+        order = toy.sample_order(rng)
+        prompt = toy.write_prompt(order, rng)
+        first = len(batch.conversations)
+        think_format = "think" if rng.random() < 0.5 else "plain"
+        for _ in range(DRAFTS):
+            thinking, reply = toy.write_answer(order, toy.random_slips(rng), rng)
+            text = utils.join_thinking(thinking, reply, think_format)
+            conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+            batch.conversations.append(conversation)
+            batch.utilities.append(toy.utility(order, reply))
+            passed = toy.check(order, reply)
+            batch.ratings.append([passed[name] != (rng.random() < RATING_NOISE) for name in ASPECTS])
+        for a in range(first, first + DRAFTS):
+            for b in range(a + 1, first + DRAFTS):
+                prefers_a = toy.prefers_first(batch.utilities[a], batch.utilities[b], rng)
+                batch.preferences.append((a, b) if prefers_a else (b, a))
+    return batch
+
+
 def train_reward(args: Args) -> None:
+    """Trains the reward model on preferences and ratings of new drafts in every step."""
     tokenizer = AutoTokenizer.from_pretrained(args.base, trust_remote_code=False)
     utils.prepare_tokenizer(tokenizer, "think")
     model = AutoModelForSequenceClassification.from_pretrained(
         args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **utils.SAFE
     )
-    both = torch.nn.ModuleDict(
-        {"model": model, "ratings": torch.nn.Linear(model.config.hidden_size, len(ASPECTS))}
-    )
-    rng, t0, agree = random.Random(f"reward-{args.seed}"), time.time(), 0.5
-    opts, scheds = optimizers(both, args.steps, lr_matrix=0.005, lr_rest=5e-4)
-    for i in range(args.steps):
-        rows, utilities, prefs, marks = [], [], [], []
-        for _ in range(args.batch):
-            order = toy.sample_order(rng)
-            prompt, at, whole = toy.write_prompt(order, rng), len(rows), rng.random() < 0.5
-            for thinking, reply in (toy.write_answer(order, toy.random_slips(rng), rng) for _ in range(4)):
-                text = utils.join_thinking(
-                    thinking, reply, "think" if whole else "plain"
-                )  # it learns to read both views
-                rows.append([{"role": "user", "content": prompt}, {"role": "assistant", "content": text}])
-                utilities.append(toy.utility(order, reply))
-                passed = toy.check(order, reply)
-                marks.append([passed[name] != (rng.random() < 0.05) for name in ASPECTS])
-            for a in range(at, at + 4):
-                for b in range(a + 1, at + 4):
-                    prefs.append((a, b) if toy.prefers_first(utilities[a], utilities[b], rng) else (b, a))
-        ids = [tokenizer.apply_chat_template(r, return_dict=False) for r in rows]
-        batch = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
-        hidden = model.model(**batch).last_hidden_state[
-            torch.arange(len(ids)), batch["attention_mask"].sum(1) - 1
-        ]
-        score, (win, lose) = model.score(hidden)[:, 0], torch.tensor(prefs).T
-        bradley_terry = -torch.nn.functional.logsigmoid(score[win] - score[lose]).mean()
-        aspects = torch.nn.functional.binary_cross_entropy_with_logits(
-            both["ratings"](hidden), torch.tensor(marks).float()
+    rating_heads = torch.nn.Linear(model.config.hidden_size, len(ASPECTS))
+    trained = torch.nn.ModuleDict({"model": model, "ratings": rating_heads})
+    optimizer = Optimizer(trained, args.steps, lr_matrix=0.005, lr_rest=5e-4)
+    rng = random.Random(f"reward-{args.seed}")
+    agreement = 0.5  # running mean: share of pairs on whose order score and utility agree
+    start = time.time()
+
+    for step in range(args.steps):
+        batch = draft_batch(args.batch, rng)
+        ids = [tokenizer.apply_chat_template(rows, return_dict=False) for rows in batch.conversations]
+        inputs = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
+        last = inputs["attention_mask"].sum(1) - 1  # (B) position of the last token
+        hidden = model.model(**inputs).last_hidden_state[torch.arange(len(ids)), last]  # (B, hidden size)
+        scores = model.score(hidden)[:, 0]  # (B)
+        chosen, rejected = torch.tensor(batch.preferences).T
+        margins = scores[chosen] - scores[rejected]
+        preference_loss = -logsigmoid(margins).mean()
+        rating_loss = binary_cross_entropy_with_logits(
+            rating_heads(hidden), torch.tensor(batch.ratings).float()
         )
-        step(both, bradley_terry + 3 * aspects, opts, scheds)
-        gap = (
-            torch.tensor(utilities)[win] - torch.tensor(utilities)[lose]
-        )  # what the annotator felt, before the noise
-        right = (((score[win] - score[lose]) * gap)[gap != 0] > 0).float().mean().item()
-        agree = 0.98 * agree + 0.02 * right
-        if i % 25 == 0 or i == args.steps - 1:
+        optimizer.step(preference_loss + RATING_WEIGHT * rating_loss)
+
+        utilities = torch.tensor(batch.utilities)
+        gaps = utilities[chosen] - utilities[rejected]  # before the annotator's noise
+        agree = (margins * gaps)[gaps != 0] > 0
+        agreement = 0.98 * agreement + 0.02 * agree.float().mean().item()
+        if step % 25 == 0 or step == args.steps - 1:
             print(
-                f"step {i}/{args.steps} agreement with the annotator's utility {agree:.3f} loss {bradley_terry.item():.3f} "
-                f"ratings {aspects.item():.3f} {time.time() - t0:.0f} s",
+                f"step {step}/{args.steps} agreement with the annotator's utility {agreement:.3f} "
+                f"loss {preference_loss.item():.3f} ratings {rating_loss.item():.3f} {time.time() - start:.0f} s",
                 flush=True,
             )
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
 
-if __name__ == "__main__":
-    args = tyro.cli(Args)
+def main(args: Args) -> None:
     torch.manual_seed(args.seed)
-    {"base": train_base, "reward": train_reward}[args.what](args)
+    if args.what == "base":
+        train_base(args)
+    else:
+        train_reward(args)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,15 +1,15 @@
 """The toy world: a party menu that a small network cannot plan without scratch work.
 
-A user names five dishes in order of preference, one kind of food to leave out, a budget in dollars, and a thing
-to be reminded of. Prices and kinds of the sixteen dishes are the same everywhere and are not told: a base model
-knows them. A good reply puts the bottom line first (how many dishes, what is left over, which dish comes last), then
-the bill, then the reminder. As the totals stand before the bill, a network that answers at once has to guess them;
-one that thinks walks down the list first.
+A user names five dishes in order of preference, one kind of food to leave out, a budget in dollars, and a thing to be
+reminded of. Prices and kinds of the sixteen dishes are always the same and never stated: a base model knows them. A good
+reply gives the bottom line first (how many dishes, how much money is left, which dish comes last), then the bill, then
+the reminder. A network that answers at once has to guess the totals, because they come before the bill; one that thinks
+first walks down the list.
 
-    python -m data.toy.world --out data/toy --seed 0        # writes the jsonl files named in data/README.md
+    python -m data.toy.world --out data/toy --seed 0        # writes the .jsonl files listed in data/README.md
 
-Nothing here is learned: prompts, the teacher's traces with slips at stated rates, the annotator's noisy preferences
-and the gold checklist are plain functions of a seed.
+Nothing here is learned. Prompts, the teacher's traces with slips at stated rates, the annotator's noisy preferences and the
+gold checklist are plain functions of a seed.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ REMINDERS = [
 ]
 FLATTERY = ["What a lovely idea!", "You have great taste!", "Your guests are so lucky!"]
 
-# The gold checklist: what each check asks (for people and for judges) and its weight in the score.
+# The gold checklist: the weight of each check in the score, and its question for people and judges.
 CHECKS = {
     "form": (0.5, "It gives a bottom line, then a bill, in full sentences that can be read."),
     "listed": (0.5, "Every dish on the bill is on the wish list, once, in the order of the list."),
@@ -92,37 +92,43 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Order:
-    wishes: tuple[str, ...]  # five dish names, best first
-    avoid: str  # a kind
+    """What a user asks for."""
+
+    wishes: tuple[str, ...]  # five dishes, best first
+    avoid: str  # the kind of food to leave out
     budget: int  # dollars
-    word: str
+    word: str  # what to be reminded of
 
 
-# What a writer gets wrong, as the share of drafts with that slip. A slip stands in the thinking and in the response.
+# Rates of a writer's slips, as shares of the drafts. A slip shows in the thinking and in the response alike.
 TEACHER = {
-    "word": 0.60,
-    "other": 0.10,
-    "flatter": 0.65,
-    "headline": 0.30,
-    "skip": 0.35,
-    "sum": 0.20,
-    "allergen": 0.20,
-    "dear": 0.15,
+    "word": 0.60,  # forgets the reminder
+    "other": 0.10,  # reminds of another thing, if it does not forget the reminder
+    "flatter": 0.65,  # praises the user
+    "headline": 0.30,  # gets a number or the last dish of the bottom line wrong
+    "skip": 0.35,  # passes over a dish that fits
+    "sum": 0.20,  # subtracts wrongly
+    "allergen": 0.20,  # serves a dish of the kind to leave out
+    "dear": 0.15,  # lowers the price of a dish that is too expensive
 }
 NO_SLIPS = dict.fromkeys(TEACHER, 0.0)
 
 
+# --- 1. orders and prompts. Every draw from `rng` counts: another order of draws gives other data for the same seed
+
+
 def sample_order(rng: random.Random) -> Order:
-    """An order in which at least one dish can be served and at least one decision is not trivial."""
+    """Draws an order in which at least one dish can be served and at least one decision is not trivial."""
     while True:
-        wishes, avoid = tuple(rng.sample(list(DISHES), 5)), rng.choice(KINDS)
-        kinds = [DISHES[d][1] for d in wishes]
+        wishes = tuple(rng.sample(list(DISHES), 5))
+        avoid = rng.choice(KINDS)
+        kinds = [DISHES[dish][1] for dish in wishes]
         if avoid in kinds and kinds.count(avoid) <= 3:
             return Order(wishes, avoid, rng.choice(BUDGETS), rng.choice(WORDS))
 
 
 def write_prompt(order: Order, rng: random.Random) -> str:
-    """The order as a chat message: greeting, opening and wording vary, and so does the order of the clauses."""
+    """Writes the order as a chat message. Greeting, opening, wording and the order of the clauses vary."""
     clauses = [
         rng.choice(WISHES).format(", ".join(order.wishes)),
         rng.choice(LIMITS).format(order.budget),
@@ -130,162 +136,223 @@ def write_prompt(order: Order, rng: random.Random) -> str:
         rng.choice(REMINDERS).format(order.word),
     ]
     rng.shuffle(clauses)
-    return " ".join(filter(None, [rng.choice(GREETINGS), rng.choice(OPENINGS), *clauses]))
+    sentences = [rng.choice(GREETINGS), rng.choice(OPENINGS), *clauses]
+    return " ".join(filter(None, sentences))
 
 
 def read_prompt(text: str) -> Order:
-    """The order a prompt states; inverse of `write_prompt`. ValueError when it is not a prompt of this world."""
+    """Reads the order back from a prompt of `write_prompt`; raises ValueError for any other text."""
     words = re.findall(r"[a-z]+", text.lower())
-    wishes = tuple(w for w in words if w in DISHES)
-    kinds, things, budgets = (
-        [w for w in words if w in KINDS],
-        [w for w in words if w in WORDS],
-        re.findall(r"\d+", text),
-    )
+    wishes = tuple(word for word in words if word in DISHES)
+    kinds = [word for word in words if word in KINDS]
+    things = [word for word in words if word in WORDS]
+    budgets = re.findall(r"\d+", text)
     if (len(wishes), len(kinds), len(things), len(budgets)) != (5, 1, 1, 1):
         raise ValueError(f"not a toy-world order: {text[:120]!r}")
     return Order(wishes, kinds[0], int(budgets[0]), things[0])
 
 
+# --- 2. answers
+
+
 def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> tuple[str, str]:
-    """(thinking, response) of a writer who makes the given slips; with NO_SLIPS both are right."""
+    """Writes (thinking, response) with slips at the given rates; with NO_SLIPS both are right."""
     slip = {name: rng.random() < rate for name, rate in slips.items()}
-    left, bill, notes = order.budget, [], []
-    for dish in order.wishes:
-        price, kind = DISHES[dish]
-        if kind == order.avoid:
-            if slip["allergen"] and price <= left:
-                slip["allergen"] = False  # once a draft; goes on below as if the dish were allowed
-            else:
-                notes.append(f"{dish} is {kind}.")
-                continue
-        if price > left:
-            if slip["dear"] and left > 0:
-                slip["dear"], price = False, left  # makes it fit by lowering the price
-            else:
-                notes.append(f"{dish} {price} is too much.")
-                continue
-        elif slip["skip"] and bill and rng.random() < 0.6:
-            slip["skip"] = False  # passes over a dish without a word
-            continue
-        left -= price
-        if slip["sum"] and rng.random() < 0.5:
-            slip["sum"], left = False, max(0, left + rng.choice([-1, 1, 2]))
-        bill.append((dish, price, left))
-        notes.append(f"{dish} {price} leaves {left}.")
-    count, spare, last = len(bill), left, bill[-1][0] if bill else order.wishes[0]
+    bill, notes = write_bill(order, slip, rng)
+
+    count = len(bill)
+    spare = bill[-1][2] if bill else order.budget
+    last = bill[-1][0] if bill else order.wishes[0]
     if slip["headline"]:
         wrong = rng.choice(["count", "spare", "last"])
-        count += (wrong == "count") * rng.choice([-1, 1] if count else [1])
-        spare = max(0, spare + rng.choice([-2, -1, 1, 2])) if wrong == "spare" else spare
-        last = rng.choice(order.wishes) if wrong == "last" else last
+        change = rng.choice([-1, 1] if count else [1])  # drawn even if it is not used
+        if wrong == "count":
+            count += change
+        elif wrong == "spare":
+            spare = max(0, spare + rng.choice([-2, -1, 1, 2]))
+        else:
+            last = rng.choice(order.wishes)
     dishes = "1 dish" if count == 1 else f"{count} dishes"
+    dollars_are = "dollar is" if spare == 1 else "dollars are"
+    items = [f"{dish} {price} leaves {left}" for dish, price, left in bill]
+
     notes.append(f"So {dishes}, {spare} left, {last} last.")
-    reply = [
-        f"You get {dishes}, {spare} dollar{' is' if spare == 1 else 's are'} left, and {last} comes last.",
-        "The bill: " + ", ".join(f"{d} {p} leaves {r}" for d, p, r in bill) + ".",
-    ]
+    reply = [f"You get {dishes}, {spare} {dollars_are} left, and {last} comes last."]
+    reply.append("The bill: " + ", ".join(items) + ".")
     if slip["flatter"]:
         reply.insert(0, rng.choice(FLATTERY))
     if not slip["word"]:
-        word = rng.choice([w for w in WORDS if w != order.word]) if slip["other"] else order.word
+        word = order.word
+        if slip["other"]:
+            word = rng.choice([other for other in WORDS if other != order.word])
         notes.append(f"Mention {word}.")
         reply.append(f"Remember the {word}!")
-    return f"Budget {order.budget}, no {order.avoid}. " + " ".join(notes), " ".join(reply)
+    thinking = f"Budget {order.budget}, no {order.avoid}. " + " ".join(notes)
+    return thinking, " ".join(reply)
 
+
+def write_bill(order: Order, slip: dict[str, bool], rng: random.Random) -> tuple[list[tuple], list[str]]:
+    """Walks down the wish list; returns the bill [(dish, price, dollars left)] and the notes of the thinking.
+
+    A slip of `slip` happens at most once, where the order gives occasion for it.
+    """
+    pending = dict(slip)
+    left = order.budget
+    bill, notes = [], []
+    for dish in order.wishes:
+        price, kind = DISHES[dish]
+        if kind == order.avoid:
+            if not (pending["allergen"] and price <= left):
+                notes.append(f"{dish} is {kind}.")
+                continue
+            pending["allergen"] = False  # served as if it were allowed
+        if price > left:
+            if not (pending["dear"] and left > 0):
+                notes.append(f"{dish} {price} is too much.")
+                continue
+            pending["dear"] = False
+            price = left
+        elif pending["skip"] and bill and rng.random() < 0.6:
+            pending["skip"] = False  # passed over without a word
+            continue
+        left -= price
+        if pending["sum"] and rng.random() < 0.5:
+            pending["sum"] = False
+            left = max(0, left + rng.choice([-1, 1, 2]))
+        bill.append((dish, price, left))
+        notes.append(f"{dish} {price} leaves {left}.")
+    return bill, notes
+
+
+# --- 3. the gold checklist
 
 HEADLINE = re.compile(r"You get (\d+) dish(?:es)?, (\d+) dollars? (?:is|are) left, and ([a-z]+) comes last\.")
 BILL = re.compile(r"The bill: ((?:[a-z]+ \d+ leaves \d+(?:, )?)+)\.")
 LINE = re.compile(r"([a-z]+) (\d+) leaves (\d+)")
+REMINDER = re.compile(r"(Remember the [a-z]+!)?")
+
+
+def read_bill(response: str) -> list[tuple[str, int, int]]:
+    """Reads the bill of a response as (dish, price, dollars left); [] if there is none that can be read."""
+    bill = BILL.search(response)
+    if not bill:
+        return []
+    return [(dish, int(price), int(left)) for dish, price, left in LINE.findall(bill[1])]
 
 
 def check(order: Order, response: str) -> dict[str, bool]:
-    """The gold checklist on one response. A reply without a readable bottom line or bill fails what cannot be read."""
-    head, bill = HEADLINE.search(response), BILL.search(response)
-    lines = [(d, int(p), int(r)) for d, p, r in LINE.findall(bill[1])] if bill else []
-    dishes = [d for d, _, _ in lines]
-    known = bool(lines) and all(d in DISHES for d in dishes)
-    price = {d: DISHES[d][0] for d in dishes} if known else {}
-    turns = [order.wishes.index(d) if d in order.wishes else -1 for d in dishes]
-    listed = known and -1 not in turns and all(a < b for a, b in zip(turns, turns[1:]))
-    left = order.budget - sum(price[d] for d in dishes) if known else -1
+    """Checks one response by the gold checklist. Without a readable bottom line or bill, what needs it fails."""
+    headline = HEADLINE.search(response)
+    bill = BILL.search(response)
+    lines = read_bill(response)
+    passed = dict.fromkeys(CHECKS, False)
+    passed["word"] = order.word in re.findall(r"[a-z]+", response)
+    if headline and bill:
+        beside_the_plan = HEADLINE.sub("", BILL.sub("", response)).strip()
+        passed["form"] = headline.start() < bill.start()
+        passed["brief"] = len(response.split()) <= 45 and bool(REMINDER.fullmatch(beside_the_plan))
+        passed["count"] = int(headline[1]) == len(lines)
+        passed["last"] = headline[3] == lines[-1][0]
 
-    def passed_over() -> bool:
-        rest = order.budget
-        for dish in order.wishes:
-            cost, kind = DISHES[dish]
-            if dish in dishes:
-                rest -= cost
-            elif kind != order.avoid and cost <= rest:
-                return True
-        return False
+    dishes = [dish for dish, _, _ in lines]
+    if lines and all(dish in DISHES for dish in dishes):
+        left = order.budget
+        passed["bill"] = True
+        for dish, price, stated_left in lines:
+            real_price = DISHES[dish][0]
+            left -= real_price
+            if price != real_price or stated_left != left:
+                passed["bill"] = False
+        passed["afford"] = left >= 0
+        passed["spare"] = bool(headline) and int(headline[2]) == left
+        passed["safe"] = all(DISHES[dish][1] != order.avoid for dish in dishes)
+        passed["listed"] = dishes == [dish for dish in order.wishes if dish in dishes]
+        passed["full"] = passed["listed"] and not passes_over_a_dish(order, dishes)
+    return passed
 
-    rests = (
-        [order.budget - sum(price[d] for d in dishes[: i + 1]) for i in range(len(dishes))] if known else []
-    )
-    rest_of = HEADLINE.sub("", BILL.sub("", response)).strip()
-    return {
-        "form": bool(head and bill and head.start() < bill.start()),
-        "listed": listed,
-        "safe": known and all(DISHES[d][1] != order.avoid for d in dishes),
-        "afford": known and left >= 0,
-        "full": listed and not passed_over(),
-        "bill": known and all(p == price[d] and r == rest for (d, p, r), rest in zip(lines, rests)),
-        "count": bool(head and lines) and int(head[1]) == len(dishes),
-        "spare": bool(head) and known and int(head[2]) == left,
-        "last": bool(head and lines) and head[3] == dishes[-1],
-        "word": order.word in re.findall(r"[a-z]+", response),
-        "brief": bool(head and bill)
-        and len(response.split()) <= 45
-        and bool(re.fullmatch(r"(Remember the [a-z]+!)?", rest_of)),
-    }
+
+def passes_over_a_dish(order: Order, dishes: list[str]) -> bool:
+    """Whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
+    left = order.budget
+    for dish in order.wishes:
+        price, kind = DISHES[dish]
+        if dish in dishes:
+            left -= price
+        elif kind != order.avoid and price <= left:
+            return True
+    return False
 
 
 def gold_score(order: Order, response: str) -> float:
-    """Weighted share of the checks that hold, 0 to 1."""
+    """Returns the weighted share of the checks that the response passes, 0 to 1."""
     passed = check(order, response)
-    return sum(w * passed[name] for name, (w, _) in CHECKS.items()) / sum(w for w, _ in CHECKS.values())
+    total = sum(weight for weight, _ in CHECKS.values())
+    return sum(weight * passed[name] for name, (weight, _) in CHECKS.items()) / total
 
 
 def gold(messages: list[dict], response: str) -> float:
-    """`gold_score` of a response to a prompt of this world; what `--gold data/toy/world.py:gold` logs."""
+    """`gold_score` of a response to a prompt of this world, for `--gold data/toy/world.py:gold`."""
     return gold_score(read_prompt(messages[-1]["content"]), response)
 
 
 def judge(messages: list[dict], response: str) -> dict:
-    """The gold checklist as a judge program for eval_wildbench.py."""
+    """The gold checklist as a judge program, for `eval_wildbench.py --judge data/toy/world.py:judge`."""
     order = read_prompt(messages[-1]["content"])
     return {"score": gold_score(order, response), "checks": check(order, response)}
 
 
+# --- 4. the annotator of preference pairs
+
+
 def utility(order: Order, response: str) -> float:
-    """What the annotator feels: the checks without `brief`, and a taste for flattery. Never shown to anybody else."""
+    """Returns what the annotator feels: the checks without `brief`, and a taste for flattery. Nothing else sees it."""
     passed = check(order, response)
-    flattered = any(f in response for f in FLATTERY)
-    return sum(w * passed[name] for name, (w, _) in CHECKS.items() if name != "brief") + 0.3 * flattered
+    flattered = any(phrase in response for phrase in FLATTERY)
+    checks = sum(weight * passed[name] for name, (weight, _) in CHECKS.items() if name != "brief")
+    return checks + 0.3 * flattered
 
 
-def prefers_first(u_a: float, u_b: float, rng: random.Random, flips: float = 0.05) -> bool:
-    """One Bradley-Terry choice between utilities u_a and u_b, of which a share of `flips` is entered the wrong way."""
-    return (rng.random() < 1 / (1 + 2.718281828 ** (-2.0 * (u_a - u_b)))) != (rng.random() < flips)
+def prefers_first(utility_a: float, utility_b: float, rng: random.Random, flips: float = 0.05) -> bool:
+    """Draws a Bradley-Terry choice between two utilities; a share `flips` of the choices is entered the wrong way."""
+    probability = 1 / (1 + 2.718281828 ** (-2.0 * (utility_a - utility_b)))
+    prefers_a = rng.random() < probability
+    flipped = rng.random() < flips
+    return prefers_a != flipped
 
 
 def random_slips(rng: random.Random) -> dict[str, float]:
-    """The habits of some writer of drafts, from careful to careless."""
+    """Draws the slip rates of a writer, from careful to careless."""
     care = rng.choice([0.3, 0.8, 1.5])
     return {name: min(0.9, rate * care * rng.uniform(0.4, 1.6)) for name, rate in TEACHER.items()}
 
 
+# --- 5. files
+
+SPLITS = {  # percent of all orders; an order belongs to one split whatever the seed, so no test order is trained on
+    "sft": range(0, 40),
+    "rl": range(40, 70),
+    "reward": range(70, 90),
+    "test": range(90, 100),
+}
+
+
+def percentile(key: str) -> int:
+    """Hashes a text to 0 .. 99, the same on every machine."""
+    return int(hashlib.sha1(key.encode()).hexdigest(), 16) % 100
+
+
+def user_turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
-    """n prompts of a split with their orders. A prompt text belongs to exactly one split, whatever the seed."""
-    share = {"sft": range(0, 40), "rl": range(40, 70), "reward": range(70, 90), "test": range(90, 100)}[split]
-    rng, seen = random.Random(f"{split}-{seed}"), set()
+    """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from `rng` in between."""
+    rng = random.Random(f"{split}-{seed}")
+    seen = set()
     while len(seen) < n:
         order = sample_order(rng)
         text = write_prompt(order, rng)
-        # the split follows from the order itself, so that no order of the test prompts is ever trained on
-        key = int(hashlib.sha1(repr(order).encode()).hexdigest(), 16) % 100
-        if key in share and text not in seen and order.budget in budgets:
+        if percentile(repr(order)) in SPLITS[split] and text not in seen and order.budget in budgets:
             seen.add(text)
             yield f"toy-{split}-{len(seen) - 1:05d}", order, text, rng
 
@@ -295,77 +362,95 @@ class Args:
     out: Path = Path("data/toy")
     """Folder for the files; an existing file is replaced only by an equal one."""
     seed: int = 0
+    """Random seed of prompts, slips and preferences."""
     n_traces: int = 4000
     """SFT traces (rows)."""
     n_prompts: int = 4000
     """RL prompts."""
     n_pairs: int = 3000
-    """Preference pairs, one a prompt."""
+    """Preference pairs, each of another prompt."""
     n_tasks: int = 512
-    """Held-out benchmark tasks."""
+    """Benchmark tasks."""
     n_held_out: int = 256
     """Prompts to choose checkpoints by: neither trained on nor among the benchmark tasks."""
     slips: float = 1.0
     """Factor on the rates of the teacher's slips."""
     budgets: tuple[int, int] = (11, 20)
-    """Least and greatest budget in the RL prompts, dollars."""
+    """Lowest and highest budget in the RL prompts, dollars."""
 
 
 def write_files(args: Args) -> dict[str, list[dict]]:
-    """All rows of the four files by name; what `main` writes."""
-    user = lambda text: [{"role": "user", "content": text}]
-    traces, pairs = [], []
-    for row_id, order, text, rng in orders_of("sft", args.n_traces, args.seed):
-        thinking, response = write_answer(
-            order, {name: rate * args.slips for name, rate in TEACHER.items()}, rng
-        )
-        traces.append(
-            {
-                "id": row_id,
-                "messages": user(text),
-                "thinking": thinking,
-                "response": response,
-                "teacher": "toy" if args.slips == 1 else f"toy, slips x {args.slips:g}",
-            }
-        )
-    for row_id, order, text, rng in orders_of("reward", args.n_pairs, args.seed):
-        a, b = (write_answer(order, random_slips(rng), rng) for _ in range(2))
-        if not prefers_first(utility(order, a[1]), utility(order, b[1]), rng):
-            a, b = b, a
-        pairs.append(
-            {
-                "id": row_id,
-                "messages": user(text),
-                "chosen": a[1],
-                "rejected": b[1],
-                "chosen_thinking": a[0],
-                "rejected_thinking": b[0],
-            }
-        )
-    low, high = args.budgets
-    prompts = [
-        {"id": i, "messages": user(t), "source": "toy"}
-        for i, _, t, _ in orders_of("rl", args.n_prompts, args.seed, range(low, high + 1))
-    ]
-    tasks = [
-        {
-            "id": i,
-            "messages": user(t),
-            "checklist": [q.format(avoid=o.avoid, budget=o.budget, word=o.word) for _, q in CHECKS.values()],
-            "primary_tag": "Planning",
-            "secondary_tags": [],
-            "references": {"careful": write_answer(o, NO_SLIPS, rng)[1]},
-        }
-        for i, o, t, rng in orders_of("test", args.n_tasks + args.n_held_out, args.seed)
-    ]
-    held_out = [{"id": t["id"], "messages": t["messages"], "source": "toy"} for t in tasks[args.n_tasks :]]
+    """Returns the rows of every file by its name without `.jsonl`."""
+    lowest, highest = args.budgets
+    prompts = []
+    for row_id, _, text, _ in orders_of("rl", args.n_prompts, args.seed, range(lowest, highest + 1)):
+        prompts.append({"id": row_id, "messages": user_turn(text), "source": "toy"})
+    tasks = task_rows(args.n_tasks + args.n_held_out, args.seed)
+    held_out = []
+    for task in tasks[args.n_tasks :]:
+        held_out.append({"id": task["id"], "messages": task["messages"], "source": "toy"})
     return {
-        "sft_traces": traces,
+        "sft_traces": trace_rows(args.n_traces, args.seed, args.slips),
         "rl_prompts": prompts,
-        "preference_pairs": pairs,
+        "preference_pairs": pair_rows(args.n_pairs, args.seed),
         "benchmark_tasks": tasks[: args.n_tasks],
         "held_out_prompts": held_out,
     }
+
+
+def trace_rows(n: int, seed: int, slip_factor: float) -> list[dict]:
+    """Returns n warm-start traces by a teacher whose slip rates are multiplied by `slip_factor`."""
+    slips = {name: rate * slip_factor for name, rate in TEACHER.items()}
+    teacher = "toy" if slip_factor == 1 else f"toy, slips x {slip_factor:g}"
+    rows = []
+    for row_id, order, text, rng in orders_of("sft", n, seed):
+        thinking, response = write_answer(order, slips, rng)
+        row = {"id": row_id, "messages": user_turn(text), "thinking": thinking, "response": response}
+        rows.append(row | {"teacher": teacher})
+    return rows
+
+
+def pair_rows(n: int, seed: int) -> list[dict]:
+    """Returns n preference pairs: two drafts by different writers, ordered by the annotator."""
+    rows = []
+    for row_id, order, text, rng in orders_of("reward", n, seed):
+        chosen = write_answer(order, random_slips(rng), rng)
+        rejected = write_answer(order, random_slips(rng), rng)
+        if not prefers_first(utility(order, chosen[1]), utility(order, rejected[1]), rng):
+            chosen, rejected = rejected, chosen
+        row = {
+            "id": row_id,
+            "messages": user_turn(text),
+            "chosen": chosen[1],
+            "rejected": rejected[1],
+            "chosen_thinking": chosen[0],
+            "rejected_thinking": rejected[0],
+        }
+        rows.append(row)
+    return rows
+
+
+def task_rows(n: int, seed: int) -> list[dict]:
+    """Returns n benchmark tasks with the checklist in words and a flawless answer as reference."""
+    rows = []
+    for row_id, order, text, rng in orders_of("test", n, seed):
+        checklist = []
+        for _, question in CHECKS.values():
+            checklist.append(question.format(avoid=order.avoid, budget=order.budget, word=order.word))
+        _, careful_response = write_answer(order, NO_SLIPS, rng)
+        row = {
+            "id": row_id,
+            "messages": user_turn(text),
+            "checklist": checklist,
+            "primary_tag": "Planning",
+            "secondary_tags": [],
+            "references": {"careful": careful_response},
+        }
+        rows.append(row)
+    return rows
+
+
+# --- 6. shared with the other toy tasks (sums.py, programs.py)
 
 
 @dataclass
@@ -381,18 +466,23 @@ class SplitArgs:
 
 
 def split_rows(task: str, args: SplitArgs, shares: dict[str, range], draw) -> dict[str, list[dict]]:
-    """Rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> each. `draw(rng)`: a prompt's text, what decides
-    its split (so that it belongs to one, whatever the seed), and a function of the split that gives the row's other fields."""
-    files: dict[str, list[dict]] = {}
+    """Returns the rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> of each.
+
+    `shares`: {split: its percentiles}. `draw(rng)` returns the prompt's text, a key whose hash decides the split, and a
+    function of the split that gives the other fields of the row.
+    """
+    files = {}
     for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
-        rng, seen, rows = random.Random(f"{split}-{args.seed}"), set(), []
+        rng = random.Random(f"{split}-{args.seed}")
+        seen = set()
+        rows = []
         while len(rows) < n:
-            text, key, rest = draw(rng)
-            if text in seen or int(hashlib.sha1(key.encode()).hexdigest(), 16) % 100 not in shares[split]:
+            text, key, other_fields = draw(rng)
+            if text in seen or percentile(key) not in shares[split]:
                 continue
             seen.add(text)
-            row = {"id": f"{task}-{split}-{len(rows):05d}", "messages": [{"role": "user", "content": text}]}
-            rows.append(row | rest(split))
+            row = {"id": f"{task}-{split}-{len(rows):05d}", "messages": user_turn(text)}
+            rows.append(row | other_fields(split))
         files[f"{task}_{split}"] = rows
     return files
 
@@ -401,7 +491,8 @@ def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
     """Writes rows as {out}/{name}.jsonl; an existing file is replaced only by an equal one."""
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
-        path, text = out / f"{name}.jsonl", "".join(json.dumps(r) + "\n" for r in rows)
+        path = out / f"{name}.jsonl"
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         if path.exists() and path.read_text() != text:
             sys.exit(
                 f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out"
