@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from tqdm import tqdm
 
-import faults
+import watchdog
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_BACKOFF = 60  # seconds
@@ -300,7 +300,7 @@ class Endpoint:
         line = hide_key(json.dumps(row)).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
-        faults.beat()
+        watchdog.beat()
         self._remember(line)  # from the line, so that a second start sees the same
 
     def _read(self, request: dict, parse: Callable[[str], Any], parse_retries: int) -> Reply | int:

@@ -734,7 +734,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            history.append({"entropy": None, **indicators})
+            history.append({"entropy": None, "agreement": None, **indicators})
             stopped = unsupervised.collapsed(history) if indicators else ""
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:

@@ -5,9 +5,11 @@ good_format, length, repetition. `collapse_indicators` describes a step, and `co
 a run by them.
 """
 
+import json
 import re
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import benchmarks
 from rewards.shared import Values, in_groups
@@ -150,3 +152,13 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
     if all(step["entropy"] is not None and step["entropy"] <= entropy for step in last):
         return f"collapsed: entropy of {entropy:g} nat or less in {steps} steps"
     return ""
+
+
+def read_history(run: Path) -> list[dict]:
+    """Reads what `collapsed` looks at from the log of a run that goes on."""
+    path = run / "metrics.jsonl"
+    history = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        metrics = json.loads(line)
+        history.append({name: metrics.get(f"collapse/{name}") for name in ("agreement", "entropy")})
+    return history
