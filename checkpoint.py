@@ -410,15 +410,19 @@ _GROUPS = []  # process groups, held to the end of the process; see `leave`
 
 def leave() -> None:
     """Leaves the process group together with all other processes."""
+    if not torch.distributed.is_initialized():
+        return
     PartialState().wait_for_everyone()
-    if torch.distributed.is_initialized():
-        # else the last to hold it is a DDP model, which frees it under the GIL and waits for gloo's thread, which
-        # may wait for the GIL: one exit in some dozens hung
-        _GROUPS.append(torch.distributed.group.WORLD)
+    # else the last to hold it is a DDP model, which frees it under the GIL and waits for gloo's thread, which may wait
+    # for the GIL: one exit in some dozens hung
+    _GROUPS.append(torch.distributed.group.WORLD)
     PartialState().destroy_process_group()
 
 
-def finish(run: Path, summary: dict) -> None:
-    """Ends a training script on all processes: writes summary.json and leaves the process group."""
+def finish(run: Path, summary: dict, sampler=None) -> None:
+    """Ends a training script on all processes: writes summary.json, closes the sampler, leaves the process group."""
     runs.write_summary(run, summary)
+    PartialState().wait_for_everyone()
+    if sampler:
+        sampler.close()  # vLLM in this process takes the process group with it
     leave()

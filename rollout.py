@@ -13,6 +13,7 @@ engine in a process of its own, seeds a request).
 
 import contextlib
 import gc
+import logging
 import math
 import multiprocessing
 import os
@@ -218,8 +219,11 @@ class Sampler:
             "gpu_memory_utilization": memory,
             "enable_sleep_mode": self.sleeps,
         }
-        if not on_gpu:  # a seeded request whose prompt is split among batches fails on a CPU
+        if not on_gpu:
+            # a seeded request whose prompt is split among batches fails on a CPU
             options["enable_chunked_prefill"] = False
+            # vLLM warns of the tied LM head at every sync; _pack_tied_head takes care of it
+            logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
         if not in_process:
             with _process_of_its_own():
                 return LLM(**options)

@@ -753,7 +753,7 @@ def main(args: Args) -> None:
 
     checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
     summary = {"steps": step + 1, "stopped": stopped, "prompts": len(prompts), "dropped": len(dropped)}
-    checkpoint.finish(run, summary)
+    checkpoint.finish(run, summary, sampler)
 
 
 if __name__ == "__main__":
