@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from test_endpoint import ask_for
 
 import benchmarks
-import eval_traits
-import eval_wildbench
 from benchmarks import shared as evaluation
+from benchmarks import traits, wildbench
 import ppo
 import rewards
 import rollout
@@ -298,9 +297,9 @@ no_marks = (
 
 @given(anything | values.map(json.dumps))
 def test_no_reply_is_read_as_what_it_does_not_say(reply):
-    if (choice := read(eval_wildbench.read_verdict, reply, "reward")) is not None:
-        assert choice in eval_wildbench.CHOICES and f'"{choice}"' in reply
-    if (mark := read(eval_wildbench.read_verdict, reply, "score")) is not None:
+    if (choice := read(wildbench.read_verdict, reply, "reward")) is not None:
+        assert choice in wildbench.CHOICES and f'"{choice}"' in reply
+    if (mark := read(wildbench.read_verdict, reply, "score")) is not None:
         assert 1 <= float(mark) <= 10 and "score" in reply
     if (found := read(rewards._json, reply)) is not None:
         assert isinstance(found, dict)
@@ -310,23 +309,23 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     assert read(benchmarks.parse_arenahard2, reply) in (None, *benchmarks.VERDICTS)
     assert all(mark <= 20 for mark in (read(benchmarks.parse_creativewriting3, reply) or {}).values())
     assert isinstance(benchmarks.last_json_object(reply), dict | list | None)
-    for verdict in read(eval_traits.read_verdicts, reply, 2) or []:
+    for verdict in read(traits.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
-    read(eval_traits.read_traits, reply, 5)
+    read(traits.read_traits, reply, 5)
 
 
 @given(
     noise,
     noise,
     marks,
-    st.sampled_from(list(eval_wildbench.CHOICES)),
+    st.sampled_from(list(wildbench.CHOICES)),
     st.sampled_from(["A", "B", "tie", " TIE ", "b"]),
     noise,
 )
 def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
-    assert float(eval_wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
-    assert eval_wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
+    assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
+    assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
     assert rewards._mark(rewards._json(wrap({"mark": mark}))) == float(mark)
     assert (
         rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
@@ -339,11 +338,11 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
 @example("٧٧", "A", "")
 @example(10**400, "A", "")
 def test_a_reply_with_another_value_is_not_read(mark, choice, before):
-    assert read(eval_wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
-    assert read(rewards._mark, {"mark": mark}) is None and eval_wildbench.mark_value(mark) is None
+    assert read(wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
+    assert read(rewards._mark, {"mark": mark}) is None and wildbench.mark_value(mark) is None
     if choice != "A+ ":
-        assert read(eval_wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
-    assert eval_wildbench.pair_value(choice, "A") is None
+        assert read(wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
+    assert wildbench.pair_value(choice, "A") is None
 
 
 @given(
@@ -817,7 +816,7 @@ verdicts = st.lists(
     st.fixed_dictionaries(
         {
             "id": st.sampled_from("abc"),
-            "choice": st.sampled_from([*eval_wildbench.CHOICES, None, "A"]),
+            "choice": st.sampled_from([*wildbench.CHOICES, None, "A"]),
             "model_is": st.sampled_from("AB"),
             "output_len": st.integers(0, 50),
             "reference_len": st.integers(0, 50),
@@ -840,13 +839,13 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         r
         for r in rows
         if (
-            r["choice"] not in eval_wildbench.CHOICES
+            r["choice"] not in wildbench.CHOICES
             if mode == "reward"
-            else eval_wildbench.mark_value(r["score"]) is None
+            else wildbench.mark_value(r["score"]) is None
         )
     ]
     try:
-        numbers = eval_wildbench.score_verdicts(rows, mode, protocol, margin)
+        numbers = wildbench.score_verdicts(rows, mode, protocol, margin)
     except ValueError:
         assert len(unread) == len(rows) and protocol == "official"
         return
