@@ -14,9 +14,9 @@
 - `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}.
 
 A completion whose thinking is not closed has no response: it is judged as the empty answer and counted under
-its status. A response that the token limit cut off is judged as it is (`program`: as empty). If a judge's reply
-cannot be read, the judge is asked again. If that does not help, the verdict is invalid: counted, listed, never a
-score. Above 1 % of them (--max-invalid) there is no headline.
+its status. A response that the token limit cut off is judged as it is (`program`: as empty). If a judge's
+reply cannot be read, the judge is asked again. If that does not help, the verdict is invalid: counted,
+listed, never a score. Above 1 % of them (--max-invalid) there is no headline.
 
 `--protocol paper` does as the paper's released code, `official` (the default) as the benchmark's own tools:
 
@@ -27,11 +27,11 @@ score. Above 1 % of them (--max-invalid) there is no headline.
 | a verdict that cannot be read | is left out | counts as the worst: -100, or mark 1 |
 | an empty answer (`reward`) | loses against any other without a call | is judged |
 
-The paper's judge is gpt-4o, with one reference (`gpt-4`) and `--orders random`. The official board has the judge
-gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison with
-published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query}, {$checklist} and
-{$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its judging; `--compare`
-prints runs side by side and refuses if their fingerprints differ.
+The paper's judge is gpt-4o, with one reference (`gpt-4`) and `--orders random`. The official board has the
+judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison
+with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
+{$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its
+judging; `--compare` prints runs side by side and refuses if their fingerprints differ.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw
 replies), summary.json; and lines in results/runs.csv.
