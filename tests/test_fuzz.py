@@ -21,7 +21,7 @@ from test_endpoint import ask_for
 
 import benchmarks
 from benchmarks import shared as evaluation
-from benchmarks import traits, wildbench
+from benchmarks import trait_judging, wildbench
 import ppo
 import rewards
 import rollout
@@ -309,9 +309,9 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     assert read(benchmarks.parse_arenahard2, reply) in (None, *benchmarks.VERDICTS)
     assert all(mark <= 20 for mark in (read(benchmarks.parse_creativewriting3, reply) or {}).values())
     assert isinstance(benchmarks.last_json_object(reply), dict | list | None)
-    for verdict in read(traits.read_verdicts, reply, 2) or []:
+    for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
-    read(traits.read_traits, reply, 5)
+    read(trait_judging.read_traits, reply, 5)
 
 
 @given(
