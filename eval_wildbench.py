@@ -373,9 +373,8 @@ def main(args: Args) -> None:
     check_models(args)
     tasks = load_tasks(args)
     template = load_template(args)
-    print(
-        f"{len(tasks)} tasks x temperatures {args.temperatures}; {args.mode} by {args.judge}; {args.protocol}"
-    )
+    how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
+    print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     if args.mode != "program":
         longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)

@@ -116,7 +116,7 @@ def read_generations(path: str) -> list[dict]:
 
 
 def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and unused rows {file, line, id, reason}.
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and unused rows {file, line, ...}.
 
     The order of the pairs follows from --seed and the ids alone: other checkpoints meet on the same prompts.
     """
