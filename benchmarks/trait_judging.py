@@ -56,10 +56,10 @@ def show_conversation(pair: dict) -> str:
 
 def show_plans(pair: dict, model_is: int) -> str:
     """Shows both plans between tags, as plans are full of headings; --generations' plan is `model_is`."""
-    first, second = pair["model"], pair["baseline"]
+    plans = [pair["model"].strip(), pair["baseline"].strip()]
     if model_is == 2:
-        first, second = second, first
-    return f"<plan 1>\n{first.strip()}\n</plan 1>\n\n<plan 2>\n{second.strip()}\n</plan 2>"
+        plans.reverse()
+    return f"<plan 1>\n{plans[0]}\n</plan 1>\n\n<plan 2>\n{plans[1]}\n</plan 2>"
 
 
 def batches(args, pairs: list[dict]) -> list[tuple[int, list[dict]]]:
