@@ -1,220 +1,273 @@
-"""What the evaluation scripts share: answers with the thinking stripped, judges behind one door, intervals.
+"""What the evaluation scripts share: the tested model's answers, one way to ask any judge, and intervals.
 
-`args` is a script's own Args, with the fields that are named here.
+`args` is the calling script's own `Args`; its flags have the same names in every evaluation script.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import generation
 import runs
 import utils
+from benchmarks import local_judge
 from endpoint import Endpoint, Reply, resolve_url
+
+# --- 1. the tested model
+
+
+def stored_think_format(args) -> str | None:
+    """Returns what the model's think_format.json says; None without that file, or behind an endpoint."""
+    path = Path(args.model) / "think_format.json"
+    if args.model_url or not path.exists():
+        return None
+    return json.loads(path.read_text())["think_format"]
 
 
 def think_format(args) -> str:
-    """That of the model: as --think-format says; auto: as its folder's think_format.json does, `plain` where there is none."""
-    stored = Path(args.model) / "think_format.json"
+    """Returns --think-format; for `auto` the format stored with the model, else `plain`."""
     if args.think_format != "auto":
         return args.think_format
-    return (
-        json.loads(stored.read_text())["think_format"] if not args.model_url and stored.exists() else "plain"
-    )
+    return stored_think_format(args) or "plain"
 
 
 def load_tokenizer(args):
-    """The model's tokenizer with its template."""
+    """Loads the model's tokenizer with its chat template; exits with 2 if the two do not fit."""
     tokenizer = runs.load_tokenizer(args.model)
     runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format(args), args.chat_template)
     return tokenizer
 
 
 def check_plain(args, text: str) -> None:
-    """Exits with 2 where an answer of the model holds thinking and nothing says so: it would be judged as a part of it."""
-    said = lambda: (
-        args.think_format != "auto"
-        or not args.model_url
-        and (Path(args.model) / "think_format.json").exists()
-    )
-    if "</think>" in text and not said():
+    """Exits with 2 if `text` holds thinking although nobody said that the model thinks.
+
+    The format would default to `plain`, and the judge would read the thinking as a part of the answer.
+    """
+    if "</think>" not in text or args.think_format != "auto":
+        return
+    if stored_think_format(args) is None:
         runs.fail(
-            f"an answer of {args.model} holds </think>, but nothing says that this model thinks, so its thinking would "
-            "be judged; pass --think-format think, or plain if the whole text is meant"
+            f"an answer of {args.model} contains </think>, but nothing says that this model thinks, so its "
+            "thinking would be judged; pass --think-format think, or plain if the whole text is meant"
         )
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
-    """Sampling parameters of a request to --model-url."""
+    """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
     if think_format(args).startswith("zero"):  # only vLLM serves such a model
-        sampling |= {"stop": ["</response>"], "include_stop_str_in_output": True}
+        sampling["stop"] = ["</response>"]
+        sampling["include_stop_str_in_output"] = True
     return sampling
 
 
-def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
-    """Generation rows of all tasks {id, messages[, sample]} at one temperature, thinking stripped; each is kept in
-    generations.jsonl as it is done. `sample` is a number from 0 that tells several tasks of one prompt apart."""
-    path, tokenizer, how = (
-        run / "generations.jsonl",
-        None if args.model_url else load_tokenizer(args),
-        think_format(args),
-    )
-    stored = {r["id"]: r for r in runs.read_kept(path) if r["temperature"] == temperature}
-    stop = "</response>" if how.startswith("zero") else ""
-    count = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]) if tokenizer else None
+# --- 2. its answers
 
-    def keep(task: dict, text: str, finished: bool, n_tokens: int) -> None:
+# A task, its completion, whether the completion ended by itself, and its number of tokens.
+Completion = tuple[dict, str, bool, int]
+
+
+def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
+    """Samples a completion for each task at one temperature, and strips its thinking.
+
+    Each row is appended to generations.jsonl when it is done; rows that are already there are kept.
+
+    Args:
+        tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
+
+    Returns:
+        Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
+        the order of the tasks. `n_thinking_tokens` is None behind an endpoint: its tokenizer is not known.
+    """
+    model_format = think_format(args)
+    path = run / "generations.jsonl"
+    rows = {row["id"]: row for row in runs.read_kept(path) if row["temperature"] == temperature}
+    if args.model_url:
+        tokenizer = None
+        completions = complete_by_endpoint(args, tasks, temperature, run)
+    else:
+        tokenizer = load_tokenizer(args)
+        completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
+
+    for task, text, finished, n_tokens in completions:
+        if task["id"] in rows:
+            continue
         check_plain(args, text)
-        p = utils.split_thinking(text, how, finished)
+        parts = utils.split_thinking(text, model_format, finished)
         row = {
             "id": task["id"],
             "temperature": temperature,
             "messages": task["messages"],
             "text": text,
-            "thinking": p.thinking,
-            "response": p.response,
-            "status": p.status,
+            "thinking": parts.thinking,
+            "response": parts.response,
+            "status": parts.status,
             "n_tokens": n_tokens,
-            "n_thinking_tokens": count(p.thinking),
+            "n_thinking_tokens": count_tokens(tokenizer, parts.thinking),
         }
-        stored[task["id"]] = row
+        rows[task["id"]] = row
         runs.append_jsonl(path, [row])
+    return [rows[task["id"]] for task in tasks]
 
-    if args.model_url:
-        model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-        sampling = endpoint_sampling(args, temperature)
-        requests = [
-            {"messages": t["messages"], **sampling, **({"seed": t["sample"]} if t.get("sample") else {})}
-            for t in tasks
-        ]
-        check_plain(args, model.ask(requests[:1], name="generate")[0].text)  # before all are paid for
-        for task, reply in zip(tasks, model.ask(requests, name="generate")):
-            if reply.error:
-                runs.fail(f"task {task['id']}: {reply.error}; the same command with --resume goes on")
-            if task["id"] not in stored:
-                keep(task, reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1])
-    else:
-        prompts = [utils.encode_prompt(tokenizer, t["messages"]) for t in tasks]
-        done = {i for i, t in enumerate(tasks) if t["id"] in stored}
-        if len(done) < len(tasks):
-            for i, text, finished, ids in generation.generate(
-                args.model,
-                prompts,
-                tokenizer,
-                temperature,
-                args.max_tokens,
-                args.top_p,
-                runs.use_vllm(args.rollout),
-                args.seed,
-                args.batch_size,
-                stop,
-                done=done,
-            ):
-                keep(tasks[i], text, finished, len(ids))
-    return [stored[t["id"]] for t in tasks]
+
+def complete_here(
+    args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
+) -> Iterator[Completion]:
+    """Yields completions by vLLM or transformers, here, of the tasks whose ids are not in `done`."""
+    prompts = [utils.encode_prompt(tokenizer, task["messages"]) for task in tasks]
+    done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
+    if len(done_positions) == len(tasks):
+        return  # without loading the model
+
+    completions = generation.generate(
+        args.model,
+        prompts,
+        tokenizer,
+        temperature,
+        args.max_tokens,
+        top_p=args.top_p,
+        use_vllm=runs.use_vllm(args.rollout),
+        seed=args.seed,
+        batch_size=args.batch_size,
+        stop="</response>" if think_format(args).startswith("zero") else "",
+        done=done_positions,
+    )
+    for position, text, finished, ids in completions:
+        yield tasks[position], text, finished, len(ids)
+
+
+def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
+    """Yields completions of all tasks by --model-url; model.jsonl keeps them, so none is paid for twice."""
+    model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
+    sampling = endpoint_sampling(args, temperature)
+    requests = []
+    for task in tasks:
+        request = {"messages": task["messages"], **sampling}
+        if task.get("sample"):
+            request["seed"] = task["sample"]  # equal requests would share one reply
+        requests.append(request)
+
+    first_reply = model.ask(requests[:1], name="generate")[0]
+    check_plain(args, first_reply.text)  # before all the others are paid for
+    for task, reply in zip(tasks, model.ask(requests, name="generate")):
+        if reply.error:
+            runs.fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
+        finished = reply.choice.get("finish_reason") != "length"
+        yield task, reply.text, finished, reply.usage[1]
+
+
+def count_tokens(tokenizer, text: str) -> int | None:
+    if tokenizer is None:
+        return None
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def answer(row: dict) -> str:
-    """What of a generation row is judged: the response, if the token limit cut it off as far as it goes, as the official tools
-    do; nothing of a completion in any other bad format, as where the thinking was never closed."""
-    return row["response"] if row["status"] in ("ok", "truncated") else ""
+    """Returns the part of a generation row that is judged.
+
+    It is the response, also if the token limit cut it off: the official tools do the same. A completion in
+    any other bad format, such as thinking that was never closed, counts as the empty answer.
+    """
+    if row["status"] in ("ok", "truncated"):
+        return row["response"]
+    return ""
 
 
 def describe(rows: list[dict]) -> dict:
-    """Status counts and mean lengths of generation rows."""
-    mean = lambda values: float(np.mean(values)) if (values := [v for v in values if v is not None]) else None
-    thinking = [r["n_thinking_tokens"] for r in rows]
+    """Returns status counts and means of generation rows; a mean is None if no row has the value."""
+    response_tokens = [row["n_tokens"] - (row["n_thinking_tokens"] or 0) for row in rows]
     return {
-        "status": {s: sum(r["status"] == s for r in rows) for s in sorted({r["status"] for r in rows})},
-        "format_ok": mean([r["status"] == "ok" for r in rows]),
-        "thinking_tokens": mean(thinking),
-        "response_tokens": mean([r["n_tokens"] - (t or 0) for r, t in zip(rows, thinking)]),
-        "proxy_reward": mean([r.get("reward") for r in rows]),
+        "status": dict(sorted(Counter(row["status"] for row in rows).items())),
+        "format_ok": mean_of_known(row["status"] == "ok" for row in rows),
+        "thinking_tokens": mean_of_known(row["n_thinking_tokens"] for row in rows),
+        "response_tokens": mean_of_known(response_tokens),
+        "proxy_reward": mean_of_known(row.get("reward") for row in rows),
     }
 
 
-def shorten(text: str, words: int) -> str:
-    """The first `words` space-separated words (0: all), with a mark where something was cut."""
-    parts = text.split(" ")
-    return text if not words or len(parts) <= words else " ".join(parts[:words]) + "... (truncated)"
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return float(np.mean(known))
 
 
-def judge_place(judge: str, url: str) -> str:
-    """Where a judge or simulated user is asked, for a fingerprint; "" for none, one that runs here, or a program."""
-    return "" if not judge or judge.startswith("local:") or ".py:" in judge else resolve_url(url)
+# --- 3. the judge
 
 
-def ask_judge(args, requests: list[dict], parse: Callable, run: Path) -> list[Reply]:
-    """The replies of --judge, read by `parse` (ValueError: cannot be read, then asked again); all are kept in judge.jsonl."""
+def judge_request(args, prompt: str) -> dict:
+    """Returns the request that shows `prompt` to --judge and wants one JSON object back."""
+    return {
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0.0,
+        "max_tokens": args.judge_max_tokens,
+        "response_format": {"type": "json_object"},
+    }
+
+
+def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
+    """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
+
+    `parse` reads a reply and raises ValueError if it cannot; the request is then asked again.
+    """
+    store = run / "judge.jsonl"
     if args.judge.startswith("local:"):
-        path, rollout = args.judge.removeprefix("local:"), getattr(args, "rollout", "auto")
-        return ask_local(path, requests, parse, run / "judge.jsonl", rollout)
+        model = args.judge.removeprefix("local:")
+        rollout = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
+        return local_judge.ask(model, requests, parse, store, rollout)
+
     judge = Endpoint(
-        args.judge,
-        run / "judge.jsonl",
-        args.judge_url,
-        args.concurrency,
-        budget=args.budget,
-        price=args.price,
+        args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price
     )
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
     return judge.ask(requests, parse)
 
 
 def print_estimate(args, requests: list[dict]) -> None:
-    """What --judge would be asked, and what that costs at most."""
-    calls = {"calls": len(requests)}
-    if not args.judge.startswith("local:"):
+    """Prints how many calls --judge would get, and their cost at most."""
+    if args.judge.startswith("local:"):
+        estimate = {"calls": len(requests)}
+    else:
         store = Path(args.out or "results", "judge.jsonl")
-        calls = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price).estimate(
-            requests
-        )
-    print(f"judge (one temperature, answers as long as --max-tokens lets them be): {json.dumps(calls)}")
+        judge = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price)
+        estimate = judge.estimate(requests)
+    print(f"judge (one temperature, answers as long as --max-tokens allows): {json.dumps(estimate)}")
 
 
-def ask_local(
-    path: str, requests: list[dict], parse: Callable, store: Path, rollout: str, attempts: int = 4
-) -> list[Reply]:
-    """Replies of a judge that runs here. The first is greedy, those after an unreadable one are sampled."""
-    tokenizer = runs.load_tokenizer(path)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
-    if not tokenizer.chat_template:
-        runs.fail(f"--judge local:{path} has no chat template; name an instruct model")
-    prompts = [utils.encode_prompt(tokenizer, r["messages"]) for r in requests]
-    stored = {(r["key"], r["attempt"]): r["text"] for r in runs.read_kept(store)}
-    keys = [hashlib.sha256(json.dumps([path, r], sort_keys=True).encode()).hexdigest() for r in requests]
-    replies = [Reply(None, "", "not asked", (0, 0), {})] * len(requests)
-    for attempt in range(attempts):
-        todo = [i for i, reply in enumerate(replies) if reply.error]
-        if missing := [i for i in todo if (keys[i], attempt) not in stored]:
-            texts = generation.generate(
-                path,
-                [prompts[i] for i in missing],
-                tokenizer,
-                0.7 if attempt else 0.0,
-                requests[0]["max_tokens"],
-                1.0,
-                runs.use_vllm(rollout),
-                attempt,
-            )
-            for n, text, _, _ in texts:
-                stored[keys[missing[n]], attempt] = text
-                runs.append_jsonl(store, [{"key": keys[missing[n]], "attempt": attempt, "text": text}])
-        for i in todo:
-            text = stored[keys[i], attempt]
-            try:
-                replies[i] = Reply(parse(text), text, "", (0, 0), {})
-            except (ValueError, RecursionError) as e:
-                replies[i] = Reply(None, text, str(e), (0, 0), {})
-    return replies
+def judge_place(judge: str, url: str) -> str:
+    """Returns the URL at which a judge or simulated user is asked, for a fingerprint.
+
+    It is "" if there is none, if it runs on this machine, or if it is a program.
+    """
+    if not judge or judge.startswith("local:") or ".py:" in judge:
+        return ""
+    return resolve_url(url)
+
+
+# --- 4. texts and numbers
+
+
+def shorten(text: str, words: int) -> str:
+    """Returns the first `words` space-separated words (0: all), and marks where something was cut."""
+    parts = text.split(" ")
+    if words == 0 or len(parts) <= words:
+        return text
+    return " ".join(parts[:words]) + "... (truncated)"
+
+
+def short_hash(text: str) -> str:
+    """Returns 12 hexadecimal digits of the text's SHA-256, for a fingerprint."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def bootstrap(values, seed: int = 0, n: int = 2000) -> tuple[float, float]:
-    """95 % percentile interval of the mean of `values` (n,), resampling tasks."""
+    """Returns the 95 % percentile interval of the mean of `values` (one per task), by resampling tasks."""
     picks = np.random.default_rng(seed).integers(0, len(values), (n, len(values)))
-    low, high = np.percentile(np.asarray(values, dtype=float)[picks].mean(axis=1), [2.5, 97.5])
+    means = np.asarray(values, dtype=float)[picks].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

@@ -20,16 +20,13 @@ from hypothesis import strategies as st
 from test_endpoint import ask_for
 
 import benchmarks
-import eval_traits
-import eval_wildbench
 from benchmarks import shared as evaluation
+from benchmarks import trait_judging, wildbench
 import ppo
 import rewards
-from rewards import judged, shaping, verified
 import rollout
 import runs
 from rewards import simulated_user as simulator
-from rows import load_prompts, read_rows
 import train_dpo
 import train_rlver
 import train_sft_warmstart
@@ -300,38 +297,38 @@ no_marks = (
 
 @given(anything | values.map(json.dumps))
 def test_no_reply_is_read_as_what_it_does_not_say(reply):
-    if (choice := read(eval_wildbench.read_verdict, reply, "reward")) is not None:
-        assert choice in eval_wildbench.CHOICES and f'"{choice}"' in reply
-    if (mark := read(eval_wildbench.read_verdict, reply, "score")) is not None:
+    if (choice := read(wildbench.read_verdict, reply, "reward")) is not None:
+        assert choice in wildbench.CHOICES and f'"{choice}"' in reply
+    if (mark := read(wildbench.read_verdict, reply, "score")) is not None:
         assert 1 <= float(mark) <= 10 and "score" in reply
-    if (found := read(judged.read_json, reply)) is not None:
+    if (found := read(rewards._json, reply)) is not None:
         assert isinstance(found, dict)
-        assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
-        assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
+        assert (mark := read(rewards._mark, found)) is None or 1 <= mark <= 10
+        assert read(rewards._choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
     assert read(benchmarks.parse_alpacaeval2, reply) in (None, "A", "B")
     assert read(benchmarks.parse_arenahard2, reply) in (None, *benchmarks.VERDICTS)
     assert all(mark <= 20 for mark in (read(benchmarks.parse_creativewriting3, reply) or {}).values())
     assert isinstance(benchmarks.last_json_object(reply), dict | list | None)
-    for verdict in read(eval_traits.read_verdicts, reply, 2) or []:
+    for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
-    read(eval_traits.read_traits, reply, 5)
+    read(trait_judging.read_traits, reply, 5)
 
 
 @given(
     noise,
     noise,
     marks,
-    st.sampled_from(list(eval_wildbench.CHOICES)),
+    st.sampled_from(list(wildbench.CHOICES)),
     st.sampled_from(["A", "B", "tie", " TIE ", "b"]),
     noise,
 )
 def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
-    assert float(eval_wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
-    assert eval_wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
-    assert judged.read_mark(judged.read_json(wrap({"mark": mark}))) == float(mark)
+    assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
+    assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
+    assert rewards._mark(rewards._json(wrap({"mark": mark}))) == float(mark)
     assert (
-        judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
+        rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
     assert benchmarks.parse_arenahard2(f"{before}[[A>B]]{after}") == "A>B"
@@ -341,11 +338,11 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
 @example("٧٧", "A", "")
 @example(10**400, "A", "")
 def test_a_reply_with_another_value_is_not_read(mark, choice, before):
-    assert read(eval_wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
-    assert read(judged.read_mark, {"mark": mark}) is None and eval_wildbench.mark_value(mark) is None
+    assert read(wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
+    assert read(rewards._mark, {"mark": mark}) is None and wildbench.mark_value(mark) is None
     if choice != "A+ ":
-        assert read(eval_wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
-    assert eval_wildbench.pair_value(choice, "A") is None
+        assert read(wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
+    assert wildbench.pair_value(choice, "A") is None
 
 
 @given(
@@ -354,7 +351,7 @@ def test_a_reply_with_another_value_is_not_read(mark, choice, before):
 )
 def test_shares_of_a_first_token(tops):
     choice = {"logprobs": {"content": [{"top_logprobs": tops}]}}
-    shares = judged.token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
+    shares = rewards._token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
     assert shares is None or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0)
 
 
@@ -396,8 +393,8 @@ def test_rubrics(replies, implicit, cap, saturation):
         {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric}
         for i in range(3)
     ]
-    for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation, cap)):
-        found = read(judged.read_json, reply) or {}
+    for reply, value in zip(replies, rewards.rubric(rows, Judge(replies), implicit, saturation, cap)):
+        found = read(rewards._json, reply) or {}
         keys = ("mark", "mandatory_met") if implicit else ("1", "2")
         said = {k: str(found[k]).strip().lower() for k in keys if k in found}
         complete = len(said) == 2 and all(v in ("yes", "no") for k, v in said.items() if k != "mark")
@@ -413,11 +410,11 @@ def test_rubrics(replies, implicit, cap, saturation):
 def test_answers_of_math(prose, number):
     spelled = f"{number:,}"
     assert benchmarks.final_number(f"{prose}\n#### {spelled}\n") == str(number)
-    assert verified.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
-    assert verified.final_answer(f"so it is {spelled} .") == str(number)
+    assert rewards.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
+    assert rewards.final_answer(f"so it is {spelled} .") == str(number)
     for said in (prose, prose + "\\boxed{" + prose):
         assert isinstance(benchmarks.last_boxed(said), str | None) and isinstance(
-            verified.final_answer(said), str | None
+            rewards.final_answer(said), str | None
         )
         assert benchmarks.final_number(said) is None or re.fullmatch(
             r"-?[0-9.]*", benchmarks.final_number(said)
@@ -502,7 +499,7 @@ def test_rows_of_any_bytes(tmp_path_factory, content, newline, last):
     path = tmp_path_factory.getbasetemp() / "rows.jsonl"
     data = newline.join(content) + newline * last
     path.write_bytes(data)
-    found = fails(read_rows, path, "messages")
+    found = fails(runs.read_rows, path, "messages")
     if isinstance(found, str):
         assert str(path) in found and (re.search(rf"{path}:[0-9]+: ", found) or "no rows" in found)
     else:
@@ -520,7 +517,7 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
             json.dumps(r, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b"\n" for r in rows
         )
     )
-    found = fails(read_rows, path, "messages")
+    found = fails(runs.read_rows, path, "messages")
     if isinstance(found, str):
         ends = [r["messages"][-1] for r in rows]
         assert any(m["role"] != "user" or not m["content"].strip() for m in ends) or re.search(
@@ -559,13 +556,13 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         tokenizers["qwen25_instruct", think_format],
     )
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
-    rows = fails(read_rows, path, "messages", "thinking", "response")
+    rows = fails(runs.read_rows, path, "messages", "thinking", "response")
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
     pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(load_prompts, str(path), tokenizer, 1)
+    prompts = fails(training.load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
@@ -659,7 +656,7 @@ def test_a_teacher_s_reply(reply, reasoning):
 words = st.lists(
     st.builds(
         "{}:{}".format,
-        st.sampled_from([*rewards.KNOWN, "combine", "", "os"]),
+        st.sampled_from([*rewards.known(), "combine", "", "os"]),
         st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"]),
     )
     | anything,
@@ -689,7 +686,7 @@ finite = st.floats(-1e6, 1e6)
 )
 def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, margin):
     n = n_groups * group_size
-    names = data.draw(st.lists(st.sampled_from(rewards.KNOWN), min_size=1, max_size=4, unique=True))
+    names = data.draw(st.lists(st.sampled_from(rewards.known()), min_size=1, max_size=4, unique=True))
     spec = [
         (name, data.draw(finite | st.sampled_from(["gate", "veto"] + ["soft"] * (name == "overlong"))))
         for name in names
@@ -729,7 +726,7 @@ def test_pass_at_k_of_a_group(group, k):
     draws = list(combinations(present, k))
     won = {d: float(any(group[i] for i in d)) for d in draws}
     mean, std = (statistics.fmean(won.values()), statistics.pstdev(won.values())) if draws else (0.0, 0.0)
-    for i, advantage in enumerate(shaping.pass_at_k(group, 4, k)):
+    for i, advantage in enumerate(rewards.pass_at_k(group, 4, k)):
         own = [won[d] for d in draws if i in d]
         expected = None if group[i] is None else (statistics.fmean(own) - mean) / std if std > 1e-9 else 0.0
         assert advantage == (None if expected is None else pytest.approx(expected, abs=1e-9))
@@ -819,7 +816,7 @@ verdicts = st.lists(
     st.fixed_dictionaries(
         {
             "id": st.sampled_from("abc"),
-            "choice": st.sampled_from([*eval_wildbench.CHOICES, None, "A"]),
+            "choice": st.sampled_from([*wildbench.CHOICES, None, "A"]),
             "model_is": st.sampled_from("AB"),
             "output_len": st.integers(0, 50),
             "reference_len": st.integers(0, 50),
@@ -842,13 +839,13 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         r
         for r in rows
         if (
-            r["choice"] not in eval_wildbench.CHOICES
+            r["choice"] not in wildbench.CHOICES
             if mode == "reward"
-            else eval_wildbench.mark_value(r["score"]) is None
+            else wildbench.mark_value(r["score"]) is None
         )
     ]
     try:
-        numbers = eval_wildbench.score_verdicts(rows, mode, protocol, margin)
+        numbers = wildbench.score_verdicts(rows, mode, protocol, margin)
     except ValueError:
         assert len(unread) == len(rows) and protocol == "official"
         return

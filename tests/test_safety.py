@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from test_endpoint import exits, serve  # noqa: F401
 from test_scripts import PPO_KL, run as start, shared, toy_data, whole  # noqa: F401
-from test_wildbench import run, run_here  # noqa: F401
+from test_wildbench import run  # noqa: F401
 from transformers import AutoModelForCausalLM, Trainer
 
 import generation
@@ -314,7 +314,7 @@ def test_pickles_in_a_run_folder_are_not_run(tmp_path, mark, toy_data, shared, h
 KEY = "sk-test-0123456789abcdef"
 
 
-def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run_here, monkeypatch):  # noqa: F811
+def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch):  # noqa: F811
     """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
 
     def behave(text, n):
@@ -345,7 +345,8 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run_here, monkey
         "--tasks",
         toy_data / "benchmark_tasks.jsonl",
     ]
-    done = run(*words, "--out", out, OPENAI_API_KEY=KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    done = run(*words, "--out", out)
     told = done.stdout + done.stderr + "".join(f.read_text() for f in out.rglob("*") if f.is_file())
     assert (
         {auth for _, auth in server.requests} == {f"Bearer {KEY}"}
@@ -359,8 +360,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run_here, monkey
         lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}})
     )
     words[3] = words[7] = denied.url
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    done = run_here(*words, "--out", tmp_path / "denied", ok=False)
+    done = run(*words, "--out", tmp_path / "denied", ok=False)
     told = (
         done.stdout
         + done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_endpoint import ChatServer
 
-import eval_traits as et
+from benchmarks import trait_judging, traits
 
 ROOT = Path(__file__).parents[1]
 WORDS = ("budget", "theme", "step")  # the traits of the plans here; all plans have as many steps
@@ -116,7 +116,7 @@ def serve(monkeypatch):
 
 
 def run(server, out: Path, files: dict, **more) -> dict:
-    et.main(et.Args(**files, judge="j", judge_url=server.url, out=str(out), **more))
+    traits.main(traits.Args(**files, judge="j", judge_url=server.url, out=str(out), **more))
     return json.loads((out / "summary.json").read_text())
 
 
@@ -168,7 +168,7 @@ def verdicts(*orders: tuple[str | None, str | None]) -> list[dict]:
     ],
 )
 def test_win_rate_by_hand(orders, rate, counts, flips, n):
-    out = et.score_verdicts(verdicts(*orders), TRAITS, 1.0, 0)
+    out = trait_judging.score_verdicts(verdicts(*orders), TRAITS, 1.0, 0)
     t = out["traits"]["a"]
     assert (t["win_rate"], (t["wins"], t["ties"], t["losses"]), t["flip_rate"], out["n"]) == (
         rate,
@@ -187,13 +187,17 @@ def test_win_rate_by_hand(orders, rate, counts, flips, n):
 def test_interval_is_the_binomial_one_over_prompts():
     """80 wins and 20 losses, each the same in both orders: the mean over resampled prompts is Binomial(100, 0.8) / 100. Had
     the 200 verdicts been resampled, the interval would be narrower by the root of 2: 0.745 to 0.855."""
-    t = et.score_verdicts(verdicts(*[("1", "2")] * 80, *[("2", "1")] * 20), TRAITS, 0, 3)["traits"]["a"]
+    t = trait_judging.score_verdicts(verdicts(*[("1", "2")] * 80, *[("2", "1")] * 20), TRAITS, 0, 3)[
+        "traits"
+    ]["a"]
     mass = [math.comb(100, k) * 0.8**k * 0.2 ** (100 - k) for k in range(101)]
     exact = [next(k for k in range(101) if sum(mass[: k + 1]) >= q) / 100 for q in (0.025, 0.975)]
     assert t["win_rate"] == 0.8 and t["interval"] == pytest.approx(exact, abs=0.0101)
-    two = et.score_verdicts(verdicts(("1", "2"), ("2", "1")), TRAITS, 0, 0)["traits"]["a"]
+    two = trait_judging.score_verdicts(verdicts(("1", "2"), ("2", "1")), TRAITS, 0, 0)["traits"]["a"]
     assert two["interval"] == (0.0, 1.0)  # means 0, 0.5 and 1 with chances 1/4, 1/2, 1/4
-    assert et.score_verdicts(verdicts(("1", "1"), ("2", "2")), TRAITS, 0, 0)["traits"]["a"]["interval"] == (
+    assert trait_judging.score_verdicts(verdicts(("1", "1"), ("2", "2")), TRAITS, 0, 0)["traits"]["a"][
+        "interval"
+    ] == (
         0.5,
         0.5,
     )
@@ -201,15 +205,17 @@ def test_interval_is_the_binomial_one_over_prompts():
 
 def test_no_win_rate_above_the_share_of_invalid_replies():
     rows = verdicts(*[("1", "2")] * 9, (None, "2"))  # 1 of 20
-    t = et.score_verdicts(rows, TRAITS, 0.05, 0)["traits"]["a"]
+    t = trait_judging.score_verdicts(rows, TRAITS, 0.05, 0)["traits"]["a"]
     assert t["win_rate"] == 1 and "without_headline" not in t
-    out = et.score_verdicts(rows, TRAITS, 0.049, 0)
+    out = trait_judging.score_verdicts(rows, TRAITS, 0.049, 0)
     t = out["traits"]["a"]
     assert (
-        t["win_rate"] is None and t["without_headline"] == 1 and re.search(r"^a +none ", et.table(out), re.M)
+        t["win_rate"] is None
+        and t["without_headline"] == 1
+        and re.search(r"^a +none ", traits.table(out), re.M)
     )
     with pytest.raises(ValueError, match="4 of 4 replies are invalid, the first: prose"):
-        et.score_verdicts(verdicts((None, None), (None, None)), TRAITS, 1, 0)
+        trait_judging.score_verdicts(verdicts((None, None), (None, None)), TRAITS, 1, 0)
 
 
 # --- what can be read, and what cannot
@@ -226,7 +232,7 @@ def test_no_win_rate_above_the_share_of_invalid_replies():
     ],
 )
 def test_readable_verdicts(text):
-    assert et.read_verdicts(text, 2) == ["1", "same"]
+    assert trait_judging.read_verdicts(text, 2) == ["1", "same"]
 
 
 MALFORMED = [
@@ -293,9 +299,9 @@ def test_no_malformed_reply_is_a_verdict_or_a_trait():
     assert len(set(MALFORMED)) == len(MALFORMED) > 50
     for text in MALFORMED:
         with pytest.raises(ValueError):
-            et.read_verdicts(text, 2)
+            trait_judging.read_verdicts(text, 2)
         with pytest.raises(ValueError):
-            et.read_traits(text, 10)
+            trait_judging.read_traits(text, 10)
 
 
 TRAIT = '{"name": "n", "description": "d"}'
@@ -325,14 +331,14 @@ TRAIT = '{"name": "n", "description": "d"}'
 )
 def test_malformed_lists_of_traits(listed):
     with pytest.raises(ValueError):
-        et.read_traits(f'{{"traits": {listed}}}', 3)
+        trait_judging.read_traits(f'{{"traits": {listed}}}', 3)
 
 
 def test_readable_lists_of_traits():
     text = 'Traits:\n{"traits": [{"name": " Budget \\n first ", "description": "d", "example": "x"}]}'
     assert (
-        et.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
-        and et.read_traits('{"traits": []}', 1) == []
+        trait_judging.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
+        and trait_judging.read_traits('{"traits": []}', 1) == []
     )
 
 
@@ -356,12 +362,12 @@ def test_every_row_that_is_not_used_is_listed(tmp_path):
         row(6, "z", status="nested"),
         row(6, "fine"),
     ]
-    args = et.Args(
+    args = traits.Args(
         generations=write(tmp_path / "a.jsonl", rl),
         baseline=write(tmp_path / "b.jsonl", sft),
         temperature=0.7,
     )
-    pairs, dropped = et.match_plans(args)
+    pairs, dropped = traits.match_plans(args)
     assert sorted((p["id"], p["model"], p["baseline"]) for p in pairs) == [
         ("t0", "new", "plan 0"),
         ("t6", "y", "fine"),
@@ -390,7 +396,7 @@ def test_order_of_pairs_is_by_seed_and_id_alone(tmp_path):
         write(tmp_path / "c.jsonl", rows[::2]),
     ]
     order = lambda path, seed: [
-        p["id"] for p in et.match_plans(et.Args(generations=path, baseline=paths[0], seed=seed))[0]
+        p["id"] for p in traits.match_plans(traits.Args(generations=path, baseline=paths[0], seed=seed))[0]
     ]
     first = order(paths[0], 0)
     assert order(paths[1], 0) == first != order(paths[0], 1) and sorted(first) == sorted(order(paths[0], 1))
@@ -406,10 +412,10 @@ def test_order_of_pairs_is_by_seed_and_id_alone(tmp_path):
         ({"step": "7"}, {}, "a.jsonl:2: 'step' cannot be"),
         ({"temperature": "1"}, {}, "a.jsonl:2: 'temperature' cannot be"),
         ({"status": None}, {}, "a.jsonl:2: no field 'status'"),
-        ({"messages": [{"role": "user", "content": "other"}]}, {}, "stands for other 'messages'"),
+        ({"messages": [{"role": "user", "content": "other"}]}, {}, "has other 'messages'"),
         ({"temperature": 0.1}, {}, "several temperatures; choose one with --temperature: [0.1, 0.7]"),
-        ({}, {"temperature": 0.3}, "of 0 pairs none is left"),
-        ({}, {"extract_pairs": 9}, "of 3 pairs none is left to compare: 3 are for"),
+        ({}, {"temperature": 0.3}, "none of 0 pairs is left"),
+        ({}, {"extract_pairs": 9}, "none of 3 pairs is left to compare"),
         ({}, {"max_traits": 0}, "--max-traits 0: use 1 or more"),
         ({}, {"compare_pairs": -1}, "--compare-pairs -1: use 0 or more"),
         ({}, {"baseline": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
@@ -425,8 +431,8 @@ def test_bad_input(change, args, message, tmp_path, monkeypatch, capsys):
     write(Path("a.jsonl"), [rows[0], rows[1] | change, rows[2]])
     Path("empty.json").write_text('{"traits": []}')
     with pytest.raises(SystemExit) as e:
-        et.main(
-            et.Args(
+        traits.main(
+            traits.Args(
                 **{
                     "generations": "a.jsonl",
                     "baseline": "b.jsonl",
@@ -494,8 +500,8 @@ def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path
 def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):
     server = serve()
     split = {"extract_pairs": 12, "batch_pairs": 4}
-    et.main(
-        et.Args(
+    traits.main(
+        traits.Args(
             **files,
             judge="j",
             judge_url=server.url,
@@ -532,7 +538,10 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     for batch in stored["batches"]:  # in all pairs of a batch writer 1 is the same
         ours = [pair[batch["model_is"] - 1] for pair in asked.pop(tuple(batch["prompts"]))]
         assert ours == [plans["generations"][i] for i in batch["prompts"]] and len(ours) == 4
-    assert not asked and {et.batches(et.Args(seed=s), [{}])[0][0] for s in range(9)} == {1, 2}  # and drawn
+    assert not asked and {trait_judging.batches(traits.Args(seed=s), [{}])[0][0] for s in range(9)} == {
+        1,
+        2,
+    }  # and drawn
     compared = {r["id"] for r in lines(tmp_path / "run" / "verdicts.jsonl")}
     assert (
         len(compared) == out["n"] == 28
@@ -617,7 +626,8 @@ def test_kill_and_resume(serve, files, tmp_path):
     args = {**files, "extract_pairs": 10, "concurrency": 2}
     command = [
         sys.executable,
-        str(ROOT / "eval_traits.py"),
+        "-m",
+        "benchmarks.traits",
         "--judge",
         "j",
         "--judge-url",

@@ -16,36 +16,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import eval_wildbench as wb
-from benchmarks import shared as evaluation
+import eval_wildbench
+from benchmarks import local_judge, shared, wildbench
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def shared(name: str) -> Path:
+def stored(name: str) -> Path:
     if not (SHARED / name).exists():
         pytest.skip(f"the stored verdicts are not at {SHARED}")
     return SHARED / name
 
 
-def run(*args, ok: bool = True, **env) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        [sys.executable, "eval_wildbench.py", *map(str, args)],
-        cwd=ROOT,
-        env={**ENV, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done
-
-
 @pytest.fixture
-def run_here(here):
-    """run_here(*args): as `run`, in this process."""
+def run(here):
+    """run(*args): runs the script in this process; `ok=False` accepts that it fails."""
 
     def start(*args, ok: bool = True) -> subprocess.CompletedProcess:
         done = here("eval_wildbench.py", *args)
@@ -60,13 +47,13 @@ def run_here(here):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_wb_score_and_length_are_the_published_ones(tmp_path, packed):
-    for expected in csv.DictReader(open(shared("expected.csv"))):
-        path = shared(f"{expected['model']}.score_v2.jsonl.gz")
+    for expected in csv.DictReader(open(stored("expected.csv"))):
+        path = stored(f"{expected['model']}.score_v2.jsonl.gz")
         if not packed:
             path = tmp_path / "plain.jsonl"
-            path.write_bytes(gzip.open(shared(f"{expected['model']}.score_v2.jsonl.gz")).read())
-        args = wb.Args(from_judgments=str(path), mode="score", out=str(tmp_path / "out.json"))
-        wb.main(args)
+            path.write_bytes(gzip.open(stored(f"{expected['model']}.score_v2.jsonl.gz")).read())
+        args = eval_wildbench.Args(from_judgments=str(path), mode="score", out=str(tmp_path / "out.json"))
+        eval_wildbench.main(args)
         out = json.loads((tmp_path / "out.json").read_text())
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
@@ -82,7 +69,7 @@ def test_wb_reward_of_all_published_verdict_counts():
     """The counts are those after the margin, so they are scored as they are, with the model on either side. The board keeps
     rows in its total that it puts under none of the five verdicts (answers that it cut); they weigh as ties."""
     seen = 0
-    for row in csv.DictReader(open(shared("pairwise_counts.csv"))):
+    for row in csv.DictReader(open(stored("pairwise_counts.csv"))):
         counts = {name: int(row[name]) for name in ("win_much", "win", "tie", "lose", "lose_much")}
         rest = int(row["total"]) - sum(counts.values())
         pairs = {
@@ -95,7 +82,7 @@ def test_wb_reward_of_all_published_verdict_counts():
         choices = [name for name, n in counts.items() for _ in range(n)] + ["tie"] * rest
         rows = [
             {
-                "id": i,
+                "id": i % 8,  # the mean is over verdicts; few tasks make the interval cheap
                 "choice": pairs[name][i % 2],
                 "model_is": "AB"[i % 2],
                 "output_len": 1,
@@ -103,7 +90,7 @@ def test_wb_reward_of_all_published_verdict_counts():
             }
             for i, name in enumerate(choices)
         ]
-        out = wb.score_verdicts(rows, "reward")
+        out = wildbench.score_verdicts(rows, "reward")
         assert out["wb_reward"] == pytest.approx(100 * float(row["published_reward"]), abs=1e-6)
         assert {name: out[name] - rest * (name == "tie") for name in counts} == counts and out["n"] == int(
             row["total"]
@@ -113,9 +100,9 @@ def test_wb_reward_of_all_published_verdict_counts():
 
 
 def test_macro_average_of_all_published_task_scores():
-    rows = list(csv.DictReader(open(shared("published_task_scores.csv"))))
+    rows = list(csv.DictReader(open(stored("published_task_scores.csv"))))
     for row in rows:
-        macro = wb.macro_average({name: float(row[name]) for name in wb.GROUPS})
+        macro = wildbench.macro_average({name: float(row[name]) for name in wildbench.GROUPS})
         assert macro == pytest.approx(float(row["WB_score_task_macro"]), abs=1e-6)
     assert len(rows) == 31
 
@@ -144,7 +131,7 @@ def test_macro_average_of_all_published_task_scores():
     ],
 )
 def test_reward_of_one_verdict(choice, model_is, lengths, margin, value):
-    assert wb.pair_value(choice, model_is, *lengths, margin) == value
+    assert wildbench.pair_value(choice, model_is, *lengths, margin) == value
 
 
 def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them():
@@ -152,20 +139,20 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them()
         {"id": i, "choice": c, "model_is": "A", "output_len": 5, "reference_len": 5}
         for i, c in enumerate(["A++", "A+", "?", None])
     ]
-    out = wb.score_verdicts(rows, "reward")
+    out = wildbench.score_verdicts(rows, "reward")
     assert (
         out["wb_reward"] == 75
         and (out["n"], out["n_invalid"], out["n_tasks"]) == (4, 2, 2)
         and "note" not in out
     )
-    out = wb.score_verdicts(rows, "reward", "paper")
+    out = wildbench.score_verdicts(rows, "reward", "paper")
     assert out["wb_reward"] == -12.5 and out["n_invalid"] == 2 and "worst" in out["note"]
     marks = [{"id": i, "score": s, "output_len": 3} for i, s in enumerate(["8", 6, "11", "x", None, True])]
-    out = wb.score_verdicts(marks, "score")
+    out = wildbench.score_verdicts(marks, "score")
     assert out["wb_score"] == 40 and out["n_invalid"] == 4
-    assert wb.score_verdicts(marks, "score", "paper")["wb_score"] == pytest.approx(20 * (18 / 6 - 5))
+    assert wildbench.score_verdicts(marks, "score", "paper")["wb_score"] == pytest.approx(20 * (18 / 6 - 5))
     with pytest.raises(ValueError, match="none of 1"):
-        wb.score_verdicts(marks[3:4], "score")
+        wildbench.score_verdicts(marks[3:4], "score")
 
 
 def test_both_orders_flip_rate_references_and_groups():
@@ -188,7 +175,7 @@ def test_both_orders_flip_rate_references_and_groups():
         row(1, "A=B", "A", "y", "Planning"),
         row(2, "B++", "A", "y", "Math"),
     ]
-    out = wb.score_verdicts(rows, "reward")
+    out = wildbench.score_verdicts(rows, "reward")
     assert (
         out["flip_rate"] == 0.5 and out["references"] == {"x": 37.5, "y": -50.0} and out["wb_reward"] == -6.25
     )
@@ -201,7 +188,7 @@ def test_both_orders_flip_rate_references_and_groups():
 
 def test_bootstrap_interval_is_near_the_normal_one():
     values = np.random.default_rng(0).random(400).tolist()
-    low, high = evaluation.bootstrap(values)
+    low, high = shared.bootstrap(values)
     half = 1.96 * np.std(values) / 20
     assert low == pytest.approx(np.mean(values) - half, abs=0.01) and high == pytest.approx(
         np.mean(values) + half, abs=0.01
@@ -214,7 +201,7 @@ def test_program_summary_counts_invalid_and_never_scores_it():
         "checks": {} if score is None else {"a": score > 0.5, "b": True},
         "invalid": "",
     }
-    out = wb.score_program([row(1.0), row(0.5), row(None), row(0.0)])
+    out = wildbench.score_program([row(1.0), row(0.5), row(None), row(0.0)])
     assert out["score"] == 0.5 and out["n"] == 4 and out["n_invalid"] == 1
     assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {
         "a": pytest.approx(1 / 3),
@@ -239,7 +226,7 @@ TASK = {
 
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    text = wb.judge_prompt(
+    text = wildbench.judge_prompt(
         "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}",
         TASK,
         "official",
@@ -250,14 +237,14 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     history, query, a, b, checklist = text.split("|")
     assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
     assert a == " ".join(map(str, range(1000))) + "... (truncated)" and query.endswith("... (truncated)")
-    text = wb.judge_prompt("{$user_query}|{$candidate_A}", TASK, "paper", "reward", candidate_A=long)
+    text = wildbench.judge_prompt("{$user_query}|{$candidate_A}", TASK, "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
-    assert wb.judge_prompt("{$model_output}", TASK, "official", "score", model_output=long) == long
+    assert wildbench.judge_prompt("{$model_output}", TASK, "official", "score", model_output=long) == long
     for mode, fields in (
         ("reward", {"candidate_A": "AAA", "candidate_B": "BBB"}),
         ("score", {"model_output": "AAA"}),
     ):
-        text = wb.judge_prompt(wb.TEMPLATES[mode], TASK, "official", mode, **fields)
+        text = wildbench.judge_prompt(wildbench.TEMPLATES[mode], TASK, "official", mode, **fields)
         assert (
             "{$" not in text.replace("{$history}", "")
             and all(v in text for v in fields.values())
@@ -277,7 +264,7 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     ],
 )
 def test_readable_choices(text, value):
-    assert wb.read_verdict(text, "reward") == value
+    assert wildbench.read_verdict(text, "reward") == value
 
 
 def malformed(n: int) -> list[str]:
@@ -337,10 +324,10 @@ def test_no_malformed_reply_becomes_a_score():
     assert len(set(texts)) > 200
     for text in texts:
         with pytest.raises(ValueError):
-            wb.read_verdict(text, "reward")
+            wildbench.read_verdict(text, "reward")
         if "7" not in text:  # a mark
             with pytest.raises(ValueError):
-                wb.read_verdict(text.replace("choice", "score"), "score")
+                wildbench.read_verdict(text.replace("choice", "score"), "score")
 
 
 # --- whole runs
@@ -404,30 +391,13 @@ def judge_url():
     server.shutdown()
 
 
-@pytest.fixture
-def tasks(tmp_path) -> Path:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "data.toy.world",
-            "--out",
-            tmp_path / "toy",
-            "--n-traces",
-            "1",
-            "--n-prompts",
-            "1",
-            "--n-pairs",
-            "1",
-            "--n-tasks",
-            "24",
-        ],
-        cwd=ROOT,
-        env=ENV,
-        check=True,
-        capture_output=True,
-    )
-    return tmp_path / "toy" / "benchmark_tasks.jsonl"
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    sizes = ("--n-traces", "1", "--n-prompts", "1", "--n-pairs", "1", "--n-tasks", "24")
+    command = [sys.executable, "-m", "data.toy.world", "--out", folder, *sizes]
+    subprocess.run(command, cwd=ROOT, env=ENV, check=True, capture_output=True)
+    return folder / "benchmark_tasks.jsonl"
 
 
 MODEL = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0)
@@ -437,7 +407,7 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
 
 
-def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run_here, tmp_path):
+def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_path):
     args = [
         *MODEL,
         "--tasks",
@@ -470,33 +440,45 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run_here, t
     )
     before = len(Judge.calls)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
-    run_here(*args, "--out", tmp_path / "run", "--resume")
+    run(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.calls) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
     index = (tmp_path / "runs.csv").read_text().splitlines()
     assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]
 
 
-def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run_here, tmp_path):
+def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run, tmp_path):
     Judge.broken = 1  # nothing but prose
-    args = [*MODEL, "--tasks", tasks, "--mode", "score", "--judge", "m", "--judge-url", judge_url]
-    done = run_here(*args, "--out", tmp_path / "none", ok=False)
-    assert done.returncode == 2 and "none of 24 verdicts can be read" in done.stderr
+    args = [
+        *MODEL,
+        "--tasks",
+        tasks,
+        "--limit",
+        8,
+        "--mode",
+        "score",
+        "--judge",
+        "m",
+        "--judge-url",
+        judge_url,
+    ]
+    done = run(*args, "--out", tmp_path / "none", ok=False)
+    assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
     Judge.broken = 2  # every second call: retried until it is answered
-    run_here(*args, "--out", tmp_path / "half")
-    assert numbers(tmp_path / "half")["n_invalid"] <= 24 and len(Judge.calls) > 96
+    run(*args, "--out", tmp_path / "half")
+    assert numbers(tmp_path / "half")["n_invalid"] <= 8 and len(Judge.calls) > 32
     stored = [json.loads(line) for line in (tmp_path / "half" / "verdicts.jsonl").read_text().splitlines()]
     next(row for row in stored if row["score"] is not None)["score"] = "?"
     for row in stored:
         row |= {"session_id": row["id"], "model_output": "x" * row["output_len"]}
     (tmp_path / "v.jsonl").write_text("".join(json.dumps(r) + "\n" for r in stored))
-    run_here("--from-judgments", tmp_path / "v.jsonl", "--mode", "score", "--out", tmp_path / "o.json")
+    run("--from-judgments", tmp_path / "v.jsonl", "--mode", "score", "--out", tmp_path / "o.json")
     assert (
         json.loads((tmp_path / "o.json").read_text())["n_invalid"]
         == 1 + numbers(tmp_path / "half")["n_invalid"]
     )
 
 
-def test_what_was_judged_otherwise_is_not_compared(tasks, run_here, tmp_path):
+def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
     program = "def judge(messages, response):\n    return {'score': 1.0, 'checks': {'a': True}}\n"
     (tmp_path / "other.py").write_text(program)
     for name, judge in (
@@ -504,9 +486,9 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run_here, tmp_path):
         ("b", "data/toy/world.py:judge"),
         ("c", f"{tmp_path / 'other.py'}:judge"),
     ):
-        run_here(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
-    assert "WARNING" not in run_here("--compare", tmp_path / "a", tmp_path / "b").stdout
-    done = run_here("--compare", tmp_path / "a", tmp_path / "c", ok=False)
+        run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
+    assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
+    done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
 
@@ -519,16 +501,16 @@ def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
     key = hashlib.sha256(json.dumps([judge, request], sort_keys=True).encode()).hexdigest()
     stored = [{"key": key, "attempt": n, "text": "[" * 3000} for n in range(4)]
     (tmp_path / "judge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stored))
-    reply = evaluation.ask_local(
-        judge, [request], lambda text: wb.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf"
+    reply = local_judge.ask(
+        judge, [request], lambda text: wildbench.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf"
     )[0]
     assert reply.value is None and "recursion" in reply.error
 
 
-def test_two_tasks_of_one_id_are_refused(tasks, run_here, tmp_path):
+def test_two_tasks_of_one_id_are_refused(tasks, run, tmp_path):
     lines = tasks.read_text().splitlines()
     (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[3]]) + "\n")
-    done = run_here(
+    done = run(
         *MODEL,
         "--tasks",
         tmp_path / "twice.jsonl",
@@ -540,9 +522,9 @@ def test_two_tasks_of_one_id_are_refused(tasks, run_here, tmp_path):
     assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
-def test_a_local_judge_needs_no_key(tasks, run_here, tmp_path):
+def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
-    done = run_here(
+    done = run(
         *MODEL,
         "--tasks",
         tasks,
@@ -573,17 +555,26 @@ def test_a_local_judge_needs_no_key(tasks, run_here, tmp_path):
         (["--compare", "nowhere"], "does not exist"),
     ],
 )
-def test_bad_input(args, message, tasks, run_here):
-    done = run_here(*args, *(["--tasks", tasks] if "--mode" in args else []), ok=False)
+def test_bad_input(args, message, tasks, run):
+    done = run(*args, *(["--tasks", tasks] if "--mode" in args else []), ok=False)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_template_with_a_placeholder_of_another_mode_is_refused(tasks, run, tmp_path):
+    (tmp_path / "template.txt").write_text("{$history} {$user_query} {$model_output}")
+    args = (*MODEL, "--tasks", tasks, "--judge", "m", "--references", "careful", "--dry-run")
+    template = ("--template", tmp_path / "template.txt")
+    run(*args, "--mode", "score", *template, "--judge-url", "http://localhost:1/v1")
+    done = run(*args, "--mode", "reward", *template, ok=False)
+    assert done.returncode == 2 and "cannot fill {$model_output}" in done.stderr
 
 
 def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
     """Two seeds of one row have a mean; another reference, another endpoint or another template has not."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     task = TASK | {"references": {"gpt-4": "r"}}
-    of = lambda tasks=(task,), template="T", **flags: wb.fingerprint(
-        wb.Args(**{"mode": "reward", "judge": "j", "orders": "random", **flags}), template, tasks
+    of = lambda tasks=(task,), template="T", **flags: eval_wildbench.fingerprint(
+        eval_wildbench.Args(**{"mode": "reward", "judge": "j", "orders": "random", **flags}), template, tasks
     )["hash"]
     assert of(seed=0) == of(seed=1) == of(judge_url="https://api.openai.com/v1/")
     others = {

@@ -1,0 +1,415 @@
+"""WildBench's rules: what a judge is shown, how its reply is read, and how verdicts become scores.
+
+A verdict row is {id, output_len, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or `score`
+(WB-Score). Lengths are in characters. `args` are the flags of eval_wildbench.py, which also says how
+`--protocol paper` differs from `official`.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.shared import bootstrap, judge_request, shorten
+
+# --- 1. what the judge is shown
+
+TEMPLATES = {
+    "reward": """Two assistants answered the last message of the same user. Compare the two answers.
+
+# Conversation before the last message
+{$history}
+
+# The user's last message
+{$user_query}
+
+# Answer A
+{$candidate_A}
+
+# Answer B
+{$candidate_B}
+
+# Points to check
+{$checklist}
+
+Go through the points for each of the two answers, then weigh how well each serves what this user asked for: is it correct,
+complete, relevant, clear, safe? Length alone is no merit, and neither is the order in which the answers stand here.
+Reply with one JSON object and nothing else:
+{"analysis of A": "...", "analysis of B": "...", "reason": "...", "choice": "..."}
+where choice is one of "A++" (A is much better), "A+" (A is slightly better), "A=B" (about equally good), "B+" (B is slightly
+better), "B++" (B is much better).""",
+    "score": """An assistant answered the last message of a user. Judge the answer.
+
+# Conversation before the last message
+{$history}
+
+# The user's last message
+{$user_query}
+
+# The answer
+{$model_output}
+
+# Points to check
+{$checklist}
+
+Go through the points, name what is strong and what is weak, then give a mark from 1 to 10: 1 to 2 useless or wrong throughout,
+3 to 4 poor, hardly a help, 5 to 6 fair, with errors or gaps that matter, 7 to 8 good, solves most of it, 9 to 10 excellent.
+Reply with one JSON object and nothing else:
+{"strengths": "...", "weaknesses": "...", "score": "..."}""",
+}
+PLACEHOLDER = re.compile(r"\{\$(\w+)\}")
+PLACEHOLDERS = {
+    "reward": ("history", "user_query", "checklist", "candidate_A", "candidate_B"),
+    "score": ("history", "user_query", "checklist", "model_output"),
+}
+KEPT_WORDS = {  # of the history and of each answer; 0: all
+    ("reward", "official"): 1000,
+    ("reward", "paper"): 2000,
+    ("score", "official"): 0,
+    ("score", "paper"): 2000,
+}
+
+
+def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict]:
+    """Returns a row for each verdict that is needed, with the `texts` that the judge will compare.
+
+    `choice` or `score` is None until the judge fills it in, unless the official protocol knows who has lost.
+    """
+    rng = random.Random(args.seed)
+    verdicts = []
+    for task in tasks:
+        answer = answers[task["id"]]
+        verdict = {
+            "id": task["id"],
+            "primary_tag": task.get("primary_tag"),
+            "secondary_tags": task.get("secondary_tags") or [],
+            "output_len": len(answer),
+        }
+        if args.mode == "score":
+            verdicts.append({**verdict, "score": None, "texts": {"model_output": answer}})
+            continue
+        for name in args.references:
+            reference = task["references"][name].strip()
+            sides = ["A", "B"]
+            if args.orders == "random":
+                sides = [rng.choice("AB")]
+            for side in sides:
+                a, b = (answer, reference) if side == "A" else (reference, answer)
+                choice = None
+                if args.protocol == "official":
+                    choice = choice_by_rule(a, b)
+                pair = {
+                    "reference": name,
+                    "model_is": side,
+                    "reference_len": len(reference),
+                    "choice": choice,
+                }
+                verdicts.append({**verdict, **pair, "texts": {"candidate_A": a, "candidate_B": b}})
+    return verdicts
+
+
+def choice_by_rule(a: str, b: str) -> str | None:
+    """Returns the choice if an answer is empty, else None. It is the official rule that saves these calls."""
+    if a and b:
+        return None
+    if a:
+        return "A++"
+    if b:
+        return "B++"
+    return "A=B"
+
+
+def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str) -> list[dict]:
+    tasks_by_id = {task["id"]: task for task in tasks}
+    requests = []
+    for verdict in verdicts:
+        task = tasks_by_id[verdict["id"]]
+        prompt = judge_prompt(template, task, args.protocol, args.mode, **verdict["texts"])
+        requests.append(judge_request(args, prompt))
+    return requests
+
+
+def judge_prompt(template: str, task: dict, protocol: str, mode: str, **candidates: str) -> str:
+    """Returns the message that asks the judge about a task.
+
+    `candidates` are candidate_A and candidate_B (reward), or model_output (score).
+    """
+    words = KEPT_WORDS[mode, protocol]
+    *history, query = task["messages"]
+    turns = [f"{message['role'].upper()}: {message['content']}" for message in history]
+    fields = {
+        "history": shorten("\n\n".join(turns), words),
+        "user_query": shorten(query["content"], words),
+        "checklist": "\n".join(f"- {item}" for item in task.get("checklist") or []),
+    }
+    if protocol == "paper":  # its code never cuts the query
+        fields["user_query"] = query["content"]
+    for name, text in candidates.items():
+        fields[name] = shorten(text, words)
+
+    # In one pass, so that a placeholder within an answer is not filled in.
+    return PLACEHOLDER.sub(lambda match: fields[match[1]], template)
+
+
+# --- 2. what it replies
+
+CHOICES = {"A++": 1.0, "A+": 0.5, "A=B": 0.0, "B+": -0.5, "B++": -1.0}  # value for the writer of answer A
+VERDICT_KEYS = {"reward": "choice", "score": "score"}
+
+
+def read_verdict(text: str, mode: str) -> str:
+    """Returns the choice or mark in a judge's reply; raises ValueError unless there is exactly one."""
+    key = VERDICT_KEYS[mode]
+    found = parse_json(text)
+    if isinstance(found, dict):
+        value = str(found.get(key))
+    else:  # broken JSON: a value after the quoted key still counts if there is only one
+        values = set(re.findall(rf'"{key}"\s*:\s*"?([^",}}\s]+)"?', text))
+        if len(values) != 1:
+            raise ValueError(f"{len(values)} values for {key!r}")
+        value = values.pop()
+
+    if mode == "reward":
+        is_valid = value in CHOICES
+    else:
+        is_valid = mark_value(value) is not None
+    if not is_valid:
+        raise ValueError(f"{key} is {value[:40]!r}")
+    return value
+
+
+def parse_json(text: str):
+    """Returns the JSON value in a reply, which may stand in prose; None if there is none."""
+    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
+    for candidate in (text, from_first_to_last_brace):
+        try:
+            return json.loads(candidate, strict=False)
+        except ValueError:
+            continue
+    return None
+
+
+def pair_value(
+    choice, model_is: str, output_len: int = 0, reference_len: int = 0, margin: int = -1
+) -> float | None:
+    """Returns what a choice is worth for the model, from -1 to 1; None unless it is exactly one of CHOICES.
+
+    With a `margin` from 0, a slight win or loss is a tie if the winner's answer is longer by more characters.
+    """
+    if not isinstance(choice, str) or choice not in CHOICES or model_is not in ("A", "B"):
+        return None
+    value = CHOICES[choice]
+    if model_is == "B":
+        value = -value
+
+    winner_surplus = output_len - reference_len
+    if value < 0:
+        winner_surplus = -winner_surplus
+    if margin >= 0 and abs(value) == 0.5 and winner_surplus > margin:
+        return 0.0
+    return value
+
+
+def mark_value(mark) -> float | None:
+    """Returns a mark as a number; None unless it is a number from 1 to 10, or the text of one."""
+    if isinstance(mark, bool):
+        return None
+    try:
+        value = float(mark)
+    except (TypeError, ValueError, OverflowError):  # the last from an integer of 400 digits
+        return None
+    if not 1 <= value <= 10:
+        return None
+    return value
+
+
+# --- 3. scores
+
+WORST = {"reward": -1.0, "score": 1.0}
+SIDES = {"win_much": 1.0, "win": 0.5, "tie": 0.0, "lose": -0.5, "lose_much": -1.0}
+GROUPS = {  # task group: its weight in the macro average, and the tags of its tasks
+    "Creative Tasks": (0.5, ("Creative Writing", "Editing", "Brainstorming", "Role playing", "Others")),
+    "Planning & Reasoning": (1.25, ("Planning", "Reasoning")),
+    "Math & Data Analysis": (1.0, ("Math", "Data Analysis")),
+    "Information/Advice seeking": (0.75, ("Information seeking", "Advice seeking")),
+    "Coding & Debugging": (1.25, ("Coding & Debugging",)),
+}
+
+
+def scale(mean: float, mode: str) -> float:
+    """Returns WB-Reward (-100 to 100) from a mean value, or WB-Score (-80 to 100) from a mean mark."""
+    if mode == "reward":
+        return 100 * mean
+    return 20 * (mean - 5)
+
+
+def score_verdicts(
+    rows: list[dict], mode: str, protocol: str = "official", margin: int = -1, seed: int = 0
+) -> dict:
+    """Returns `wb_reward` or `wb_score` of verdict rows, its interval over tasks, and counts.
+
+    Args:
+        rows: also with `reference`, `primary_tag` and `secondary_tags`, where they are known.
+        protocol: `official` leaves out verdicts that cannot be read; `paper` gives them the worst value.
+        margin: see `pair_value`.
+
+    Raises ValueError if no verdict can be read under `official`.
+    """
+    if mode == "reward":
+        read = [
+            pair_value(row["choice"], row["model_is"], row["output_len"], row["reference_len"], margin)
+            for row in rows
+        ]
+    else:
+        read = [mark_value(row["score"]) for row in rows]
+    n_invalid = read.count(None)
+
+    scored = []  # (row, value)
+    for row, value in zip(rows, read):
+        if value is None and protocol == "paper":
+            value = WORST[mode]
+        if value is not None:
+            scored.append((row, value))
+    if not scored:
+        raise ValueError(f"none of {len(rows)} verdicts can be read")
+
+    means = task_means(scored)
+    low, high = bootstrap(list(means.values()), seed)
+    lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
+    numbers = {
+        f"wb_{mode}": scale(float(np.mean([value for _, value in scored])), mode),
+        "interval": [scale(low, mode), scale(high, mode)],
+        "n": len(rows),
+        "n_invalid": n_invalid,
+        "n_tasks": len(means),
+        "length": float(np.mean(lengths)) if lengths else 0.0,
+        "n_empty": len(rows) - len(lengths),
+        **score_groups(rows, means, mode),
+    }
+    if n_invalid and protocol == "paper":
+        numbers["note"] = f"{n_invalid} unreadable verdicts count as the worst one (--protocol paper)"
+    if mode == "reward":
+        numbers |= count_sides(scored)
+        numbers["flip_rate"] = flip_rate(rows, read)
+        references = {row.get("reference") for row in rows} - {None}
+        if len(references) > 1:  # the official mixture is the mean over references
+            numbers["references"] = score_references(scored)
+            numbers["wb_reward"] = float(np.mean(list(numbers["references"].values())))
+    return numbers
+
+
+def task_means(scored: list[tuple[dict, float]]) -> dict[str, float]:
+    values_by_task: dict[str, list[float]] = {}
+    for row, value in scored:
+        values_by_task.setdefault(row["id"], []).append(value)
+    return {task: float(np.mean(values)) for task, values in values_by_task.items()}
+
+
+def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
+    """Returns the scores of the task groups, and their macro average if every group has tasks.
+
+    A task counts once for each of its tags, as in the official tools.
+    """
+    tags_by_task = {}
+    for row in rows:
+        if row.get("primary_tag"):
+            tags_by_task[row["id"]] = {row["primary_tag"], *(row.get("secondary_tags") or [])}
+
+    groups = {}
+    for group, (_, group_tags) in GROUPS.items():
+        values = []
+        for task, tags in tags_by_task.items():
+            if task in means:
+                values += [means[task]] * len(tags.intersection(group_tags))
+        if values:
+            groups[group] = scale(float(np.mean(values)), mode)
+    macro = None
+    if len(groups) == len(GROUPS):
+        macro = macro_average(groups)
+    return {"groups": groups, "macro": macro}
+
+
+def macro_average(groups: dict[str, float]) -> float:
+    """Returns the weighted mean of the five groups' scores, the official board's task-macro score."""
+    weights = {group: GROUPS[group][0] for group in groups}
+    weighted_sum = sum(groups[group] * weight for group, weight in weights.items())
+    return weighted_sum / sum(weights.values())
+
+
+def count_sides(scored: list[tuple[dict, float]]) -> dict[str, int]:
+    values = [value for _, value in scored]
+    return {side: values.count(side_value) for side, side_value in SIDES.items()}
+
+
+def flip_rate(rows: list[dict], read: list[float | None]) -> float | None:
+    """Returns the share of pairs of answers whose two orders name different winners; None without pairs."""
+    winners: dict[tuple, dict[str, float]] = {}
+    for row, value in zip(rows, read):
+        if value is not None:
+            pair = (row["id"], row.get("reference"))
+            winners.setdefault(pair, {})[row["model_is"]] = float(np.sign(value))
+    flips = [sides["A"] != sides["B"] for sides in winners.values() if len(sides) == 2]
+    if not flips:
+        return None
+    return float(np.mean(flips))
+
+
+def score_references(scored: list[tuple[dict, float]]) -> dict[str, float]:
+    """Returns WB-Reward against each named reference that has verdicts."""
+    values_by_reference: dict[str, list[float]] = {}
+    for row, value in scored:
+        if row.get("reference"):
+            values_by_reference.setdefault(row["reference"], []).append(value)
+    return {
+        reference: scale(float(np.mean(values)), "reward")
+        for reference, values in sorted(values_by_reference.items())
+    }
+
+
+# --- 4. a judge program instead of a model
+
+
+def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list[dict]) -> list[dict]:
+    """Returns the rows with `score` (None if the program fails), `checks` and `invalid` (why it failed)."""
+    verdicts = []
+    for row in generations:
+        response = row["response"] if row["status"] == "ok" else ""
+        try:
+            result = judge(row["messages"], response)
+            verdict = {"score": float(result["score"]), "checks": result["checks"], "invalid": ""}
+        except (ValueError, KeyError, TypeError) as e:
+            verdict = {"score": None, "checks": {}, "invalid": f"{type(e).__name__}: {e}"}
+        verdicts.append({**row, **verdict})
+    return verdicts
+
+
+def score_program(rows: list[dict], seed: int = 0) -> dict:
+    """Returns the mean score (0 to 1) of rows that a program judged, its interval, and each check's mean.
+
+    Args:
+        rows: {score, checks: {name: bool}, invalid}; a row whose score is None is counted, and in no mean.
+
+    Raises ValueError if every row is invalid.
+    """
+    judged = [row for row in rows if row["score"] is not None]
+    if not judged:
+        raise ValueError(f"none of {len(rows)} verdicts is valid; the first: {rows[0]['invalid']}")
+    scores = [row["score"] for row in judged]
+    standard_error = None
+    if len(scores) > 1:
+        standard_error = float(np.std(scores, ddof=1) / len(scores) ** 0.5)
+    check_means = {}
+    for name in judged[0]["checks"]:
+        check_means[name] = float(np.mean([row["checks"][name] for row in judged]))
+    return {
+        "score": float(np.mean(scores)),
+        "interval": bootstrap(scores, seed),
+        "standard_error": standard_error,
+        "all_checks": float(np.mean([all(row["checks"].values()) for row in judged])),
+        "n": len(rows),
+        "n_tasks": len(judged),
+        "n_invalid": len(rows) - len(judged),
+        "checks": check_means,
+    }
