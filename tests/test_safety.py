@@ -28,7 +28,8 @@ import utils
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "data" / "toy" / "base"
-SOURCES = [path for folder in (".", "data", "rewards") for path in (ROOT / folder).glob("*.py")]
+FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "rewards")
+SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]
 
 
 class Touch:
