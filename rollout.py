@@ -237,7 +237,7 @@ class Sampler:
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
         if self.llm is None:
-            self.policy = policy.unwrap(trained)
+            self.policy = getattr(trained, "module", trained)  # without DDP
             return
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
@@ -361,7 +361,7 @@ class Sampler:
             batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
             width = batch["input_ids"].size(1)
             with torch.no_grad():
-                sequences = self.policy.generate(
+                sequences = self._generate(
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
@@ -371,6 +371,11 @@ class Sampler:
                 ids = self._until_end(sequence)
                 yield place, Sample(ids, None, self._has_ended(ids))
         self.policy.train(was_training)
+
+    def _generate(self, **options) -> torch.Tensor:
+        if isinstance(self.policy, policy.Policy):
+            return self.policy(generate=options)
+        return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
         if not ids:
