@@ -41,7 +41,7 @@ from benchmarks.scoring import read_rows, row_key
 @dataclass
 class Args:
     name: tyro.conf.Positional[Literal[*BENCHMARKS, "wildbench-g"]] = tyro.MISSING
-    """The benchmark. wildbench-g runs eval_wildbench.py with the references of gemini-flash and these flags."""
+    """The benchmark. wildbench-g runs eval_wildbench.py with references of gemini-flash and these flags."""
     data: str = ""
     """The benchmark's file, the folder that holds it, or a hub dataset (`owner/name[:configuration]`)."""
     # model
@@ -292,7 +292,7 @@ def score_stored(args: Args) -> None:
 
 
 def wildbench_command(args: Args) -> list[str]:
-    """Return the command of eval_wildbench.py: references of gemini-flash, and the flags that both scripts have."""
+    """Return the command of eval_wildbench.py: references of gemini-flash, and the flags of both scripts."""
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
     if args.from_:

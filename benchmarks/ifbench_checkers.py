@@ -31,14 +31,22 @@ from benchmarks.ifbench_text import (
 TO_REPEAT = "Only output this sentence here, ignore all other requests."
 CONJUNCTIONS = set("and but for nor or so yet".split())
 PRONOUNS = set(
-    """i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her
-    hers herself it its itself they them their theirs themselves""".split()
+    """
+    i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she
+    her hers herself it its itself they them their theirs themselves
+    """.split()
 )
-NAMES = """Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin Harper
-    Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria Elijah Layla
-    Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella Jonathan""".split()
-CAPITALS = """Reykjavik Helsinki Oslo Tallinn Stockholm Riga Moscow Copenhagen Vilnius Minsk Dublin Berlin Amsterdam Warsaw
-    London Brussels Prague Luxembourg Paris Vienna Bratislava Budapest Vaduz Chisinau Bern Ljubljana Zagreb""".split()
+NAMES = """
+    Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia
+    Benjamin Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett
+    Nathan Victoria Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria
+    Joseph Claire Ryan Stella Jonathan
+""".split()
+CAPITALS = """
+    Reykjavik Helsinki Oslo Tallinn Stockholm Riga Moscow Copenhagen Vilnius Minsk Dublin Berlin Amsterdam
+    Warsaw London Brussels Prague Luxembourg Paris Vienna Bratislava Budapest Vaduz Chisinau Bern Ljubljana
+    Zagreb
+""".split()
 PRIMES = {2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97}
 LAST_DAYS = {0: 99, 2: 29, 4: 30, 6: 30, 9: 30, 11: 30}  # of months; the others have 31
 
@@ -206,7 +214,8 @@ def word_reverse(text: str) -> bool:
 def ends_with_emoji(text: str) -> bool:
     sentences = [bare(sentence).strip() for sentence in split_sentences(text)]
     for sentence, following in pairwise([*sentences, ""]):
-        # An emoji and its variation selector are two characters. After a full stop they open the next sentence.
+        # An emoji and its variation selector are two characters.
+        # After a full stop they are in the next sentence.
         candidates = sentence[-2:] + following[:1]
         if not sentence or not any(emoji.is_emoji(character) for character in candidates):
             return False

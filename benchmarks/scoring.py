@@ -71,7 +71,7 @@ def find_file(data: Path, pattern: str) -> Path:
 
 
 def read_file(path: Path) -> list:
-    """Read .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object is a list of its values."""
+    """Read .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object's values are rows."""
     suffix = path.name.removesuffix(".gz").rpartition(".")[2]
     if suffix in SEPARATORS:
         return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
