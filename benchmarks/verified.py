@@ -1,4 +1,4 @@
-r"""Benchmarks whose answers are checked by a rule: PopQA, MMLU-Redux, MATH-500, GSM8K, ZebraLogic, HumanEval.
+"""Benchmarks whose answers are checked by a rule: PopQA, MMLU-Redux, MATH-500, GSM8K, ZebraLogic, HumanEval.
 
 Each has its prompt, `load_NAME(data)` for the tasks, `NAME_check(task, text)` for one answer, and
 `score_NAME(rows, data, source)`. All take several rows a task: `accuracy` is the mean over tasks of the mean
