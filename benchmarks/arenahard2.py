@@ -17,6 +17,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 import runs
+from rows import read_rows
 from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
 
 KEYS = ("uid",)
@@ -51,7 +52,7 @@ def load_tasks(data: Path) -> list[dict]:
     folder = data if data.is_dir() else data.parent
     baselines = {}
     for file in folder.glob("baseline_*"):
-        for row in runs.read_rows(file, "uid", "metadata"):
+        for row in read_rows(file, "uid", "metadata"):
             if "answer" not in row:  # the official file has it in its messages
                 messages = row.get("messages") or [{}]
                 row["answer"] = messages[-1].get("content", {}).get("answer")

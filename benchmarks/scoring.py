@@ -24,8 +24,8 @@ POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positi
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Read stored rows. Drops the ids that runs.read_rows makes up, since no task has them."""
-    rows = runs.read_rows(path)
+    """Read stored rows. Drops the ids that read_rows makes up, since no task has them."""
+    rows = read_rows(path)
     for number, row in enumerate(rows):
         if row["id"] == f"{path.stem}-{number}":
             del row["id"]

@@ -1,11 +1,11 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
 
+import dataclasses
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
@@ -181,7 +181,7 @@ def here(monkeypatch, capfd):
     a start of its own takes up to ten seconds of CPU time. For evaluations, and for what ends before training: training sets
     what other tests would see. An exception is one here too."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(watchdog, "RUN", SimpleNamespace(**vars(watchdog.RUN)))
+    monkeypatch.setattr(watchdog, "RUN", dataclasses.replace(watchdog.RUN))
 
     def start(*args) -> subprocess.CompletedProcess:
         monkeypatch.setattr(sys, "argv", [str(a) for a in args])
@@ -191,7 +191,7 @@ def here(monkeypatch, capfd):
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as e:
             code = e.code
-        watchdog.LOCKS.clear()  # the next start may be another process's
+        watchdog._LOCK_FILES.clear()  # the next start may be another process's
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return start
