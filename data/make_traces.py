@@ -289,7 +289,8 @@ def make_traces(
         if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
             runs.fail(
-                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; one: {seen!r}"
+                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; "
+                f"the first reply: {seen!r}"
             )
         n_unanswered = len(dropped.get("no_reply", []))
         if n_unanswered > max(1, args.n // 100):
