@@ -291,7 +291,7 @@ def talk(
             break
         for first in range(0, len(dialogues), size):
             rows = enumerate(dialogues[first : first + size], first)
-            if not (due := [(i, d) for i, d in rows if not d["ended"] and simulator.replies(d) == turn]):
+            if not (due := [(i, d) for i, d in rows if not d["ended"] and simulator.count_replies(d) == turn]):
                 continue
             seeds = [(args.seed * 1_000_003 + i) * 1009 + turn for i, _ in due]
             asked = [simulator.chat_messages(d, args.ask_thinking, args.keep_thinking) for _, d in due]
@@ -300,10 +300,10 @@ def talk(
                     dialogue |= {"ended": "too_long", "error": "no room for a reply in the model's context"}
                 else:
                     evaluation.check_plain(args, out[0])
-                    simulator.say(dialogue, setting, out[0], think_format, out[1])
+                    simulator.add_model_turn(dialogue, setting, out[0], think_format, out[1])
                     dialogue["history"][-1]["n_tokens"] = out[2]
             keep()
-        simulator.reply(dialogues, setting, user)
+        simulator.user_turns(dialogues, setting, user)
         keep()
         going, mean = (
             sum(not d["ended"] for d in dialogues),
