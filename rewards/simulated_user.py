@@ -389,8 +389,8 @@ def last_section(text: str, label: str) -> str | None:
 def read_plan(text: str) -> dict:
     """Reads a planner's reply: {"content", "TargetCompletion", "activity", "analyse", "change"}.
 
-    `change` is the first signed integer after the last `Change:`, as in SAGE. If `read_change` raises ValueError,
-    the endpoint asks the planner again.
+    `change` is the first signed integer after the last `Change:`, as in SAGE. If `read_change` raises
+    ValueError, the endpoint asks the planner again.
     """
     return {
         "content": last_section(text, "Content") or "",
