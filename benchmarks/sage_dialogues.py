@@ -37,7 +37,7 @@ def read(path: str) -> list[dict]:
 
 
 def check(dialogue: dict, setting: dict) -> list[str]:
-    """Lists where a stored dialogue departs from `setting`: its start, the updates of the emotion, its end."""
+    """Lists where a dialogue departs from `setting`: its start, each update of the emotion, its end."""
     first, *later = [turn for turn in dialogue["history"] if turn["role"] == "user"]
     lang = simulator.language(first["content"])
     problems = []
