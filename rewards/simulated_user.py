@@ -369,6 +369,7 @@ def end_without_score(dialogue: dict, error: str) -> None:
     dialogue["error"] = error
 
 
+# what opens a section of a planner's or a speaker's reply
 LABEL = re.compile(
     r"(Content|TargetCompletion|Activity|Analyse|Change|Thinking|Origin|Response)[\s*]*[:：][\s*]*"
 )
