@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 import runs
+from rows import read_rows
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
