@@ -7,8 +7,8 @@
 A request is the body of a `chat/completions` call without `model`: messages, temperature, max_tokens ...
 
 Every reply is appended to the file `store` as it came, before anything reads it. A line's key is the hash
-of model, base URL, request and attempt. So the same command repeats no answered call after Ctrl-C or kill, and
-another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
+of model, base URL, request and attempt. So the same command repeats no answered call after Ctrl-C or kill,
+and another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
 Equal requests are asked once and share the reply. To sample more than one, give each request its own `seed`.
 
 The API key comes from OPENAI_API_KEY. It is never printed or stored, even if a server repeats it.
@@ -61,8 +61,9 @@ class Stop(Exception):
 
 def fail(message: str) -> None:
     """Prints a one-line error and exits with code 2."""
-    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)  # runs.fail would first import torch
-    sys.exit(2)
+    import runs  # loads torch, which takes seconds
+
+    runs.fail(message)
 
 
 # --- 1. settings and costs

@@ -636,28 +636,19 @@ def test_calls_under_way_at_the_end_are_stored(serve, client, exits, tmp_path):
     assert len(rows(tmp_path / "store.jsonl")) == 3 and server.calls["never"] == 0
 
 
-def test_wrong_key_as_a_user_meets_it(serve, tmp_path):
+def test_wrong_key_as_a_user_meets_it(serve, client, tmp_path, monkeypatch, capsys):
     """The user sees one line and exit code 2. The key is nowhere, although the server repeats it."""
     key = "sk-test-0123456789abcdef"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     server = serve(lambda text, n: (401, {"error": {"message": f"Incorrect API key provided: {key}."}}))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OPENAI_API_KEY": key}
-    out = subprocess.run(
-        [sys.executable, __file__, str(tmp_path / "s.jsonl"), server.url],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert out.returncode == 2 and out.stdout == "" and "Traceback" not in out.stderr
-    lines = [line for line in out.stderr.splitlines() if line.strip() and not line.startswith("judge:")]
-    assert (
-        len(lines) == 1
-        and lines[0].startswith("error: judge: ")
-        and "Incorrect API key provided: ***" in lines[0]
-    )
+    with pytest.raises(SystemExit) as e:
+        client(server).ask(ask_for("x"))
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.strip() and not line.startswith("judge:")]
+    assert e.value.code == 2 and out == "" and len(lines) == 1
+    assert lines[0].startswith("error: judge: ") and "Incorrect API key provided: ***" in lines[0]
     assert server.requests[0][1] == f"Bearer {key}"
-    assert key not in out.stderr and all(
-        key.encode() not in f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()
-    )
+    assert key not in err + (tmp_path / "store.jsonl").read_text()
 
 
 def test_the_key_is_in_no_store_and_no_error(serve, client, exits, tmp_path, monkeypatch, capsys):
