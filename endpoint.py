@@ -359,9 +359,7 @@ def check_settings(endpoint: Endpoint) -> None:
     if not endpoint.base_url.startswith(("http://", "https://")):
         fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
     if endpoint.concurrency < 1 or endpoint.timeout <= 0 or endpoint.retries < 0:
-        limits = (
-            f"concurrency {endpoint.concurrency}, timeout {endpoint.timeout} and retries {endpoint.retries}"
-        )
+        limits = f"concurrency {endpoint.concurrency}, timeout {endpoint.timeout}, retries {endpoint.retries}"
         fail(f"{limits}: the first two must be positive, retries must not be negative")
     if endpoint.budget and not any(endpoint.price):
         fail("a budget needs a price: US dollars per million tokens in and out")
