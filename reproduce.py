@@ -858,11 +858,11 @@ def train_until(command: list[str], run: Path, step: int) -> None:
 
 def main(args: Args) -> None:
     if args.traces:
-        import page as trace_reader
+        import page
 
         if not args.out:
             runs.fail("--traces needs --out PAGE.html")
-        return runs.or_fail(trace_reader.page, args.traces, args.out, args.other)
+        return runs.or_fail(page.write, args.traces, args.out, args.other)
     if args.tables:
         for name, text in render(args).items():
             print(f"\n{name}\n\n{text}")
