@@ -522,7 +522,6 @@ def test_kill_at_a_third_and_resume(tmp_path, monkeypatch, capsys):
 
 
 def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
-    import runs
     import train_sft_warmstart as sft
 
     prompts = [
@@ -537,7 +536,7 @@ def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes() and len(
         got
     ) == 8
-    tokenizer = runs.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
+    tokenizer = utils.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
     utils.prepare_tokenizer(tokenizer, "think")
     read = read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
     kept, dropped = sft.build_rows(read, tokenizer, "think", 20_000)
