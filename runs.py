@@ -330,7 +330,9 @@ def digests(config: dict) -> dict[str, str]:
     words = [word for value in config.values() for word in (value if isinstance(value, list) else [value])]
     found = {}
     for path in {
-        Path(re.sub(r"^local:|(?<=\.py):.*", "", word)) for word in words if isinstance(word, str) and word
+        Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word))
+        for word in words
+        if isinstance(word, str) and word
     }:
         if path.is_file():
             with open(path, "rb") as f:
