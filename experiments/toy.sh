@@ -86,21 +86,22 @@ python train_ppo.py $RL --steps 14 --save-steps 7 --no-think --model "$RESULTS/t
 $EVALUATE --model "$RESULTS/toy-rlhf-ppo-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-ppo-s$SEED--gold" --resume
 
-# --- Zero: GRPO from the base model. It thinks aloud whatever it is asked, so that without thinking no completion has
-# the format, and all are cut off: hence --allow-truncation
+# --- Zero: GRPO from the base model
+# This base model thinks aloud whatever it is asked. So without thinking no completion has the format, and all are cut
+# off: --allow-truncation lets the run go on.
 
 # row: toy/toy-rlmt-zero
 # needs: toy-data
-python train_grpo.py $RL --steps 14 --save-steps 7 --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
-  --model data/toy/base \
+python train_grpo.py $RL --steps 14 --save-steps 7 --model data/toy/base \
+  --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlmt-zero-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlmt-zero-s$SEED/model" --max-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlmt-zero-s$SEED--gold" --resume
 
 # row: toy/toy-rlhf-zero
 # needs: toy-data
-python train_grpo.py $RL --steps 14 --save-steps 7 --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 --no-think \
-  --model data/toy/base \
+python train_grpo.py $RL --steps 14 --save-steps 7 --no-think --model data/toy/base \
+  --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-zero-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-zero-s$SEED/model" --max-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-zero-s$SEED--gold" --resume
