@@ -35,6 +35,7 @@ import runs
 from experiments import tables
 
 HERE = Path(__file__).parent
+EXPERIMENTS = HERE / "experiments"
 TABLES = ("1", "2", "3", "4", "8", "9", "10", "toy", "rewards")
 
 
@@ -103,7 +104,7 @@ class Block:
 def read_blocks() -> dict[str, Block]:
     """Reads the blocks of all files, by name, in the order of the files."""
     blocks = {}
-    for path in sorted((HERE / "experiments").glob("*.sh")):
+    for path in sorted(EXPERIMENTS.glob("*.sh")):
         text = path.read_text()
         settings = re.split(r"^# (?:row|stage): ", text, maxsplit=1, flags=re.MULTILINE)[0]
         for name, lines in re.findall(r"^# (?:row|stage): (.+)\n((?:.+\n)*)", text, re.MULTILINE):
@@ -126,6 +127,7 @@ def table_rows(blocks: dict[str, Block]) -> dict[str, dict[str, Block]]:
 # bash reads this before a block. With an empty STAGE nothing runs: the words of every command are appended to the file
 # COMMANDS. Else only the command with exactly the words of STAGE runs, as the file's own settings want it.
 HOOK = r"""
+set -euo pipefail
 stage() {
   if [[ -z $STAGE ]]; then
     printf '%s\0' "$@" $'\n' >> "$COMMANDS"

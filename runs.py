@@ -450,96 +450,10 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
-# --- 4. several commands (demo.py, reproduce.py, bench.py)
+# --- 4. other commands (dev/bench.py)
 
 
 def executable(command: list[str]) -> list[str]:
     """A command as a user types it, with the programs of this environment."""
     bin_folder = Path(sys.executable).parent
     return [sys.executable if command[0] == "python" else str(bin_folder / command[0]), *command[1:]]
-
-
-def finished(plan: dict[str, tuple[list[str], list[str]]], root: Path) -> set[str]:
-    """What is done of a plan: a folder with a summary.json; of a command that cannot resume (it makes data), a folder.
-
-    Exits with 2 where that would not fit what has to be run: its weights are needed and not here, as of a run in git, or it
-    was made from a run that has to be made anew. Nothing is deleted unasked.
-    """
-    resumes = {name for name, (_, command) in plan.items() if "--resume" in command}
-    done = {name for name in plan if (root / name / ("summary.json" if name in resumes else "")).exists()}
-    again, bare, more = plan.keys() - done, set(), True
-    while more:
-        needed = ((a, Path(word)) for name in again for a in plan[name][0] for word in plan[name][1])
-        bare |= {
-            a
-            for a, path in needed
-            if a in done
-            and path.is_relative_to(root / a)
-            and not (path.is_file() or any(path.glob("*.safetensors")))
-        }
-        stale = {
-            name
-            for name, (after, _) in plan.items()
-            if again & resumes & set(after) and (root / name).exists()
-        }
-        more = (bare | stale) - again
-        again |= more
-    if bare | stale:
-        parts = {
-            "figures without the weights that are needed now": bare,
-            "made from a run to be made anew": stale - bare,
-        }
-        fail(
-            f"in {root} are "
-            + "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
-            + ". Delete these folders, or let another one (--results, --out) hold all that is made anew"
-        )
-    return done
-
-
-def run_plan(plan: dict[str, tuple[list[str], list[str]]], root: Path, lanes: int = 1) -> None:
-    """Runs commands, {folder in `root`: (folders it waits for, command)}, `lanes` at a time, and says how far each is.
-
-    What is `finished` is left out. Of the commands that can start the first does. A failure ends all with exit code 1; logs
-    are in root/logs/.
-    """
-    (root / "logs").mkdir(parents=True, exist_ok=True)
-    done = finished(plan, root)
-    running: dict[str, tuple[subprocess.Popen, float]] = {}
-    start = last = time.monotonic()
-    while len(done) < len(plan):
-        for name, (after, command) in plan.items():
-            if name not in done and name not in running and len(running) < lanes and done.issuperset(after):
-                with open(root / "logs" / f"{name}.log", "w") as log:
-                    process = subprocess.Popen(
-                        executable(command),
-                        cwd=Path(__file__).parent,
-                        stdout=log,
-                        stderr=log,
-                        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                    )
-                running[name] = (process, time.monotonic())
-        time.sleep(0.5)
-        for name, (process, began) in list(running.items()):
-            if process.poll() is None:
-                continue
-            if process.returncode:
-                print((root / "logs" / f"{name}.log").read_text()[-3000:])
-                for other, _ in running.values():
-                    other.terminate()
-                sys.exit(
-                    f"{name} failed; its log is {root}/logs/{name}.log. The same command goes on from here."
-                )
-            done.add(name)
-            del running[name]
-            clock = f"[{time.monotonic() - start:4.0f} s] {len(done)}/{len(plan)}"
-            print(f"{clock} {name} done in {time.monotonic() - began:.0f} s", flush=True)
-        if time.monotonic() - last > 10:
-            last = time.monotonic()
-            for name in running:
-                text = (root / "logs" / f"{name}.log").read_text(errors="replace")
-                lines = [line for line in text.splitlines() if line.startswith("step ")]
-                print(
-                    f"[{time.monotonic() - start:4.0f} s] {name}: {lines[-1] if lines else 'starting'}",
-                    flush=True,
-                )
