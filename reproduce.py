@@ -1,20 +1,21 @@
 """Runs the rows of the paper's tables, whose commands are in experiments/*.sh, and renders the tables.
 
-    python reproduce.py --list                                              # every row, and what is done
-    python reproduce.py --table 1 --row llama3.1-8b-rlmt --dry-run          # its commands, and those it starts from
-    python reproduce.py --table 1 --row llama3.1-8b-rlmt --run              # runs what is missing; resumes
-    python reproduce.py --table toy --run --lanes 2                         # the same matrix on the toy world
-    python reproduce.py --table rewards --run --lanes 2                     # other rewards on the toy world
-    python reproduce.py --tables                                            # renders all tables: results/tables/
-    python reproduce.py --traces results/toy/toy-rlmt-s0 --out page.html    # a run's completions, to read
+    python reproduce.py --list                                         # every row, and what is done
+    python reproduce.py --table 1 --row llama3.1-8b-rlmt --dry-run     # its commands and what they need
+    python reproduce.py --table 1 --row llama3.1-8b-rlmt --run         # runs what is missing; resumes
+    python reproduce.py --table toy --run --lanes 2                    # the same matrix on the toy world
+    python reproduce.py --table rewards --run --lanes 2                # other rewards on the toy world
+    python reproduce.py --tables                                       # renders all tables: results/tables/
+    python reproduce.py --traces results/toy/toy-rlmt-s0 --out page.html # a run's completions, to read
 
-A block of experiments/*.sh begins with `# row: table1/NAME` or, if several rows share it, with `# stage: NAME`. A line
-`# needs: NAME ...` names the blocks that come before it. These comments are all that is read of a file: bash expands the
-commands and runs them. This script sets SEED, RESULTS, JUDGE_FLAGS and AS_RELEASED, skips what is finished (its folder
-has a summary.json), and stops before anything expensive if data, a key or weights are missing.
+A block of experiments/*.sh begins with `# row: table1/NAME` or, if several rows share it, with
+`# stage: NAME`. A line `# needs: NAME ...` names the blocks that come before it. Only these comments are read
+of a file: bash expands the commands and runs them. This script sets SEED, RESULTS, JUDGE_FLAGS and
+AS_RELEASED, and skips what is finished: its folder has a summary.json. It stops before anything expensive if
+data, a key or weights are missing.
 
-A row's name says how its model was made: `base`, `released`, `prompted-think` (an instruction only), `sft-think`, `rlmt`
-or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes.
+A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
+`rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes.
 """
 
 import os
@@ -82,9 +83,9 @@ class Args:
 @dataclass
 class Block:
     text: str
-    """Its lines after the first, up to an empty line."""
+    """The lines after its header, up to an empty line."""
     settings: str
-    """What comes before the first block of its file."""
+    """The lines before the first block of its file."""
 
     @property
     def needs(self) -> list[str]:
@@ -92,7 +93,7 @@ class Block:
 
     @property
     def notes(self) -> str:
-        """Its other comments."""
+        """The comments that are not needs."""
         return "\n".join(re.findall(r"^# (?!needs: ).*$", self.text, re.MULTILINE))
 
     @property
@@ -113,7 +114,7 @@ def read_blocks() -> dict[str, Block]:
 
 
 def table_rows(blocks: dict[str, Block]) -> dict[str, dict[str, Block]]:
-    """The rows of each table: {table: {row: its block}}."""
+    """Sorts the rows by table: {table: {row: its block}}."""
     rows = {table: {} for table in TABLES}
     for name, block in blocks.items():
         table, slash, row = name.partition("/")
@@ -124,8 +125,8 @@ def table_rows(blocks: dict[str, Block]) -> dict[str, dict[str, Block]]:
 
 # --- 2. from blocks to stages: commands with a folder each
 
-# bash reads this before a block. With an empty STAGE nothing runs: the words of every command are appended to the file
-# COMMANDS. Else only the command with exactly the words of STAGE runs, as the file's own settings want it.
+# bash reads this before a block. If STAGE is empty, nothing runs: the words of every command go to the file
+# COMMANDS. Otherwise only the command with exactly the words of STAGE runs, with what its file exports.
 HOOK = r"""
 set -euo pipefail
 stage() {
@@ -152,7 +153,7 @@ class Stage:
 
     @property
     def resumes(self) -> bool:
-        """False for a preparation: data or a small model. It has no run folder and is made whenever it is needed."""
+        """False for a preparation: data or a small model, without a run folder, made whenever needed."""
         return "--resume" in self.words
 
     @property
@@ -165,7 +166,7 @@ def bash(script: str, environment: dict[str, str], **options) -> subprocess.Pope
 
 
 def expand(script: str, environment: dict[str, str]) -> list[list[str]]:
-    """The words of every `python` and `accelerate` command of a script, as bash expands them. Nothing runs."""
+    """Lists the words of every command of a script, as bash expands them. Nothing runs."""
     with tempfile.TemporaryDirectory() as folder:
         commands = Path(folder) / "commands"
         commands.touch()
@@ -177,7 +178,7 @@ def expand(script: str, environment: dict[str, str]) -> list[list[str]]:
 
 
 def environment(args: Args, seed: int) -> dict[str, str]:
-    """The variables that the files of experiments/ read, and this environment's programs first in PATH."""
+    """Sets the variables that experiments/*.sh read, and puts this environment's programs first in PATH."""
     programs = str(Path(sys.executable).parent)
     variables = {
         "SEED": str(seed),
@@ -200,8 +201,8 @@ def add_block(
 ) -> set[str]:
     """Adds the stages of a block to `stages`, after those of the blocks that it needs.
 
-    A stage is named by its run folder, a preparation by its words. Returns the preparations that were met: what comes
-    after this block waits for them, too.
+    The name of a stage is that of its run folder; a preparation has none, and goes by its words. Returns all
+    preparations that it met: the blocks that need this one wait for them, too.
     """
     block = blocks[name]
     preparations = set()
@@ -230,7 +231,7 @@ def folder_name(word: str, root: Path) -> str:
 
 
 def plan(args: Args, names: list[str], blocks: dict[str, Block]) -> dict[str, Stage]:
-    """All stages of the named blocks and of what they need, for all seeds, each after those that it waits for."""
+    """Lists the stages of the blocks and of what they need, for all seeds, each after those it waits for."""
     stages = {}
     for seed in args.seeds:
         variables = environment(args, seed)
@@ -276,10 +277,10 @@ def lacks_weights(words: list[str], root: Path, folder: str) -> bool:
 
 
 def finished(stages: dict[str, Stage], root: Path) -> set[str]:
-    """Names of the stages that need not run: their folder has a summary.json; of preparations, nothing waits for them.
+    """Names the stages that need not run: those with a summary.json, and preparations that nothing waits for.
 
-    Exits with 2 if results would not fit together: a stage that is to run needs weights that are not here, as those of
-    a run in git, or a result was made from a run that is to be made again. Nothing is deleted unasked.
+    Exits with 2 if results would not fit together: a stage that is to run needs weights that are not here, as
+    those of a run in git, or a result was made from a run that is to be made again. Nothing is deleted.
     """
     resumable = {name for name, stage in stages.items() if stage.resumes}
     done = {name for name in resumable if (root / name / "summary.json").exists()}
@@ -302,15 +303,15 @@ def finished(stages: dict[str, Stage], root: Path) -> set[str]:
         problems.append(f"made from a run to be made anew: {', '.join(sorted(stale - bare))}")
     if problems:
         runs.fail(
-            f"in {root} are {'; '.join(problems)}. Delete these folders, or let another one (--results) hold all that is "
-            "made anew"
+            f"in {root} are {'; '.join(problems)}. Delete these folders, or let another one (--results) hold "
+            "all that is made anew"
         )
     needed = set().union(*(stages[name].waits_for for name in again))
     return done | (stages.keys() - resumable - needed)
 
 
 def check(stages: dict[str, Stage], root: Path) -> None:
-    """Names the stages that are figures of others; exits with 2 if a stage to run lacks its data or a judge's key."""
+    """Prints which stages came with git; exits with 2 if a stage to run lacks its data or a judge's key."""
     figures = [name for name in stages if (root / name).exists() and status(root, name) == "figures only"]
     if figures:
         count = f"{len(figures)} of {len(stages)}"
@@ -331,7 +332,8 @@ def check(stages: dict[str, Stage], root: Path) -> None:
         runs.fail(f"{', '.join(sorted(set(missing)))} must be made first; data/README.md says how")
     if endpoint.OPENAI_URL in map(endpoint.resolve_url, judges) and not endpoint.api_key():
         runs.fail(
-            "a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by --judge-url"
+            "a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by "
+            "--judge-url"
         )
 
 
@@ -339,9 +341,9 @@ def check(stages: dict[str, Stage], root: Path) -> None:
 
 
 def run_stages(stages: dict[str, Stage], root: Path, lanes: int) -> None:
-    """Runs the stages that are not finished, `lanes` at a time, the first that can start first, and says how far each is.
+    """Runs the stages that are not finished, `lanes` at a time, in their order, and says how far each is.
 
-    Each writes a log in root/logs/. A failure stops all, with exit code 1; the same command goes on from there.
+    Each writes a log in root/logs/. A failure stops all, with exit code 1; the same command goes on later.
     """
     (root / "logs").mkdir(parents=True, exist_ok=True)
     done = finished(stages, root)
@@ -381,7 +383,7 @@ def run_stages(stages: dict[str, Stage], root: Path, lanes: int) -> None:
 
 
 def start_stage(stage: Stage, log: Path) -> subprocess.Popen:
-    """Starts one command of a block, in a process group of its own, so that bash and what it runs end together."""
+    """Starts one command of a block in a new process group, so that bash and what it runs end together."""
     variables = stage.environment | {"STAGE": " ".join(stage.words)}
     with open(log, "w") as file:
         script = stage.block.settings + stage.block.text

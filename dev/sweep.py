@@ -1,10 +1,11 @@
-"""Trains several seeds of one row and stops the poor ones: all to --stop-at, the best --keep by held-out gold to the end.
+"""Trains several seeds of one row and stops the poor ones: only the best by held-out gold go to the end.
 
     python -m dev.sweep --table toy --row toy-rlmt --seeds 0 1 2 3 --stop-at 7 --keep 2 --results DIR
 
-Nothing but the held-out gold at that step decides. A row of the paper needs it in GOLD_FLAGS: "--gold judge:MODEL
---gold-prompts FILE". Writes <row>--sweep.json beside the run folders: how many were started, the rule, who went on, and
-every curve. The best of n seeds is no estimate of a seed's mean, and nothing here prints it as one.
+Nothing but the held-out gold at step --stop-at decides. A row of the paper needs it in the environment:
+GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE". Writes <row>--sweep.json beside the run folders: how many
+were started, the rule, who went on, and every curve. The best of n seeds is not an estimate of a seed's mean, and
+nothing here prints it as one.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ class Args:
 
 
 def held_out(run: Path) -> list[dict]:
-    """Lines of a run's held_out.jsonl: gold on the held-out prompts, one a checkpoint."""
+    """Reads a run's held_out.jsonl: gold on the held-out prompts, one line a checkpoint."""
     path = run / "held_out.jsonl"
     if not path.exists():
         return []
@@ -51,16 +52,17 @@ def has_reached(run: Path, step: int) -> bool:
 
 
 def gold_at(run: Path, step: int) -> float:
-    """Held-out gold at the first checkpoint from this step on."""
+    """Finds the held-out gold at the first checkpoint from this step on."""
     return next(line["gold"] for line in held_out(run) if line["step"] >= step)
 
 
 def train_until(stage: reproduce.Stage, run: Path, step: int) -> None:
-    """Starts a training command, or goes on with it, and stops it once the held-out prompts of `step` are measured."""
+    """Starts a training command, or goes on with it, and stops it once gold is measured at `step`."""
     if has_reached(run, step):
         if not any(run.glob("checkpoint-*")) and not (run / "model").exists():
             runs.fail(
-                f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or delete it"
+                f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or "
+                "delete it"
             )
         return
     log = run.parent / "logs" / f"{run.name}.log"
@@ -106,7 +108,8 @@ def main(args: Args) -> None:
     reproduce.run_stages(to_the_end, root, args.lanes)
 
     # --- 3. report
-    rule = f"all seeds to step {args.stop_at}; the {args.keep} with the highest gold on the held-out prompts there go on"
+    best = f"the {args.keep} with the highest gold on the held-out prompts there go on"
+    rule = f"all seeds to step {args.stop_at}; {best}"
     summary = {
         "row": args.row,
         "started": len(trained),
@@ -121,9 +124,8 @@ def main(args: Args) -> None:
     final = [held_out(root / name)[-1]["gold"] for name in survivors]
     print(f"{len(trained)} seeds started, {len(survivors)} went on: {rule}")
     print(f"gold at step {args.stop_at}: mean of all {sum(golds) / len(golds):.4f}, best {max(golds):.4f}")
-    print(
-        f"gold at the end, of those chosen, so not an estimate of a seed's mean: {sum(final) / len(final):.4f}; {path}"
-    )
+    mean = sum(final) / len(final)
+    print(f"gold at the end, of those chosen, so not an estimate of a seed's mean: {mean:.4f}; {path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Renders what experiments/demo.sh measured: table.csv, table.md, curves.csv, curves.png and overoptimisation.png.
+"""Renders what experiments/demo.sh measured: table.csv, table.md, curves.csv and two pictures.
 
 python -m experiments.demo_tables --results results/demo
 """
@@ -55,24 +55,24 @@ CURVES = {  # metric of a training run: title of its plot
 
 
 def task_scores(evaluation: Path, temperature: float) -> pd.Series:
-    """Gold score of every task, by its id."""
+    """Reads the gold score of every task, by the task's id."""
     verdicts = pd.read_json(evaluation / "verdicts.jsonl", lines=True)
     verdicts = verdicts[verdicts["temperature"] == temperature]
     return verdicts.set_index("id")["score"]
 
 
 def row_standard_error(evaluations: list[Path], temperature: float) -> float:
-    """Standard error, over tasks, of a row's mean gold score over its seeds.
+    """Computes the standard error, over tasks, of a row's mean gold score over its seeds.
 
-    All seeds answer the same tasks, so a hard task pulls all of them down: their errors are not independent. A task is
-    averaged over the seeds first; the standard error is that of these averages.
+    All seeds answer the same tasks, so a hard task pulls all of them down: their errors are not independent.
+    A task is averaged over the seeds first; the standard error is that of these averages.
     """
     seeds = [task_scores(evaluation, temperature) for evaluation in evaluations]
     return pd.concat(seeds, axis=1).mean(axis=1).sem()
 
 
 def collect(runs: Path) -> pd.DataFrame:
-    """One line a row, seed and temperature: what the evaluations measured."""
+    """Reads what the evaluations measured: one line a row, seed and temperature."""
     lines = []
     for row, names in ROWS.items():
         evaluations = [runs / f"eval-{name}" for name in names]
@@ -95,7 +95,7 @@ def collect(runs: Path) -> pd.DataFrame:
 
 
 def gold_cell(seeds: pd.DataFrame) -> str:
-    """Mean over seeds ± the row's standard error; the range of the seeds in brackets if there are several."""
+    """Writes the mean over seeds ± the row's standard error, and the range of several seeds in brackets."""
     cell = f"{seeds['gold'].mean():.3f} ± {seeds['row_standard_error'].iloc[0]:.3f}"
     if len(seeds) > 1:
         cell += f" ({seeds['gold'].min():.3f} to {seeds['gold'].max():.3f})"
@@ -103,7 +103,7 @@ def gold_cell(seeds: pd.DataFrame) -> str:
 
 
 def markdown(results: pd.DataFrame) -> str:
-    """The table for people: one line a row, its seeds averaged."""
+    """Writes the table for people: one line a row, its seeds averaged."""
     columns = [
         "",
         "seeds",
@@ -137,11 +137,11 @@ def markdown(results: pd.DataFrame) -> str:
 
 
 def explanation(reward_model: dict) -> str:
-    """What the columns mean; `reward_model` has its accuracy on held-out pairs."""
+    """Says what the columns mean; `reward_model` has its accuracy on held-out pairs."""
     return (
-        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of each task's "
-        "mean over the seeds; it does not cover how runs differ, which the seeds' range in brackets shows. Proxy: the "
-        "shipped reward model on the response. The reward model trained in the demo orders "
+        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of "
+        "each task's mean over the seeds; it does not cover how runs differ: the seeds' range in brackets shows "
+        "that. Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
         f"{reward_model['accuracy']:.3f} of {reward_model['n']} held-out pairs as the annotator did "
         f"(ECE {reward_model['ece']:.3f})."
     )
@@ -151,7 +151,7 @@ def explanation(reward_model: dict) -> str:
 
 
 def read_curves(runs: Path) -> pd.DataFrame:
-    """Metrics of every training run that has a reward, against the completions sampled before."""
+    """Reads the metrics of every training run with a reward, by the completions sampled before."""
     lines = []
     for path in sorted(runs.glob("*/metrics.jsonl")):
         used = json.loads((path.parent / "config.json").read_text())["args"]
@@ -166,7 +166,7 @@ def read_curves(runs: Path) -> pd.DataFrame:
 
 
 def smooth(column: pd.Series) -> pd.Series:
-    """Mean of the last five steps; DPO's few rounds are left as they are."""
+    """Averages over the last five steps; DPO's few rounds are left as they are."""
     window = 5 if len(column) > 5 else 1
     return column.rolling(window, min_periods=1).mean()
 
@@ -184,7 +184,7 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
 
 
 def plot_overoptimisation(curves: pd.DataFrame, path: Path) -> None:
-    """Gold against proxy along training: where the one falls while the other rises, the reward is over-optimised."""
+    """Plots gold against proxy: where gold falls while the proxy rises, the reward is over-optimised."""
     figure, axis = plt.subplots(figsize=(5.5, 4.2))
     for name, part in curves.groupby("run"):
         axis.plot(smooth(part["reward/preference"]), smooth(part["reward/gold"]), marker=".", label=name)

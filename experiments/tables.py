@@ -1,6 +1,6 @@
-"""Renders the paper's tables and the toy tables from runs.csv: our numbers with intervals, the paper's beside them.
+"""Renders the paper's tables and the toy tables from runs.csv: our numbers beside the paper's.
 
-reproduce.py calls `render`. One line of runs.csv is one measured value; its column `run` is ROW-sSEED--EVALUATION.
+reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
 import sys
@@ -73,9 +73,9 @@ def read_index(folder: Path) -> pd.DataFrame:
 
 
 def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
-    """Mean and 95 % interval of one cell, from its lines of the index, one a seed.
+    """Computes mean and 95 % interval of one cell from its lines of the index, one a seed.
 
-    The interval is over tasks for one seed and over seeds, by Student's t, for several; `variance` says which.
+    The interval is over tasks for one seed, and over seeds, by Student's t, for several: see `variance`.
     Exits with 2 if the seeds were not judged alike, as their values have no common mean.
     """
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
@@ -105,7 +105,7 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
 
 
 def judged_unlike(table: pd.DataFrame) -> list[str]:
-    """One sentence for each column of a table whose rows were not judged alike."""
+    """Writes a sentence for each column of a table whose rows were not judged alike."""
     sentences = []
     for (column, _), cells in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
         groups = cells.groupby("fingerprint", sort=False)["row"].unique().map(", ".join)
@@ -128,7 +128,7 @@ def printed_numbers() -> pd.DataFrame:
 
 
 def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
-    """One line a printed number: row, benchmark, ours with interval and seeds, the paper's, difference, status."""
+    """Sets our number with its interval beside each printed one: one line a row and benchmark."""
     printed = printed_numbers()
     lines = []
     for cell in printed[printed["table"] == table].itertuples():
@@ -157,7 +157,7 @@ def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.Dat
 
 
 def paper_cell(cell) -> str:
-    """`ours ± half the interval (paper's)`, or the paper's number alone, in brackets."""
+    """Writes `ours ± half the interval (paper's)`, or the paper's number alone, in brackets."""
     if pd.isna(cell.ours):
         return f"({cell.paper:g})"
     return f"{cell.ours:.1f} ± {(cell.high - cell.low) / 2:.1f} ({cell.paper:g})"
@@ -178,7 +178,7 @@ def paper_markdown(table: pd.DataFrame) -> str:
 
 
 def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
-    """One line a row and column of the table `toy` or `rewards`."""
+    """Builds the table `toy` or `rewards`: one line a row and column."""
     lines = []
     for row in rows:
         for column, (metric, temperature, tasks) in COLUMNS[table].items():
@@ -220,8 +220,8 @@ def toy_markdown(table: pd.DataFrame) -> str:
 def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the rows of each table, `cannot_run` those without a command. Below a table it says which variance the
-    intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    `rows` has the rows of each table, `cannot_run` those without a command. Below a table it says what
+    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
