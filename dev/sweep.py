@@ -4,7 +4,7 @@
 
 Nothing but the held-out gold at step --stop-at decides. A row of the paper needs it in the environment:
 GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE". Writes <row>--sweep.json beside the run folders: how many
-were started, the rule, who went on, and every curve. The best of n seeds is not an estimate of a seed's mean, and
+were started, the rule, who went on, and every curve. The best of n seeds does not estimate a seed's mean, and
 nothing here prints it as one.
 """
 
