@@ -182,8 +182,7 @@ def reward_options(args) -> dict[str, dict]:
     functions = _functions(args)
     options = {}
     types = {}
-    for word in args.rewards:
-        name = _parse_word(word)[1]
+    for name in reward_names(args):
         options[name] = dict(DENSE.get(name, {}))
         if name not in functions:
             continue
