@@ -41,7 +41,7 @@ python -m data.toy.world
 # --- 1. warm start, and a reward model to measure
 run_lines <<'END'
 python train_sft_warmstart.py --preset toy --out "$RUNS/sft-think" --resume
-python train_sft_warmstart.py --preset toy --no-think --out "$RUNS/sft-plain" --resume
+python train_sft_warmstart.py --preset toy --think-format plain --out "$RUNS/sft-plain" --resume
 python train_reward.py --preset toy --out "$RUNS/reward" --resume
 END
 
@@ -52,10 +52,10 @@ python train_ppo.py $RL --model "$RUNS/sft-think/model" --seed 0 --reward-on res
 python train_grpo.py $RL --model "$RUNS/sft-think/model" --seed 0 --reward-on response --out "$RUNS/grpo-think-s0" --resume
 python train_grpo.py $RL --model "$RUNS/sft-think/model" --seed 1 --reward-on response --out "$RUNS/grpo-think-s1" --resume
 python train_dpo.py --preset toy --model "$RUNS/sft-think/model" --seed 0 --reward-on response --out "$RUNS/dpo-think" --resume
-python train_ppo.py $RL --no-think --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/ppo-plain" --resume
-python train_grpo.py $RL --no-think --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/grpo-plain-s0" --resume
-python train_grpo.py $RL --no-think --model "$RUNS/sft-plain/model" --seed 1 --reward-on response --out "$RUNS/grpo-plain-s1" --resume
-python train_dpo.py --preset toy --no-think --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/dpo-plain" --resume
+python train_ppo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/ppo-plain" --resume
+python train_grpo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/grpo-plain-s0" --resume
+python train_grpo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --seed 1 --reward-on response --out "$RUNS/grpo-plain-s1" --resume
+python train_dpo.py --preset toy --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/dpo-plain" --resume
 END
 
 # --- 3. evaluation: 256 tasks for SFT and GRPO, whose difference is the result; the first 128 of them for the others

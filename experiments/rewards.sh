@@ -35,7 +35,7 @@ $EVALUATE_SUMS --model "$RESULTS/toy-sft-think-sums-s$SEED/model" \
 
 # row: rewards/toy-sft-plain-sums
 # needs: reward-data
-python train_sft_warmstart.py --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --no-think \
+python train_sft_warmstart.py --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --think-format plain \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-sums-s$SEED" --resume
 $EVALUATE_SUMS --model "$RESULTS/toy-sft-plain-sums-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-sums-s$SEED--gold" --resume
@@ -49,7 +49,7 @@ $EVALUATE_SUMS --model "$RESULTS/toy-rlvr-think-s$SEED/model" \
 
 # row: rewards/toy-rlvr-plain
 # needs: rewards/toy-sft-plain-sums
-python train_grpo.py $SUMS --rewards math:1 --no-think --model "$RESULTS/toy-sft-plain-sums-s$SEED/model" \
+python train_grpo.py $SUMS --rewards math:1 --think-format plain --model "$RESULTS/toy-sft-plain-sums-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlvr-plain-s$SEED" --resume
 $EVALUATE_SUMS --model "$RESULTS/toy-rlvr-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlvr-plain-s$SEED--gold" --resume
@@ -138,7 +138,7 @@ $EVALUATE_CODE --model "$RESULTS/toy-sft-think-code-s$SEED/model" \
 
 # row: rewards/toy-sft-plain-code
 # needs: reward-data toy-code-base
-python train_sft_warmstart.py --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --no-think \
+python train_sft_warmstart.py --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --think-format plain \
   --model "$RESULTS/code-base" \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-code-s$SEED" --resume
 $EVALUATE_CODE --model "$RESULTS/toy-sft-plain-code-s$SEED/model" \
@@ -153,7 +153,7 @@ $EVALUATE_CODE --model "$RESULTS/toy-rlvr-think-code-s$SEED/model" \
 
 # row: rewards/toy-rlvr-plain-code
 # needs: rewards/toy-sft-plain-code
-python train_grpo.py $CODE --no-think --model "$RESULTS/toy-sft-plain-code-s$SEED/model" \
+python train_grpo.py $CODE --think-format plain --model "$RESULTS/toy-sft-plain-code-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlvr-plain-code-s$SEED" --resume
 $EVALUATE_CODE --model "$RESULTS/toy-rlvr-plain-code-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlvr-plain-code-s$SEED--gold" --resume
@@ -193,7 +193,7 @@ $EVALUATE_USERS --model "$RESULTS/toy-sft-think-users-s$SEED/model" \
 
 # row: rewards/toy-sft-plain-users
 # needs: reward-data
-python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 --no-think \
+python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 --think-format plain \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-users-s$SEED" --resume
 $EVALUATE_USERS --model "$RESULTS/toy-sft-plain-users-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-users-s$SEED--gold" --resume
@@ -207,7 +207,7 @@ $EVALUATE_USERS --model "$RESULTS/toy-rlver-think-s$SEED/model" \
 
 # row: rewards/toy-rlver-plain
 # needs: rewards/toy-sft-plain-users
-python train_rlver.py $USERS --no-think --model "$RESULTS/toy-sft-plain-users-s$SEED/model" \
+python train_rlver.py $USERS --think-format plain --model "$RESULTS/toy-sft-plain-users-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlver-plain-s$SEED" --resume
 $EVALUATE_USERS --model "$RESULTS/toy-rlver-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlver-plain-s$SEED--gold" --resume
@@ -244,7 +244,7 @@ $EVALUATE_USERS --model "$RESULTS/toy-rlver-think-challenging-s$SEED/model" \
 
 # row: rewards/toy-rlver-plain-challenging
 # needs: rewards/toy-sft-plain-users
-python train_rlver.py $USERS --user challenging --no-think --model "$RESULTS/toy-sft-plain-users-s$SEED/model" \
+python train_rlver.py $USERS --user challenging --think-format plain --model "$RESULTS/toy-sft-plain-users-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlver-plain-challenging-s$SEED" --resume
 $EVALUATE_USERS --model "$RESULTS/toy-rlver-plain-challenging-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlver-plain-challenging-s$SEED--gold" --resume

@@ -34,7 +34,7 @@ $EVALUATE --model "$RESULTS/toy-sft-think-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-sft-plain
 # needs: toy-data
-python train_sft_warmstart.py --preset toy --no-think --seed "$SEED" --out "$RESULTS/toy-sft-plain-s$SEED" --resume
+python train_sft_warmstart.py --preset toy --think-format plain --seed "$SEED" --out "$RESULTS/toy-sft-plain-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-sft-plain-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-s$SEED--gold" --resume
 
@@ -49,7 +49,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf
 # needs: toy/toy-sft-plain
-python train_grpo.py $RL --steps 14 --save-steps 7 --no-think --model "$RESULTS/toy-sft-plain-s$SEED/model" \
+python train_grpo.py $RL --steps 14 --save-steps 7 --think-format plain --model "$RESULTS/toy-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-s$SEED--gold" --resume
@@ -65,7 +65,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-dpo-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf-dpo
 # needs: toy/toy-sft-plain
-python train_dpo.py $RL --no-think --model "$RESULTS/toy-sft-plain-s$SEED/model" \
+python train_dpo.py $RL --think-format plain --model "$RESULTS/toy-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-dpo-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-dpo-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-dpo-s$SEED--gold" --resume
@@ -81,7 +81,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-ppo-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf-ppo
 # needs: toy/toy-sft-plain
-python train_ppo.py $RL --steps 14 --save-steps 7 --no-think --model "$RESULTS/toy-sft-plain-s$SEED/model" \
+python train_ppo.py $RL --steps 14 --save-steps 7 --think-format plain --model "$RESULTS/toy-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-ppo-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-ppo-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-ppo-s$SEED--gold" --resume
@@ -93,15 +93,15 @@ $EVALUATE --model "$RESULTS/toy-rlhf-ppo-s$SEED/model" --max-tokens 128 \
 # row: toy/toy-rlmt-zero
 # needs: toy-data
 python train_grpo.py $RL --steps 14 --save-steps 7 --model data/toy/base \
-  --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
+  --think-format zero_think --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlmt-zero-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlmt-zero-s$SEED/model" --max-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlmt-zero-s$SEED--gold" --resume
 
 # row: toy/toy-rlhf-zero
 # needs: toy-data
-python train_grpo.py $RL --steps 14 --save-steps 7 --no-think --model data/toy/base \
-  --zero --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
+python train_grpo.py $RL --steps 14 --save-steps 7 --model data/toy/base \
+  --think-format zero_plain --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-zero-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-zero-s$SEED/model" --max-tokens 160 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-zero-s$SEED--gold" --resume
@@ -144,7 +144,7 @@ $EVALUATE --model "$RESULTS/toy-sft-think-careful-s$SEED/model" --max-tokens 128
 
 # row: toy/toy-sft-plain-careful
 # needs: toy-data toy-data-careful
-python train_sft_warmstart.py --preset toy --traces "$RESULTS/data-careful/sft_traces.jsonl" --no-think \
+python train_sft_warmstart.py --preset toy --traces "$RESULTS/data-careful/sft_traces.jsonl" --think-format plain \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-careful-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-sft-plain-careful-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-sft-plain-careful-s$SEED--gold" --resume
@@ -158,7 +158,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-careful-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf-careful
 # needs: toy-data-careful toy/toy-sft-plain-careful
-python train_grpo.py $RL --steps 14 --save-steps 7 --no-think --model "$RESULTS/toy-sft-plain-careful-s$SEED/model" \
+python train_grpo.py $RL --steps 14 --save-steps 7 --think-format plain --model "$RESULTS/toy-sft-plain-careful-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-careful-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-careful-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-careful-s$SEED--gold" --resume
@@ -179,7 +179,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-medium-rm-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf-medium-rm
 # needs: toy-reward-medium-rm toy/toy-sft-plain
-python train_grpo.py $RL --steps 14 --save-steps 7 --reward-model "$RESULTS/reward-medium-rm" --no-think \
+python train_grpo.py $RL --steps 14 --save-steps 7 --reward-model "$RESULTS/reward-medium-rm" --think-format plain \
   --model "$RESULTS/toy-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-medium-rm-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-medium-rm-s$SEED/model" --max-tokens 128 \
@@ -198,7 +198,7 @@ $EVALUATE --model "$RESULTS/toy-rlmt-weak-rm-s$SEED/model" --max-tokens 128 \
 
 # row: toy/toy-rlhf-weak-rm
 # needs: toy-reward-weak-rm toy/toy-sft-plain
-python train_grpo.py $RL --steps 14 --save-steps 7 --reward-model "$RESULTS/reward-weak-rm/model" --no-think \
+python train_grpo.py $RL --steps 14 --save-steps 7 --reward-model "$RESULTS/reward-weak-rm/model" --think-format plain \
   --model "$RESULTS/toy-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-weak-rm-s$SEED" --resume
 $EVALUATE --model "$RESULTS/toy-rlhf-weak-rm-s$SEED/model" --max-tokens 128 \
