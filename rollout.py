@@ -35,7 +35,6 @@ import policy
 import utils
 import watchdog
 
-HF_BATCH = 128  # completions that transformers' generate samples at once
 # nats a token that sampler and trainer may differ by: rounding of bfloat16 is about 0.01, of float32 about 1e-6
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
 
@@ -120,12 +119,22 @@ class Completion:
         }
 
 
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that end a turn; a judge's tokenizer is as its folder has it."""
+    return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
+
+
+def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
+    """Decodes a sample without its end of turn."""
+    ids = sample.ids
+    if ids and ids[-1] in ends_of(tokenizer):
+        ids = ids[:-1]
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
     """Decodes a sample and splits it into thinking and response. `prompt`: {id, prompt: messages, prompt_ids}."""
-    body = sample.ids
-    if body and body[-1] in tokenizer.stop_ids:
-        body = body[:-1]
-    text = tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = text_of(tokenizer, sample)
     parts = utils.split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
@@ -174,6 +183,7 @@ class Sampler:
         model: folder or hub name; None: transformers samples from the policy that `sync` gives.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
+        batch_size: completions that transformers' generate samples at once.
         in_process: vLLM runs in this process, so that `sync` can set its weights; `close` needs the other way.
     """
 
@@ -187,14 +197,14 @@ class Sampler:
         vllm_memory: float = 0.85,
         in_process: bool = False,
         sleeps: bool = False,
+        batch_size: int = 128,
     ):
         self.tokenizer = tokenizer
         self.sampling = sampling
-        self.ends = getattr(
-            tokenizer, "stop_ids", [tokenizer.eos_token_id]
-        )  # a judge's tokenizer is as its folder has it
+        self.ends = ends_of(tokenizer)
         self.llm = None
         self.policy = None
+        self.batch_size = batch_size
         self.sleeps = sleeps and use_vllm and utils.DEVICE == "cuda"  # only there vLLM can sleep
         self.asleep = False
         self.breaches = 0
@@ -356,8 +366,8 @@ class Sampler:
         was_training = self.policy.training
         self.policy.eval()  # else gradient checkpointing turns the KV cache off
         longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
-        for start in range(0, len(prompts), HF_BATCH):
-            places = longest_first[start : start + HF_BATCH]
+        for start in range(0, len(prompts), self.batch_size):
+            places = longest_first[start : start + self.batch_size]
             if done.issuperset(places):
                 continue
             if seeds:
@@ -552,7 +562,7 @@ def generate(
     sampling: Sampling,
     use_vllm: bool = False,
     seed: int = 0,
-    vllm_memory: float = 0.85,
+    batch_size: int = 64,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -560,7 +570,7 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, vllm_memory=vllm_memory)
+    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:
