@@ -1,22 +1,26 @@
-"""The rest of the paper's suite: generate, judge where a judge is needed, score by each benchmark's own rule (benchmarks.py).
+"""The rest of the paper's suite: generates answers, has them judged where a judge is needed, and scores them.
 
-    python eval_benchmarks.py ifeval --model results/rlmt/model --data path/to/ifeval
+    python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
-    python eval_benchmarks.py arenahard2 --model results/rlmt/model --data path/to/arena_hard_v2 --judge gpt-4.1
-    python eval_benchmarks.py ifeval --from responses.jsonl --data path/to/ifeval --out ifeval.json       # no model, no judge
+    python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
+    # stored responses: neither a model nor a judge
+    python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json
 
---data is the benchmark's own file, the folder that holds its files, or a hub dataset; data/README.md says where they come
-from. --from is jsonl, also .gz; benchmarks.py names the fields of its rows. A completion without a response (thinking not
-closed) is scored as the empty answer, and counted under its status; one that was cut off as far as it goes. A judge's reply
-that cannot be read is asked for again, then it is invalid: counted, listed, never a score; above 1 % of them there is no
-headline.
+--data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
+they come from. --from is .jsonl or .jsonl.gz; benchmarks/__init__.py names the fields of its rows.
 
-`--protocol official` (default) and `paper` differ in what a judge is asked: AlpacaEval by the log-probabilities of one token,
-or by a ranking as JSON; words kept (all; 2000, and 3200 in creative writing); the length of its reply. The judge's
-instructions are our own wording, so they are not the published numbers' judge: to compare with those, have the official tool
-judge, and score what it stored by --from.
-Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies), rows.jsonl (what was
-scored, and the result of every row), summary.json; and lines in results/runs.csv.
+A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
+its status. One that the token limit cut off is scored as far as it goes. A judge's reply that cannot be read
+is asked for again. If it still cannot be read it is invalid: counted, listed, never a score. Above 1 % of
+invalid rows there is no headline.
+
+`--protocol official` (default) and `paper` differ in what a judge is asked. AlpacaEval: the log-probabilities
+of one token, or a ranking as JSON. Words kept: all, or 2000, and 3200 in creative writing. The length of a
+reply differs too. The judge's instructions are our own wording, so numbers cannot be compared with published
+ones. For that, let the official tool judge, and score what it stored with --from.
+
+Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
+rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
 """
 
 import hashlib
@@ -30,55 +34,24 @@ from typing import Annotated, Literal
 import runs  # isort: skip
 import tyro
 
-import benchmarks
-from benchmarks import shared as evaluation
-
-METRICS = {  # what goes into results/runs.csv, the headline first
-    "alpacaeval2": ("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
-    "arenahard2": ("score_style_controlled", "score", "score_paper"),
-    "creativewriting3": ("overall", "overall_paper"),
-    "ifbench": ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
-    "ifeval": ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
-    "popqa": ("accuracy", "accuracy_paper"),
-    "math500": ("accuracy", "accuracy_math_verify"),
-    **dict.fromkeys(("mmlu_redux", "zebralogic", "gsm8k", "humaneval"), ("accuracy",)),
-}
-PARSERS = {  # of the benchmarks with a judge
-    "alpacaeval2": benchmarks.parse_alpacaeval2,
-    "arenahard2": benchmarks.parse_arenahard2,
-    "creativewriting3": benchmarks.parse_creativewriting3,
-}
+from benchmarks import BENCHMARKS, arenahard2, shared
+from benchmarks.scoring import read_rows, row_key
 
 
 @dataclass
 class Args:
-    name: tyro.conf.Positional[
-        Literal[
-            "alpacaeval2",
-            "arenahard2",
-            "creativewriting3",
-            "ifbench",
-            "ifeval",
-            "popqa",
-            "mmlu_redux",
-            "math500",
-            "zebralogic",
-            "gsm8k",
-            "humaneval",
-            "wildbench-g",
-        ]
-    ] = tyro.MISSING
-    """The benchmark; wildbench-g is eval_wildbench.py with the references of gemini-flash, and takes its flags from here."""
+    name: tyro.conf.Positional[Literal[*BENCHMARKS, "wildbench-g"]] = tyro.MISSING
+    """The benchmark. wildbench-g runs eval_wildbench.py with references of gemini-flash and these flags."""
     data: str = ""
-    """The benchmark's own file, the folder that holds it, or a hub dataset (`owner/name` or `owner/name:configuration`)."""
+    """The benchmark's file, the folder that holds it, or a hub dataset (`owner/name[:configuration]`)."""
     # model
     model: str = ""
     """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
-    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an answer with a
-    </think> ends the run."""
+    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an
+    answer with a </think> ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation
@@ -100,9 +73,10 @@ class Args:
     judge: str = ""
     """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key: OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is read
+    from OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
-    """What differs: the top of this script."""
+    """What a judge is asked; the top of this script says what differs."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     concurrency: int = 32
@@ -115,13 +89,13 @@ class Args:
     """Share of invalid rows above which no headline is given."""
     # instead of a model
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """Stored responses, annotations or judge texts; scores them into the file --out."""
+    """Stored responses, annotations or judge texts; their numbers go into the file --out."""
     # run
     seed: int = 0
-    """Of sampling, of orders that are drawn, and of intervals."""
+    """Random seed for sampling."""
     out: str = ""
-    """With --from the file of the numbers and, under `rows`, the result of every row (empty: only print the numbers). Else the
-    run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>."""
+    """With --from the file of the numbers and, under `rows`, the result of every row (empty: only print the
+    numbers). Else the run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
     """Keep what a run folder already has: generations, and every reply of the judge."""
     overwrite: bool = False
@@ -130,9 +104,38 @@ class Args:
     """Check arguments and data, print calls and cost at most, and stop before a model is loaded or asked."""
 
 
-def check(args: Args) -> list[dict]:
-    """The tasks to ask; exits with 2 for what cannot be run."""
-    judged = args.name in PARSERS
+WILDBENCH_FLAGS = (  # of both scripts
+    "model",
+    "model_url",
+    "think_format",
+    "chat_template",
+    "rollout",
+    "top_p",
+    "max_tokens",
+    "limit",
+    "batch_size",
+    "judge",
+    "judge_url",
+    "protocol",
+    "concurrency",
+    "budget",
+    "price",
+    "max_invalid",
+    "seed",
+    "out",
+    "resume",
+    "overwrite",
+    "dry_run",
+)
+
+
+# --- 1. before anything is loaded or asked
+
+
+def check_args(args: Args) -> None:
+    """Exit with 2 for arguments that do not fit the benchmark."""
+    benchmark = BENCHMARKS[args.name]
+    judged = benchmark.judge_requests is not None
     if judged and not args.judge:
         runs.fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if args.judge and not judged:
@@ -142,196 +145,226 @@ def check(args: Args) -> list[dict]:
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
-    if args.samples > 1 and (judged or args.name in ("ifeval", "ifbench")):
+    if args.samples > 1 and not benchmark.several_samples:
         runs.fail(f"--samples {args.samples}: {args.name} takes one answer a task")
-    tasks = [
-        task | {"position": i} for i, task in enumerate(benchmarks.load_tasks(args.name, Path(args.data)))
-    ]
-    tasks = [t for t in tasks if "excluded" not in t and t.get("baseline", True)][: args.limit or None]
+
+
+def tasks_to_ask(args: Args) -> list[dict]:
+    """Return the tasks that count, with their `position` in the data; exits with 2 if there are none."""
+    tasks = []
+    for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
+        has_baseline = task.get("baseline", True) is not None
+        if "excluded" not in task and has_baseline:
+            tasks.append(task | {"position": position})
     if not tasks:
         runs.fail(
             f"--data {args.data}: no task can be scored; arenahard2 needs the baseline's answers, baseline_*.jsonl"
         )
-    if args.name == "arenahard2" and not benchmarks.style(""):
-        print(
-            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
-            "style-controlled score",
-            file=sys.stderr,
-        )
+    if args.limit:
+        tasks = tasks[: args.limit]
+    if args.name == "arenahard2":
+        arenahard2.warn_without_style()
     return tasks
 
 
+def task_prompt(args: Args, task: dict) -> str:
+    return BENCHMARKS[args.name].prompt.format(**task)
+
+
+def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
+    """Return the judge's requests about one answer, by the field of the scored row that takes the reply."""
+    benchmark = BENCHMARKS[args.name]
+    return benchmark.judge_requests(task, answer, Path(args.data), args.protocol, args.judge_max_tokens)
+
+
+def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
+    """Return all requests to the judge if every task got this answer; none without a judge."""
+    requests = []
+    if args.judge:
+        for task in tasks:
+            requests += requests_about(args, task, answer).values()
+    return requests
+
+
+def make_fingerprint(args: Args, tasks: list[dict]) -> str:
+    """Hash what makes numbers comparable: prompts, judge, its instructions and the baseline's answers."""
+    content = [
+        args.name,
+        [task_prompt(args, task) for task in tasks],
+        args.judge,
+        shared.judge_place(args.judge, args.judge_url),
+        args.protocol,
+        requests_if_all_answer(args, tasks, ""),
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+# --- 2. generate, judge, score
+
+
 def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
-    """Generation rows of the tasks, sample by sample, with `task`; their `response` is empty where the format is not kept."""
-    prompts = [[{"role": "user", "content": benchmarks.prompt(args.name, task)}] for task in tasks]
-    asked = [
-        {"id": f"{task['position']}-{k}", "sample": k, "messages": messages}
-        for task, messages in zip(tasks, prompts)
-        for k in range(args.samples)
-    ]
-    rows = evaluation.generate(args, asked, args.temperature, run)
-    return [
-        row | {"task": tasks[i // args.samples], "response": evaluation.answer(row)}
-        for i, row in enumerate(rows)
-    ]
+    """Return generation rows with their `task`, one for each sample of each task.
 
-
-def judge_requests(args: Args, task: dict, response: str) -> dict[str, dict]:
-    return benchmarks.judge_requests(
-        args.name, task, response, Path(args.data), args.protocol == "paper", args.judge_max_tokens
-    )
+    `response` is what is judged of it: the empty string if the completion does not keep the format.
+    """
+    asked = []
+    asked_tasks = []
+    for task in tasks:
+        messages = [{"role": "user", "content": task_prompt(args, task)}]
+        for sample in range(args.samples):
+            asked.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
+            asked_tasks.append(task)
+    rows = shared.generate(args, asked, args.temperature, run)
+    return [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
-    """Rows to score: for each answer what benchmarks.py names, with the judge's replies as they came."""
-    paper, calls = args.protocol == "paper", []
-    for row in answers:
-        calls += [
-            (row, field, request)
-            for field, request in judge_requests(args, row["task"], row["response"]).items()
-        ]
-    by_token = args.name == "alpacaeval2" and not paper
-    replies = evaluation.ask_judge(args, [c[2] for c in calls], str if by_token else PARSERS[args.name], run)
-    for (row, field, _), reply in zip(calls, replies, strict=True):
-        side = benchmarks.model_side(row["task"].get("instruction", ""))
-        row[field] = benchmarks.token_preference(reply.choice, side) if by_token else reply.text
-        if args.name == "alpacaeval2":
-            row |= {"output_2": row["response"]} | ({} if by_token else {"model_is": side})
-        elif args.name == "arenahard2":
-            row["model_metadata"] = benchmarks.style(row["response"])
-    return answers
+    """Return the answers with the fields that the benchmark's score reads, from the judge's replies."""
+    benchmark = BENCHMARKS[args.name]
+    requests = [requests_about(args, row["task"], row["response"]) for row in answers]
+    flat_requests = [request for by_field in requests for request in by_field.values()]
+    replies = iter(shared.ask_judge(args, flat_requests, benchmark.parse_reply[args.protocol], run))
 
-
-def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    common = {
-        "model": args.model,
-        "benchmark": args.name,
-        "n": numbers["n"],
-        "n_invalid": numbers["n_invalid"],
-        "temperature": args.temperature,
-        "judge": args.judge,
-        "fingerprint": fingerprint,
-    }
     rows = []
-    for metric in METRICS[args.name]:
-        headline = metric in ("accuracy", "prompt_strict")
-        low, high = numbers.get("interval" if headline else f"{metric}_interval") or (None, None)
-        rows.append(common | {"metric": metric, "value": numbers[metric], "low": low, "high": high})
+    for row, by_field in zip(answers, requests):
+        replies_by_field = {field: next(replies) for field in by_field}
+        rows.append(
+            row | benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
+        )
     return rows
 
 
+def scored_row(args: Args, row: dict) -> dict:
+    """Return what rows.jsonl keeps of an answer: the key of its task in place of the task and its prompt."""
+    task = row["task"]
+    kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
+    return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
+
+
+def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
+    """Return the lines of results/runs.csv, one a metric."""
+    rows = []
+    for metric in BENCHMARKS[args.name].metrics:
+        interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
+        low, high = numbers.get(interval) or (None, None)
+        row = {
+            "model": args.model,
+            "benchmark": args.name,
+            "n": numbers["n"],
+            "n_invalid": numbers["n_invalid"],
+            "temperature": args.temperature,
+            "judge": args.judge,
+            "fingerprint": fingerprint,
+            "metric": metric,
+            "value": numbers[metric],
+            "low": low,
+            "high": high,
+        }
+        rows.append(row)
+    return rows
+
+
+def list_invalid(numbers: dict, n_listed: int = 10) -> None:
+    """Print the reasons of the first invalid rows."""
+    invalid = [row for row in numbers["rows"] if "invalid" in row]
+    for row in invalid[:n_listed]:
+        print(f"invalid, line {row['line']}: {row['invalid']}", file=sys.stderr)
+    if len(invalid) > n_listed:
+        print(f"and {len(invalid) - n_listed} more", file=sys.stderr)
+
+
+def without_rows(numbers: dict) -> dict:
+    return {name: value for name, value in numbers.items() if name != "rows"}
+
+
 def score_stored(args: Args) -> None:
-    """--from: stored rows to numbers."""
+    """Score the stored rows of --from, and write the numbers to --out."""
     if not Path(args.from_).exists():
         runs.fail(f"--from {args.from_}: no such file")
-    numbers = benchmarks.score(args.name, benchmarks.read(Path(args.from_)), Path(args.data), args.from_)
+    rows = read_rows(Path(args.from_))
+    numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1))
+    print(json.dumps(without_rows(result), indent=1))
     list_invalid(numbers)
 
 
-def list_invalid(numbers: dict) -> None:
-    invalid = [
-        f"invalid, line {row['line']}: {row['invalid']}" for row in numbers["rows"] if "invalid" in row
-    ]
-    for line in invalid[:10] + [f"and {len(invalid) - 10} more"] * (len(invalid) > 10):
-        print(line, file=sys.stderr)
+def wildbench_command(args: Args) -> list[str]:
+    """Return the command of eval_wildbench.py: references of gemini-flash, and the flags of both scripts."""
+    command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
+    command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
+    if args.from_:
+        command += ["--from-judgments", args.from_]
+    else:
+        command += ["--tasks", args.data]
+    if args.judge_max_tokens:
+        command += ["--judge-max-tokens", str(args.judge_max_tokens)]
 
-
-def wildbench_g(args: Args) -> None:
-    """Becomes eval_wildbench.py, with the flags that both have."""
-    shared = (
-        "model",
-        "model_url",
-        "think_format",
-        "chat_template",
-        "rollout",
-        "top_p",
-        "max_tokens",
-        "limit",
-        "batch_size",
-        "judge",
-        "judge_url",
-        "protocol",
-        "concurrency",
-        "budget",
-        "price",
-        "max_invalid",
-        "seed",
-        "out",
-        "resume",
-        "overwrite",
-        "dry_run",
-    )
-    words = ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
-    words += ["--from-judgments", args.from_] if args.from_ else ["--tasks", args.data]
-    words += ["--judge-max-tokens", str(args.judge_max_tokens)] if args.judge_max_tokens else []
-    for name in shared:
+    for name in WILDBENCH_FLAGS:  # defaults too, as those of the other script differ
+        flag = f"--{name.replace('_', '-')}"
         value = getattr(args, name)
-        if value is not False and value != "":  # all of them, as the other script has other defaults
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *words])
+        if value is True:
+            command += [flag]
+        elif isinstance(value, tuple):
+            command += [flag, *map(str, value)]
+        elif value is not False and value != "":
+            command += [flag, str(value)]
+    return command
 
 
 def main(args: Args) -> None:
     if args.name == "wildbench-g":
-        wildbench_g(args)
+        os.execv(sys.executable, wildbench_command(args))
     if not args.data:
         runs.fail("--data is missing: the benchmark's file, folder or hub dataset; see data/README.md")
     if args.from_:
-        return score_stored(args)
+        score_stored(args)
+        return
     if not args.model:
         runs.fail("--model is missing; or name stored rows by --from")
 
-    # --- data, checked before anything is loaded or asked
-    tasks = check(args)
+    # --- 1. check arguments and data, say what it costs
+    check_args(args)
+    tasks = tasks_to_ask(args)
     if not args.model_url:
-        evaluation.load_tokenizer(args)
-    asked = lambda answer: (
-        [r for t in tasks for r in judge_requests(args, t, answer).values()] if args.judge else []
-    )
-    place = evaluation.judge_place(args.judge, args.judge_url)
-    own = [
-        args.name,
-        [benchmarks.prompt(args.name, t) for t in tasks],
-        args.judge,
-        place,
-        args.protocol,
-        asked(""),
-    ]  # with the judge's instructions, and the answers that a benchmark compares with
-    fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
+        shared.load_tokenizer(args)
+    fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
-        evaluation.print_estimate(args, asked("word " * args.max_tokens))
+        longest_answer = "word " * args.max_tokens
+        shared.print_estimate(args, requests_if_all_answer(args, tasks, longest_answer))
     if args.dry_run:
         return
     run = runs.start_run(args, f"eval_{args.name}", args.model)
     if (run / "summary.json").exists():
-        return print(f"{run} is complete; --overwrite starts it anew")
+        print(f"{run} is complete; --overwrite starts it anew")
+        return
 
-    # --- generate, strip, judge, score
+    # --- 2. generate, judge, score
     answers = respond(args, tasks, run)
-    described = evaluation.describe(answers)
-    rows = judge(args, answers, run) if args.judge else answers
-    rows = [
-        benchmarks.identity(args.name, r["task"], r["task"]["position"])
-        | {k: v for k, v in r.items() if k not in ("id", "messages", "task")}
-        for r in rows
-    ]
-    numbers = benchmarks.score(args.name, rows, Path(args.data), str(run / "rows.jsonl"))
-    (run / "rows.jsonl").write_text(
-        "".join(json.dumps(row | result) + "\n" for row, result in zip(rows, numbers["rows"]))
-    )
-    headline = METRICS[args.name][0]
+    judged = judge(args, answers, run) if args.judge else answers
+    rows = [scored_row(args, row) for row in judged]
+    benchmark = BENCHMARKS[args.name]
+    numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
+
+    # --- 3. write
+    with open(run / "rows.jsonl", "w") as file:
+        for row, result in zip(rows, numbers["rows"]):
+            file.write(json.dumps(row | result) + "\n")
+    headline = benchmark.metrics[0]
     if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        numbers["without_headline"], numbers[headline] = numbers[headline], None
+        numbers["without_headline"] = numbers[headline]
+        numbers[headline] = None
     list_invalid(numbers)
-    summary = {"model": args.model, "fingerprint": fingerprint, **numbers, **described}
-    runs.write_summary(run, {k: v for k, v in summary.items() if k != "rows"})
+    summary = {
+        "model": args.model,
+        "fingerprint": fingerprint,
+        **without_rows(numbers),
+        **shared.describe(answers),
+    }
+    runs.write_summary(run, summary)
     runs.add_to_index(run, index_rows(args, numbers, fingerprint))
 
 

@@ -46,6 +46,7 @@ from typing import Literal
 import runs  # isort: skip
 
 import utils
+from rows import check_ids, read_rows
 from benchmarks import shared, wildbench
 
 
@@ -132,8 +133,8 @@ class Args:
 
 def load_tasks(args: Args) -> list[dict]:
     """Reads the tasks; exits with 2 if two have the same id, or one lacks a reference that is needed."""
-    tasks = runs.read_rows(args.tasks, "messages")[: args.limit or None]
-    runs.check_ids(args.tasks, tasks, "tasks")
+    tasks = read_rows(args.tasks, "messages")[: args.limit or None]
+    check_ids(args.tasks, tasks, "tasks")
     if args.mode != "reward":
         return tasks
     for task in tasks:
@@ -171,7 +172,7 @@ def check_models(args: Args) -> None:
     if not args.model_url:
         shared.load_tokenizer(args)
     if args.reward_model:
-        runs.load_tokenizer(args.reward_model)
+        utils.load_tokenizer(args.reward_model)
         think_format = shared.think_format(args)
         runs.or_fail(utils.RewardModel.check, args.reward_model, "", args.reward_on, think_format)
 
@@ -306,7 +307,7 @@ def score_stored(args: Args) -> None:
     if args.mode == "reward":
         fields = ["choice", "model_is", "output_len", "reference_len"]
 
-    verdicts = runs.read_rows(args.from_judgments, "session_id")
+    verdicts = read_rows(args.from_judgments, "session_id")
     for number, verdict in enumerate(verdicts, 1):
         for field in fields:
             if field not in verdict:

@@ -164,20 +164,29 @@ class Policy(nn.Module):
             if getattr(config, name, None) not in (None, 1, 1.0):
                 raise ValueError(f"models that scale their logits ({name}) are not supported")
 
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
     def forward(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        completion_mask: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        completion_mask: torch.Tensor | None = None,
         entropy_gradient: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        generate: dict | None = None,
+    ):
         """Returns log-probabilities and entropies (B, T) of completion tokens, nats, 0 where there is no token.
 
         Args:
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
+            generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
+                that FSDP2 gathers the weights.
         """
+        if generate is not None:
+            return self.model.generate(**generate)
         causal_lm = self.model
         if isinstance(causal_lm, PeftModel):
             causal_lm = causal_lm.get_base_model()

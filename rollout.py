@@ -35,7 +35,6 @@ import policy
 import utils
 import watchdog
 
-HF_BATCH = 128  # completions that transformers' generate samples at once
 # nats a token that sampler and trainer may differ by: rounding of bfloat16 is about 0.01, of float32 about 1e-6
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
 
@@ -115,12 +114,22 @@ class Completion:
         }
 
 
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that end a turn; a judge's tokenizer is as its folder has it."""
+    return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
+
+
+def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
+    """Decodes a sample without its end of turn."""
+    ids = sample.ids
+    if ids and ids[-1] in ends_of(tokenizer):
+        ids = ids[:-1]
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
     """Decodes a sample and splits it into thinking and response. `prompt`: {id, prompt: messages, prompt_ids}."""
-    body = sample.ids
-    if body and body[-1] in tokenizer.stop_ids:
-        body = body[:-1]
-    text = tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = text_of(tokenizer, sample)
     parts = utils.split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
@@ -169,6 +178,7 @@ class Sampler:
         model: folder or hub name; None: transformers samples from the policy that `sync` gives.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
+        batch_size: completions that transformers' generate samples at once.
         in_process: vLLM runs in this process, so that `sync` can set its weights; `close` needs the other way.
     """
 
@@ -182,14 +192,14 @@ class Sampler:
         vllm_memory: float = 0.85,
         in_process: bool = False,
         sleeps: bool = False,
+        batch_size: int = 128,
     ):
         self.tokenizer = tokenizer
         self.sampling = sampling
-        self.ends = getattr(
-            tokenizer, "stop_ids", [tokenizer.eos_token_id]
-        )  # a judge's tokenizer is as its folder has it
+        self.ends = ends_of(tokenizer)
         self.llm = None
         self.policy = None
+        self.batch_size = batch_size
         self.sleeps = sleeps
         self.asleep = False
         self.breaches = 0
@@ -237,7 +247,7 @@ class Sampler:
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
         if self.llm is None:
-            self.policy = policy.unwrap(trained)
+            self.policy = getattr(trained, "module", trained)  # without DDP
             return
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
@@ -351,8 +361,8 @@ class Sampler:
         was_training = self.policy.training
         self.policy.eval()  # else gradient checkpointing turns the KV cache off
         longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
-        for start in range(0, len(prompts), HF_BATCH):
-            places = longest_first[start : start + HF_BATCH]
+        for start in range(0, len(prompts), self.batch_size):
+            places = longest_first[start : start + self.batch_size]
             if done.issuperset(places):
                 continue
             if seeds:
@@ -361,7 +371,7 @@ class Sampler:
             batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
             width = batch["input_ids"].size(1)
             with torch.no_grad():
-                sequences = self.policy.generate(
+                sequences = self._generate(
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
@@ -371,6 +381,11 @@ class Sampler:
                 ids = self._until_end(sequence)
                 yield place, Sample(ids, None, self._has_ended(ids))
         self.policy.train(was_training)
+
+    def _generate(self, **options) -> torch.Tensor:
+        if isinstance(self.policy, policy.Policy):
+            return self.policy(generate=options)
+        return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
         if not ids:
@@ -542,7 +557,7 @@ def generate(
     sampling: Sampling,
     use_vllm: bool = False,
     seed: int = 0,
-    vllm_memory: float = 0.85,
+    batch_size: int = 64,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -550,7 +565,7 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, vllm_memory=vllm_memory)
+    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:

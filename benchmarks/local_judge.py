@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import generation
+import rollout
 import runs
 import utils
 from endpoint import Reply
@@ -16,7 +16,7 @@ RETRY_TEMPERATURE = 0.7  # the first attempt is greedy; asking greedily again wo
 
 
 def ask(
-    model: str, requests: list[dict], parse: Callable[[str], Any], store: Path, rollout: str
+    model: str, requests: list[dict], parse: Callable[[str], Any], store: Path, backend: str
 ) -> list[Reply]:
     """Returns the local judge's reply to each request, in their order.
 
@@ -26,7 +26,7 @@ def ask(
         model: folder or hub name.
         requests: bodies as for an endpoint; of each `messages` is used, of the first one `max_tokens`.
         parse: reads a text; raises ValueError if it cannot, and the request is asked again.
-        rollout: "auto", "vllm" or "hf".
+        backend: "auto", "vllm" or "hf", as --rollout.
     """
     tokenizer = load_tokenizer(model)
     prompts = [utils.encode_prompt(tokenizer, request["messages"]) for request in requests]
@@ -38,16 +38,17 @@ def ask(
         unread = [i for i, reply in enumerate(replies) if reply.error]
         missing = [i for i in unread if (keys[i], attempt) not in stored_texts]
         if missing:
-            completions = generation.generate(
+            temperature = RETRY_TEMPERATURE if attempt else 0.0
+            samples = rollout.generate(
                 model,
                 [prompts[i] for i in missing],
                 tokenizer,
-                temperature=RETRY_TEMPERATURE if attempt else 0.0,
-                max_tokens=requests[0]["max_tokens"],
-                use_vllm=runs.use_vllm(rollout),
+                rollout.Sampling(temperature, requests[0]["max_tokens"]),
+                use_vllm=rollout.use_vllm(backend),
                 seed=attempt,
             )
-            for position, text, _, _ in completions:
+            for position, sample in samples:
+                text = rollout.text_of(tokenizer, sample)
                 key = keys[missing[position]]
                 stored_texts[key, attempt] = text
                 runs.append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
@@ -59,7 +60,7 @@ def ask(
 
 def load_tokenizer(model: str):
     """Loads the judge's tokenizer; exits with 2 if it has no chat template."""
-    tokenizer = runs.load_tokenizer(model)
+    tokenizer = utils.load_tokenizer(model)
     if not tokenizer.chat_template:
         runs.fail(f"--judge local:{model} has no chat template; name an instruct model")
     if not tokenizer.pad_token:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import generation
+import rollout
 import runs
 import utils
 from benchmarks import local_judge
@@ -38,7 +38,7 @@ def think_format(args) -> str:
 
 def load_tokenizer(args):
     """Loads the model's tokenizer with its chat template; exits with 2 if the two do not fit."""
-    tokenizer = runs.load_tokenizer(args.model)
+    tokenizer = utils.load_tokenizer(args.model)
     runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format(args), args.chat_template)
     return tokenizer
 
@@ -124,21 +124,19 @@ def complete_here(
     if len(done_positions) == len(tasks):
         return  # without loading the model
 
-    completions = generation.generate(
+    stop = utils.THINK_FORMATS[think_format(args)].stop
+    samples = rollout.generate(
         args.model,
         prompts,
         tokenizer,
-        temperature,
-        args.max_tokens,
-        top_p=args.top_p,
-        use_vllm=runs.use_vllm(args.rollout),
+        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop),
+        use_vllm=rollout.use_vllm(args.rollout),
         seed=args.seed,
         batch_size=args.batch_size,
-        stop="</response>" if think_format(args).startswith("zero") else "",
         done=done_positions,
     )
-    for position, text, finished, ids in completions:
-        yield tasks[position], text, finished, len(ids)
+    for position, sample in samples:
+        yield tasks[position], rollout.text_of(tokenizer, sample), sample.finished, len(sample.ids)
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:

@@ -102,7 +102,7 @@ FIELD_TYPES = {"id": str | int, "thinking": str, "step": int, "temperature": flo
 
 def read_generations(path: str) -> list[dict]:
     """Reads generations or completions, adds `file` and `line`; exits with 2 if a field's type is wrong."""
-    rows = runs.read_rows(path, "messages", "status")
+    rows = read_rows(path, "messages", "status")
     for line, row in enumerate(rows, 1):
         row["file"] = path
         row["line"] = line

@@ -1,11 +1,11 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
 
+import dataclasses
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import faults
+import watchdog
 import utils
 
 LLAMA = [
@@ -123,7 +123,7 @@ FAMILIES = {
 }
 
 CORPUS = [
-    *utils.ZERO_INSTRUCTION.values(),
+    *[f.instruction for f in utils.THINK_FORMATS.values() if f.instruction],
     "User: Hello world!!! Assistant: system user assistant\n\nYou are helpful.",
 ] * 4
 
@@ -181,7 +181,7 @@ def here(monkeypatch, capfd):
     a start of its own takes up to ten seconds of CPU time. For evaluations, and for what ends before training: training sets
     what other tests would see. An exception is one here too."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(faults.RUN)))
+    monkeypatch.setattr(watchdog, "RUN", dataclasses.replace(watchdog.RUN))
 
     def start(*args) -> subprocess.CompletedProcess:
         monkeypatch.setattr(sys, "argv", [str(a) for a in args])
@@ -191,7 +191,7 @@ def here(monkeypatch, capfd):
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as e:
             code = e.code
-        faults.LOCKS.clear()  # the next start may be another process's
+        watchdog._LOCK_FILES.clear()  # the next start may be another process's
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return start

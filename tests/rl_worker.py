@@ -53,7 +53,7 @@ def words(messages: list[dict], text: str) -> list[tuple[int, float]]:
 def main(algorithm: str, prompts: str, out: Path) -> None:
     state = PartialState(cpu=True)
     out.mkdir(exist_ok=True)
-    tokenizer = runs.load_tokenizer("data/toy/base")
+    tokenizer = utils.load_tokenizer("data/toy/base")
     utils.prepare_tokenizer(tokenizer, "plain")
     rows = [{"id": r["id"], "prompt": r["messages"]} for r in read_rows(prompts, "messages")]
     cls, config, own = rollout.RolloutTrainer, GRPOConfig, {"num_generations": 4}

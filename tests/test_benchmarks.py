@@ -1,5 +1,5 @@
-"""benchmarks.py and eval_benchmarks.py: agreement with the published scores (read from ../shared/data where it is there), and what it makes of
-malformed replies, rows and files.
+"""benchmarks/ and eval_benchmarks.py: agreement with the published scores (read from ../shared/data if it is there),
+and what becomes of malformed replies, rows and files. IFEval and IFBench are in test_ifbench.py.
 
 Run from the repository root: `pytest tests/test_benchmarks.py`.
 """
@@ -9,41 +9,22 @@ import gzip
 import json
 import math
 import random
-import shutil
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import nltk
 import numpy as np
 import pytest
 
-import benchmarks as eb
 import eval_benchmarks
-from benchmarks import ifbench
+import eval_wildbench
 import runs
-from rows import read_rows
+import benchmarks
+from benchmarks import BENCHMARKS, alpacaeval2, arenahard2, creativewriting3, scoring, verified
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nltk_data(tmp_path_factory):
-    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files."""
-    raw, folder = SHARED / "nltk_data_english", tmp_path_factory.mktemp("nltk_data")
-    with pytest.MonkeyPatch.context() as patch:
-        if raw.exists():
-            shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
-            shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
-            tagger = folder / "taggers" / "averaged_perceptron_tagger_eng"
-            tagger.mkdir(parents=True)
-            for file in (raw / tagger.name).glob("*.gz"):
-                (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-            patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        yield
 
 
 def shared(name: str) -> Path:
@@ -116,7 +97,7 @@ def test_alpacaeval2_published_weights_give_the_published_win_rates():
     for row in rows:
         weights = [float(row[f"w_{name}"]) for name in ("tanh_length", "instruction_difficulty", "model")]
         gaps.append(
-            eb.win_rate_at_equal_length(weights, difficulty)
+            alpacaeval2.win_rate_at_equal_length(weights, difficulty)
             - float(row["published_length_controlled_win_rate"])
         )
     exact = [abs(gap) < 1e-6 for gap in gaps]
@@ -127,16 +108,16 @@ def test_alpacaeval2_fit_recovers_known_weights():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4000, 3))
     y = 1 / (1 + np.exp(-x @ [1.0, -0.5, 0.25]))  # soft labels: no noise
-    assert np.allclose(eb.fit_length_control(x, y, np.ones(4000)), [1.0, -0.5, 0.25], atol=0.02)
+    assert np.allclose(alpacaeval2.fit_length_control(x, y, np.ones(4000)), [1.0, -0.5, 0.25], atol=0.02)
     y[2000:], weight = 0.5, np.r_[np.ones(2000), np.zeros(2000)]  # rows of weight 0 say nothing
-    assert np.allclose(eb.fit_length_control(x, y, weight), [1.0, -0.5, 0.25], atol=0.02)
+    assert np.allclose(alpacaeval2.fit_length_control(x, y, weight), [1.0, -0.5, 0.25], atol=0.02)
 
 
 def test_alpacaeval2_paper_variant_by_hand():
     wins, delta = np.array([1, 1, 1, 0] * 50), np.zeros(200)
-    assert abs(eb.paper_length_control(wins, delta) - 75) < 0.6  # C = 1 pulls a little to 50
+    assert abs(alpacaeval2.paper_length_control(wins, delta) - 75) < 0.6  # C = 1 pulls a little to 50
     wins = np.array([1, 0] * 50)  # it wins exactly when it is longer: at equal length nothing is left
-    assert abs(eb.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
+    assert abs(alpacaeval2.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
 
 
 def test_alpacaeval2_reads_official_and_partial_rows(tmp_path, capsys):
@@ -243,9 +224,9 @@ RANKINGS = [  # reply, who wins; None: unreadable
 def test_parse_alpacaeval2(text, winner):
     if winner is None:
         with pytest.raises(ValueError):
-            eb.parse_alpacaeval2(text)
+            alpacaeval2.parse_ranking(text)
     else:
-        assert eb.parse_alpacaeval2(text) == winner
+        assert alpacaeval2.parse_ranking(text) == winner
 
 
 # --- Arena-Hard v2
@@ -281,7 +262,7 @@ def test_arenahard2_expected(tmp_path):
         for r in out["rows"]
         if "invalid" not in r
         for g in ("game1", "game2")
-        for _ in range(eb.VERDICTS[r[g]][1])
+        for _ in range(arenahard2.VERDICTS[r[g]][1])
     ]
     assert len(battles) == expected["battles_after_weighting"]
     assert np.allclose(np.mean(battles, axis=0), expected["feature_means"], atol=1e-6)
@@ -290,31 +271,31 @@ def test_arenahard2_expected(tmp_path):
 
 def test_arenahard2_by_hand():
     result = lambda g1, g2, **more: {"game1": g1, "game2": g2, "style": None} | more
-    out = eb.arenahard2_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
+    out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
     # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4
     assert out["score_style_controlled"] is None
-    out = eb.arenahard2_scores([result("B>>A", None, invalid="game2: no verdict")])
+    out = arenahard2.category_scores([result("B>>A", None, invalid="game2: no verdict")])
     assert (out["score"], out["score_paper"]) == (
         None,
         75,
     )  # dropped; a missing verdict is a tie in the paper
-    assert eb.bradley_terry(np.zeros((4, 4)), np.array([1, 1, 1, 0.0])) == pytest.approx(75)
-    assert eb.bradley_terry(np.zeros((2, 4)), np.array([0.5, 0.5])) == pytest.approx(50)
+    assert arenahard2.bradley_terry(np.zeros((4, 4)), np.array([1, 1, 1, 0.0])) == pytest.approx(75)
+    assert arenahard2.bradley_terry(np.zeros((2, 4)), np.array([0.5, 0.5])) == pytest.approx(50)
     # wins only where it is longer, and is as often longer as shorter: at equal style half of the battles
-    assert eb.bradley_terry(
+    assert arenahard2.bradley_terry(
         np.repeat([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], 50, 0), np.repeat([0.9, 0.1], 50)
     ) == pytest.approx(50)
     same = [
         result("B>>A", "A>>B", style=[0.1, 0, 0, 0]) for _ in range(5)
     ]  # no spread of style, no lost battle
-    assert eb.arenahard2_scores(same)["score_style_controlled"] > 99
+    assert arenahard2.category_scores(same)["score_style_controlled"] > 99
     m, b = (
         {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": 0},
         {"token_len": 10, "header_count": {"h1": 0}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}},
     )
-    assert np.allclose(eb.style_features(m, b), [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0])
-    assert eb.style_features(m | {"token_len": 0}, b | {"token_len": 0})[0] == 0
+    assert np.allclose(arenahard2.style_features(m, b), [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0])
+    assert arenahard2.style_features(m | {"token_len": 0}, b | {"token_len": 0})[0] == 0
 
 
 def test_arenahard2_rows(tmp_path, capsys):
@@ -351,7 +332,7 @@ def test_arenahard2_rows(tmp_path, capsys):
         assert math.isclose(out["score"], reference["score"]) and out["n_invalid"] == 9
         assert math.isclose(out["score_style_controlled"], reference["score_style_controlled"], abs_tol=1e-6)
     # without counts there is no style-controlled score, and creative writing is a score of its own
-    creative = next(q for q in eb.load(folder, "question.jsonl*") if q["category"] == "creative_writing")
+    creative = next(q for q in scoring.load(folder, "question.jsonl*") if q["category"] == "creative_writing")
     rows = [{k: v for k, v in r.items() if "metadata" not in k} for r in stored[:20]]
     rows.append(
         {"uid": creative["uid"], "verdict_game1_A_is_baseline": "B>A", "verdict_game2_A_is_model": "A>B"}
@@ -401,29 +382,30 @@ VERDICT_TEXTS = [  # text, label; None: unreadable
 def test_parse_arenahard2(text, label):
     if label is None:
         with pytest.raises(ValueError):
-            eb.parse_arenahard2(text)
+            arenahard2.parse_verdict(text)
     else:
-        assert eb.parse_arenahard2(text) == label
+        assert arenahard2.parse_verdict(text) == label
 
 
 def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
-    rows = read_rows(
+    rows = runs.read_rows(
         shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata"
     )
     assert len(rows) == 500
     assert all(
-        eb.markdown_counts(r["answer"]) == {k: v for k, v in r["metadata"].items() if k != "token_len"}
+        arenahard2.markdown_counts(r["answer"])
+        == {k: v for k, v in r["metadata"].items() if k != "token_len"}
         for r in rows
     )
 
 
 def test_arenahard2_token_len_is_that_of_the_published_answers():
-    rows = read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
+    rows = runs.read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
     try:
-        eb.token_len("x")
+        arenahard2.token_len("x")
     except OSError as e:  # tiktoken downloads its tables once
         pytest.skip(f"no o200k_base here: {type(e).__name__}")
-    assert all(eb.token_len(r["answer"]) == r["metadata"]["token_len"] for r in rows)
+    assert all(arenahard2.token_len(r["answer"]) == r["metadata"]["token_len"] for r in rows)
 
 
 # --- CreativeWriting v3
@@ -476,9 +458,9 @@ MARKS = [  # judge text, marks; None: unreadable
 def test_parse_creativewriting3(text, marks):
     if marks is None:
         with pytest.raises(ValueError):
-            eb.parse_creativewriting3(text)
+            creativewriting3.parse_marks(text)
     else:
-        assert eb.parse_creativewriting3(text) == marks
+        assert creativewriting3.parse_marks(text) == marks
 
 
 def test_creativewriting3_by_hand(tmp_path, capsys):
@@ -522,7 +504,7 @@ def test_creativewriting3_by_hand(tmp_path, capsys):
             0
         ]
     )
-    assert eb.tasks_creativewriting3(folder)[1]["prompt"] == "Write. Two. Now."
+    assert creativewriting3.load_tasks(folder)[1]["prompt"] == "Write. Two. Now."
     message = lambda rows: refused(capsys, "creativewriting3", rows, folder, tmp_path)
     assert "the task of line 1 again" in message([rows[0], rows[0]])
     assert "fits no task" in message([rows[0] | {"iteration": 4}]) and "fits no task" in message(
@@ -568,105 +550,19 @@ def test_no_judge_reply_becomes_a_score_by_accident():
     n_read = 0
     for _ in range(3000):
         text = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
-        for parse in (eb.parse_alpacaeval2, eb.parse_arenahard2, eb.parse_creativewriting3):
+        for parse in (alpacaeval2.parse_ranking, arenahard2.parse_verdict, creativewriting3.parse_marks):
             try:
                 value = parse(text)
             except ValueError:
                 continue
             n_read += 1
-            if parse is eb.parse_arenahard2:
-                assert value in eb.VERDICTS and (f"[{value}]" in text or text.strip() == value)
-            elif parse is eb.parse_creativewriting3:
+            if parse is arenahard2.parse_verdict:
+                assert value in arenahard2.VERDICTS and (f"[{value}]" in text or text.strip() == value)
+            elif parse is creativewriting3.parse_marks:
                 assert all(name in text and f"{mark:g}" in text for name, mark in value.items())
             else:
                 raise AssertionError(f"a ranking in {text!r}")
     assert n_read > 20
-
-
-# --- IFEval, IFBench
-
-
-def test_ifeval_published(tmp_path):
-    folder = shared("ifeval")
-    stored = [json.loads(line) for line in gzip.open(folder / "gpt4_responses_scored.jsonl.gz")]
-    out = score("ifeval", folder / "gpt4_responses_scored.jsonl.gz", folder, tmp_path)
-    assert len(stored) == out["n"] == 271 and out["n_missing"] == 270
-    for ours, theirs in zip(
-        out["rows"], stored
-    ):  # the two with a random letter: as the letter asked for gives
-        assert (ours["key"], ours["strict"], ours["loose"]) == (
-            theirs["key"],
-            theirs["strict"],
-            theirs["loose"],
-        )
-    expected = next(r for r in table("ifeval/expected.csv") if r["prompts"] == "271")
-    for name in ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"):
-        assert math.isclose(out[name], float(expected[name]), abs_tol=1e-12)
-
-
-def test_ifeval_counts_the_character_that_was_asked_for():
-    shared("nltk_data_english")
-    task = {
-        "key": 1,
-        "prompt": "",
-        "instruction_id_list": ["keywords:letter_frequency"],
-        "kwargs": [{"letter": "#", "let_frequency": 3, "let_relation": "at least"}],
-    }
-    for _ in range(5):  # and not a random letter
-        assert eb.ifeval_check(task, "#a #b #c") == {"strict": [True], "loose": [True]}
-        assert eb.ifeval_check(task, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9) == {
-            "strict": [False],
-            "loose": [False],
-        }
-    assert eb.ifeval_check(task, " \n") == {"strict": [False], "loose": [False]}
-
-
-def test_ifeval_rows(tmp_path, capsys):
-    shared("nltk_data_english")
-    task = {
-        "key": 7,
-        "prompt": "p",
-        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
-        "kwargs": [{}, {}],
-    }
-    data = write(tmp_path / "data.json", [task, task | {"key": 8}, task | {"key": 9}])
-    rows = [{"key": "7", "response": "no comma is here, alas"}, {"key": 8, "response": None}]
-    out = score("ifeval", rows, data, tmp_path)
-    assert (
-        out["prompt_strict"],
-        out["instruction_strict"],
-        out["n"],
-        out["n_invalid"],
-        out["n_missing"],
-    ) == (0, 0.5, 2, 1, 1)
-    message = lambda rows, data=data: refused(capsys, "ifeval", rows, data, tmp_path)
-    assert "the task of line 1 again" in message([rows[0], rows[0]])
-    assert "rows.jsonl:1: no field response" in message([{"key": 7}])
-    assert "field response has the wrong type: [1]" in message([{"key": 7, "response": [1]}])
-    other = write(tmp_path / "other.json", [task | {"instruction_id_list": ["count:words"]}])
-    assert "unknown instruction count:words" in message(rows[:1], other)
-
-
-def test_ifeval_says_what_nltk_lacks(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    eb.ifeval_checkers.cache_clear()
-    data = write(tmp_path / "data.json", [{"key": 7, "prompt": "p", "instruction_id_list": [], "kwargs": []}])
-    assert "python -m nltk.downloader punkt_tab" in refused(
-        capsys, "ifeval", [{"key": 7, "response": "x"}], data, tmp_path
-    )
-
-
-def test_ifbench_published(tmp_path):
-    folder = shared("ifbench")
-    shared("nltk_data_english")
-    stored = [json.loads(line) for line in gzip.open(folder / "sample_responses_scored.jsonl.gz")]
-    out = score("ifbench", folder / "sample_responses_scored.jsonl.gz", folder, tmp_path)
-    assert [(r["key"], r["strict"], r["loose"]) for r in out["rows"]] == [
-        (r["key"], r["strict"], r["loose"]) for r in stored
-    ]
-    for name, value in table("ifbench/expected.csv")[0].items():
-        assert name == "prompts" or math.isclose(out[name], float(value), abs_tol=1e-12)
-    assert (out["n"], out["n_missing"]) == (147, 147) and ifbench.__file__
 
 
 # --- short answers
@@ -752,7 +648,7 @@ LETTERS = [  # response, letter
 
 @pytest.mark.parametrize("response, letter", LETTERS, ids=range(len(LETTERS)))
 def test_mmlu_redux_letter(response, letter):
-    verdicts = [eb.mmlu_redux_check({"truth": i}, response) for i in range(4)]
+    verdicts = [verified.mmlu_redux_check({"truth": i}, response) for i in range(4)]
     assert [v["correct"] for v in verdicts] == [option == letter for option in "ABCD"] and verdicts[0][
         "answer"
     ] == letter
@@ -838,7 +734,7 @@ BOXES = [  # text, content of the last box
 
 @pytest.mark.parametrize("text, content", BOXES, ids=range(len(BOXES)))
 def test_last_boxed(text, content):
-    assert eb.last_boxed(text) == content
+    assert verified.last_boxed(text) == content
 
 
 SPELLINGS = [  # answer, reference, equal as normalised, equal by math-verify
@@ -872,31 +768,23 @@ SPELLINGS = [  # answer, reference, equal as normalised, equal by math-verify
 ]
 
 
-@pytest.mark.parametrize("answer, reference, equal, verified", SPELLINGS, ids=range(len(SPELLINGS)))
-def test_math500_equality(answer, reference, equal, verified):
-    out = eb.math500_check({"answer": reference}, f"So it is \\boxed{{{answer}}}.")
-    assert out["correct"] is equal and (verified is None or out["correct_math_verify"] is verified)
+@pytest.mark.parametrize("answer, reference, equal, as_expression", SPELLINGS, ids=range(len(SPELLINGS)))
+def test_math500_equality(answer, reference, equal, as_expression):
+    out = verified.math500_check({"answer": reference}, f"So it is \\boxed{{{answer}}}.")
+    assert out["correct"] is equal and (as_expression is None or out["correct_math_verify"] is as_expression)
 
 
-def test_gsm8k_published_flags(tmp_path):
+@pytest.mark.parametrize(
+    "model", ["6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"]
+)
+def test_gsm8k_published_flags(model, tmp_path):
     folder = shared("gsm8k")
-    file = folder / "example_model_solutions.jsonl.gz"
-    stored = [json.loads(line) for line in gzip.open(file)]
-    models = [f"{size}_{kind}" for size in ("6b", "175b") for kind in ("finetuning", "verification")]
-    out = score("gsm8k", file, folder, tmp_path)
-    assert (out["n"], out["n_missing"]) == (2640, 1319 - 660)
-    flags = {(r["line"], r["group"]): r["correct"] for r in out["rows"]}
-    assert flags == {(i, m): r[m]["is_correct"] for i, r in enumerate(stored, 1) for m in models}
-    assert out["by_group"] == {
-        m: pytest.approx(np.mean([r[m]["is_correct"] for r in stored])) for m in models
-    }
-    one = score(
-        "gsm8k",
-        [{"response": r["175b_verification"]["solution"], "question": r["question"]} for r in stored],
-        folder,
-        tmp_path,
-    )
-    assert one["accuracy"] == pytest.approx(out["by_group"]["175b_verification"]) and "by_group" not in one
+    stored = [json.loads(line) for line in gzip.open(folder / "example_model_solutions.jsonl.gz")]
+    rows = [{"question": row["question"], "response": row[model]["solution"]} for row in stored]
+    out = score("gsm8k", rows, folder, tmp_path)
+    assert (out["n"], out["n_missing"]) == (660, 1319 - 660)
+    assert [r["correct"] for r in out["rows"]] == [row[model]["is_correct"] for row in stored]
+    assert out["accuracy"] == pytest.approx(np.mean([row[model]["is_correct"] for row in stored]))
 
 
 @pytest.mark.parametrize(
@@ -918,7 +806,7 @@ def test_gsm8k_published_flags(tmp_path):
     ],
 )
 def test_final_number(text, number):
-    assert eb.final_number(text) == number
+    assert verified.final_number(text) == number
 
 
 # --- ZebraLogic
@@ -959,7 +847,7 @@ REPLIES = [  # response, right cells of 4; None: unreadable
 
 @pytest.mark.parametrize("response, right", REPLIES, ids=range(len(REPLIES)))
 def test_zebralogic_check(response, right):
-    out = eb.zebralogic_check(GRID, response)
+    out = verified.zebralogic_check(GRID, response)
     assert (
         out["right_cells"] == (right or 0)
         and out["correct"] is (right == 4)
@@ -989,9 +877,10 @@ def test_zebralogic_scores(tmp_path, capsys):
     assert "files match" in refused(
         capsys, "zebralogic", rows[:1], tmp_path, tmp_path
     )  # several files in the folder
-    text = eb.prompt("zebralogic", GRID)
+    filled = GRID | {"template": verified.zebralogic_template(GRID["solution"])}
+    text = verified.ZEBRALOGIC_PROMPT.format(**filled)
     assert (
-        eb.zebralogic_check(GRID, text)["right_cells"] == 0
+        verified.zebralogic_check(GRID, text)["right_cells"] == 0
         and '"House 2": {"Name": "___", "Pet": "___"}' in text
     )
 
@@ -1037,22 +926,26 @@ def test_humaneval(tmp_path):
     ],
 )
 def test_completion(response, code):
-    assert eb.completion(response, "f") == code
+    assert verified.completion(response, "f") == code
 
 
 def test_pass_at_k():
-    assert eb.pass_at_k(1, 1, 1) == 1 and eb.pass_at_k(4, 0, 3) == 0 and eb.pass_at_k(4, 2, 1) == 0.5
     assert (
-        eb.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
-        and eb.pass_at_k(4, 2, 3) == 1
-        and eb.pass_at_k(200, 1, 100) == pytest.approx(0.5)
+        verified.pass_at_k(1, 1, 1) == 1
+        and verified.pass_at_k(4, 0, 3) == 0
+        and verified.pass_at_k(4, 2, 1) == 0.5
+    )
+    assert (
+        verified.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+        and verified.pass_at_k(4, 2, 3) == 1
+        and verified.pass_at_k(200, 1, 100) == pytest.approx(0.5)
     )
     row = lambda task, correct: {"task": task, "correct": correct}
     rows = [row(0, True)] * 3 + [row(0, False)] * 9 + [row(1, False)] * 10
-    out = eb.accuracy(rows, [{}, {}, {}])
+    out = verified.accuracy(rows, [{}, {}, {}])
     assert (out["accuracy"], out["n_missing"]) == (pytest.approx(0.125), 1)
-    assert out["pass@10"] == pytest.approx(0.5 * eb.pass_at_k(12, 3, 10)) and "pass@100" not in out
-    assert eb.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
+    assert out["pass@10"] == pytest.approx(0.5 * verified.pass_at_k(12, 3, 10)) and "pass@100" not in out
+    assert verified.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
         "accuracy": None,
         "n": 1,
         "n_invalid": 1,
@@ -1066,69 +959,49 @@ def test_pass_at_k():
 # --- prompts and the command
 
 
-def test_every_benchmark_has_a_score_a_prompt_and_a_line_in_the_docstring():
-    names = eval_benchmarks.Args.__dataclass_fields__["name"].type.__args__[0].__args__
-    assert set(names) == {*eb.PROMPTS, "wildbench-g"} and len(eb.PROMPTS) == 11
-    assert eb.PROMPTS.keys() == eb.KEYS.keys() == eval_benchmarks.METRICS.keys()
-    for name in eb.PROMPTS:
-        assert (
-            callable(getattr(eb, f"score_{name}"))
-            and callable(getattr(eb, f"tasks_{name}"))
-            and name in eb.__doc__
-        )
+def test_every_benchmark_has_fields_in_the_docstring():
+    assert len(BENCHMARKS) == 11
+    for name, benchmark in BENCHMARKS.items():
+        assert name in benchmarks.__doc__
+        assert bool(benchmark.judge_requests) == bool(benchmark.parse_reply) == bool(benchmark.judged_fields)
+        assert not (benchmark.judge_requests and benchmark.several_samples)
 
 
 def test_prompts():
-    assert eb.prompt("ifeval", {"prompt": "{a} 50%"}) == "{a} 50%"  # braces of a task stay
-    text = eb.prompt("mmlu_redux", {"question": "Q?", "choices": ["w", "x", "y", "{z}"]})
+    ask = lambda name, **task: BENCHMARKS[name].prompt.format(**task)
+    assert ask("ifeval", prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
+    text = ask("mmlu_redux", question="Q?", choices=["w", "x", "y", "{z}"])
     assert "Q?" in text and "A. w\nB. x\nC. y\nD. {z}" in text and "`Answer:`" in text
-    assert "\\boxed{}" in eb.prompt("math500", {"problem": "P"}) and eb.prompt(
-        "popqa", {"question": "Q?"}
-    ).endswith("Q?")
-    assert eb.final_number(eb.prompt("gsm8k", {"question": "Q"})) is None
-    assert "```python\ndef f():\n```" in eb.prompt("humaneval", {"prompt": "def f():\n"})
-    judge = eb.creativewriting3_judge_prompt("P", "Y", ["Coherent", "Overwrought"], ["Overwrought"])
+    assert "\\boxed{}" in ask("math500", problem="P")
+    assert ask("popqa", question="Q?").endswith("Q?")
+    assert verified.final_number(ask("gsm8k", question="Q")) is None
+    assert "```python\ndef f():\n```" in ask("humaneval", prompt="def f():\n")
+
+    judge = creativewriting3.judge_prompt("P", "Y", ["Coherent", "Overwrought"], ["Overwrought"])
     assert "Coherent: mark\nOverwrought: mark" in judge
     with pytest.raises(ValueError):  # an echo of what was asked is no verdict
-        eb.parse_creativewriting3(judge)
+        creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
-        eb.parse_alpacaeval2(eb.alpacaeval2_judge_prompt("I", "a", "b").rpartition("JSON: ")[2])
+        alpacaeval2.parse_ranking(alpacaeval2.ranking_prompt("I", "a", "b").rpartition("JSON: ")[2])
     for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
-        system, user = eb.arenahard2_judge_messages(category, "P", "ya", "yb")
-        assert word in system["content"] and all(
-            f"[[{v}]]" in system["content"] for v in list(eb.VERDICTS)[:5]
-        )
+        system, user = arenahard2.judge_messages(category, "P", "ya", "yb")
+        assert word in system["content"]
+        assert all(f"[[{label}]]" in system["content"] for label in list(arenahard2.VERDICTS)[:5])
         assert user["content"].index("ya") < user["content"].index("yb")
 
 
-def test_the_command(tmp_path, monkeypatch):
+def test_the_command(tmp_path, here):
     """As a user types it."""
     write(tmp_path / "test.jsonl", [{"question": "Q", "answer": "so\n#### 1,000"}])
-    write(tmp_path / "responses.jsonl", [{"question": "Q", "response": "#### 1000"}])
-    with gzip.open(tmp_path / "responses.jsonl.gz", "wb") as f:
-        f.write((tmp_path / "responses.jsonl").read_bytes())
-    words = [
-        "gsm8k",
-        "--from",
-        tmp_path / "responses.jsonl.gz",
-        "--data",
-        tmp_path,
-        "--out",
-        tmp_path / "o.json",
-    ]
-    done = subprocess.run(
-        [sys.executable, "eval_benchmarks.py", *words], capture_output=True, text=True, cwd=ROOT
-    )
+    with gzip.open(tmp_path / "responses.jsonl.gz", "wt") as f:
+        f.write(json.dumps({"question": "Q", "response": "#### 1000"}))
+    stored = ("--from", tmp_path / "responses.jsonl.gz", "--data", tmp_path, "--out", tmp_path / "o.json")
+    done = here("eval_benchmarks.py", "gsm8k", *stored)
     assert done.returncode == 0, done.stderr
-    assert (
-        json.loads(done.stdout)["accuracy"] == 1
-        and json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
-    )
+    assert json.loads(done.stdout)["accuracy"] == 1
+    assert json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
     for wrong in (["gsm9k"], [], ["gsm8k", "--form", "x"]):
-        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *wrong])
-        with pytest.raises(SystemExit) as e:
-            runs.parse_args(eval_benchmarks.Args, {})
-        assert e.value.code == 2
+        assert here("eval_benchmarks.py", *wrong).returncode == 2
 
 
 def test_bad_files(tmp_path, capsys):
@@ -1163,20 +1036,6 @@ def test_scores_do_not_depend_on_the_optional_id_or_on_field_order(tmp_path):
         [{"id": i, "response": r["response"]} for i, r in enumerate(rows)],
     ):
         assert score("gsm8k", variant, data, tmp_path)["accuracy"] == 1
-
-
-def test_difficulty_is_that_of_the_gamed_rows():
-    gamed = {
-        int(r["instruction_index"]): float(r["instruction_difficulty"])
-        for r in table("alpacaeval2/gamed_baselines_reconstructed.csv")
-    }
-    listed = {
-        int(r["index"]): float(r["instruction_difficulty"])
-        for r in table("alpacaeval2/instruction_difficulty.csv")
-    }
-    assert gamed.keys() == listed.keys() and all(
-        math.isclose(gamed[i], listed[i], abs_tol=1e-8) for i in gamed
-    )
 
 
 # --- generation and judges, by the command
@@ -1348,7 +1207,7 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
     )
     assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 20
     lines = [r for r in csv.DictReader(open(tmp_path / "runs.csv")) if r["run"] == "prose"]
-    assert {r["metric"] for r in lines} == set(eval_benchmarks.METRICS["alpacaeval2"]) and not any(
+    assert {r["metric"] for r in lines} == set(BENCHMARKS["alpacaeval2"].metrics) and not any(
         r["value"] for r in lines
     )
 
@@ -1425,18 +1284,14 @@ def test_what_cannot_run_is_said_first(words, message, run):
     assert message in run(*words, code=2)
 
 
-def test_wildbench_g_is_wildbench_with_its_references(tmp_path, judge):
-    """It replaces its process by eval_wildbench.py, whose own defaults are others."""
-    tasks = [{"id": "1", "messages": [{"role": "user", "content": "Q"}], "references": {"gpt-4": "x"}}]
-    words = ["wildbench-g", *MODEL, "--data", write(tmp_path / "t.jsonl", tasks), "--judge", "m"]
-    done = subprocess.run(
-        [sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 2 and "no reference 'gemini-flash'" in done.stderr
-    write(tmp_path / "t.jsonl", [tasks[0] | {"checklist": [], "references": {"gemini-flash": "x"}}])
-    words = [*words[:-2], *judge, "--temperature", 0.5, "--out", tmp_path / "run"]
-    subprocess.run(
-        [sys.executable, "eval_benchmarks.py", *map(str, words)], capture_output=True, text=True, cwd=ROOT
-    )
-    config = json.loads((tmp_path / "run" / "config.json").read_text())["args"]
-    assert (config["top_p"], config["temperatures"], config["references"]) == (0.95, [0.5], ["gemini-flash"])
+def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
+    """Its command is one that eval_wildbench.py takes, with the values of this script."""
+    args = eval_benchmarks.Args("wildbench-g", "t.jsonl", "m", temperature=0.5, judge="j", price=(2.0, 8.0))
+    args.resume, args.judge_max_tokens = True, 50
+    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
+    wildbench = runs.parse_args(eval_wildbench.Args, {})
+    for name in eval_benchmarks.WILDBENCH_FLAGS:
+        assert getattr(wildbench, name) == getattr(args, name), name
+    assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
+    assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
+    assert str(wildbench.tasks) == "t.jsonl"

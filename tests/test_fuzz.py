@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from test_endpoint import ask_for
 
-import benchmarks
+from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import shared as evaluation
 from benchmarks import trait_judging, wildbench
 import ppo
@@ -305,10 +305,10 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert isinstance(found, dict)
         assert (mark := read(rewards._mark, found)) is None or 1 <= mark <= 10
         assert read(rewards._choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
-    assert read(benchmarks.parse_alpacaeval2, reply) in (None, "A", "B")
-    assert read(benchmarks.parse_arenahard2, reply) in (None, *benchmarks.VERDICTS)
-    assert all(mark <= 20 for mark in (read(benchmarks.parse_creativewriting3, reply) or {}).values())
-    assert isinstance(benchmarks.last_json_object(reply), dict | list | None)
+    assert read(alpacaeval2.parse_ranking, reply) in (None, "A", "B")
+    assert read(arenahard2.parse_verdict, reply) in (None, *arenahard2.VERDICTS)
+    assert all(mark <= 20 for mark in (read(creativewriting3.parse_marks, reply) or {}).values())
+    assert isinstance(verified.last_json_object(reply), dict | list | None)
     for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
     read(trait_judging.read_traits, reply, 5)
@@ -331,7 +331,7 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
         rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
-    assert benchmarks.parse_arenahard2(f"{before}[[A>B]]{after}") == "A>B"
+    assert arenahard2.parse_verdict(f"{before}[[A>B]]{after}") == "A>B"
 
 
 @given(no_marks, st.sampled_from(["A", "a++", "A+ ", "tie", "A=B=C", "", None, 1, ["A+"]]), noise)
@@ -362,7 +362,7 @@ def test_shares_of_a_first_token(tops):
     )
 )
 def test_preferences_of_a_first_token(choice):
-    preference = benchmarks.token_preference(choice, "A")
+    preference = alpacaeval2.token_preference(choice, "A")
     assert preference is None or 1 <= preference <= 2
 
 
@@ -409,33 +409,31 @@ def test_rubrics(replies, implicit, cap, saturation):
 @given(anything, st.integers(-(10**9), 10**9) | st.decimals(-(10**6), 10**6, places=2))
 def test_answers_of_math(prose, number):
     spelled = f"{number:,}"
-    assert benchmarks.final_number(f"{prose}\n#### {spelled}\n") == str(number)
+    assert verified.final_number(f"{prose}\n#### {spelled}\n") == str(number)
     assert rewards.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
     assert rewards.final_answer(f"so it is {spelled} .") == str(number)
     for said in (prose, prose + "\\boxed{" + prose):
-        assert isinstance(benchmarks.last_boxed(said), str | None) and isinstance(
+        assert isinstance(verified.last_boxed(said), str | None) and isinstance(
             rewards.final_answer(said), str | None
         )
-        assert benchmarks.final_number(said) is None or re.fullmatch(
-            r"-?[0-9.]*", benchmarks.final_number(said)
-        )
-        assert isinstance(read(benchmarks.normalise_math, said), str | None)
-        boxed = benchmarks.last_boxed(said)
+        assert verified.final_number(said) is None or re.fullmatch(r"-?[0-9.]*", verified.final_number(said))
+        assert isinstance(read(verified.normalise_math, said), str | None)
+        boxed = verified.last_boxed(said)
         assert boxed is None or boxed in said
 
 
 @given(anything)
 def test_answers_of_benchmarks(response):
-    assert benchmarks.mmlu_redux_check({"truth": 1}, response)["answer"] in (None, *"ABCD")
+    assert verified.mmlu_redux_check({"truth": 1}, response)["answer"] in (None, *"ABCD")
     solution = {"header": ["House", "Name"], "rows": [["1", "Eric"], ["2", "Arnold"]]}
-    verdict = benchmarks.zebralogic_check({"solution": solution}, response)
+    verdict = verified.zebralogic_check({"solution": solution}, response)
     assert not verdict["correct"] and 0 <= verdict["right_cells"] <= verdict["cells"] == 2
     grid = {f"House {h}": {"Name": n} for h, n in solution["rows"]}
     braces = re.sub("[{}]", "", response)
-    assert benchmarks.zebralogic_check(
+    assert verified.zebralogic_check(
         {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
     )["correct"]
-    code = benchmarks.completion(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
+    code = verified.completion(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
     assert code == "\ndef f(x): return 1\n"
 
 
@@ -809,7 +807,7 @@ def test_pass_at_k_of_a_benchmark(n, data):
     from itertools import combinations
 
     draws = [any(i < c for i in d) for d in combinations(range(n), k)]
-    assert benchmarks.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
+    assert verified.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
 
 
 verdicts = st.lists(

@@ -1,0 +1,269 @@
+"""AlpacaEval 2: a judge prefers the model's answer or the baseline's; win rates, plain and at equal length.
+
+Rows have `index` or `instruction`; `preference` (1 baseline, 2 model), or `judge_text` and `model_is` (A or
+B); and `output_2`, the model's answer. Win rates are in percent. Those of the official tool have the plain
+key. Those of the paper end with `_paper`: binary preferences, length in words, neither instruction difficulty
+nor gamed baselines.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
+
+import runs
+from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
+from benchmarks.shared import bootstrap, shorten
+
+KEYS = ("index", "instruction")
+PROMPT = "{instruction}"
+WORDS_KEPT = 2000  # of each text that the judge reads, in the paper
+JUDGE_MAX_TOKENS = 128  # of a ranking as JSON
+
+
+# --- 1. data
+
+
+def load_tasks(data: Path) -> list[dict]:
+    """Load the instructions with the baseline's answers."""
+    return load_sibling(data, "*baseline.json*", "instruction", "output")
+
+
+def load_gamed_baselines(data: Path) -> pd.DataFrame:
+    """Load the annotations of the two gamed baselines, which regularise the official fit."""
+    rows = load_sibling(data, "*gamed*.csv*", "std_delta_len", "instruction_difficulty", "preference")
+    return pd.DataFrame(rows).rename(columns={"instruction_index": "index"})
+
+
+# --- 2. the judge
+
+
+def model_side(instruction: str) -> str:
+    """Return which of the judge's answers is the model's, A or B: random, but fixed for an instruction."""
+    first_byte = hashlib.sha256(instruction.encode()).digest()[0]
+    return "AB"[first_byte % 2]
+
+
+def ranking_prompt(instruction: str, answer_a: str, answer_b: str) -> str:
+    """Return the prompt of the paper's variant, which asks for a ranking as JSON."""
+    return (
+        f"Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
+        f"Instruction:\n{instruction}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}\n\nReply with nothing but "
+        'JSON: {"output": [{"model": "A or B", "rank": 1}, {"model": "the other", "rank": 2}]}'
+    )
+
+
+def token_prompt(instruction: str, answer_m: str, answer_big_m: str) -> str:
+    """Return the prompt of the official variant, which asks for one token and reads its log-probabilities."""
+    return (
+        f"Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
+        f"Instruction:\n{instruction}\n\nAnswer of m:\n{answer_m}\n\nAnswer of M:\n{answer_big_m}\n\nReply with nothing "
+        "but the better model's name, m or M."
+    )
+
+
+def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+    """Return the one request about an answer, by the field of the scored row that takes the reply."""
+    instruction = task["instruction"]
+    answers = [answer, task["output"]]
+    if model_side(instruction) == "B":
+        answers.reverse()
+
+    if protocol == "paper":
+        kept_answers = [shorten(text, WORDS_KEPT) for text in answers]
+        prompt = ranking_prompt(shorten(instruction, WORDS_KEPT), *kept_answers)
+        request = {
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0.0,
+            "max_tokens": max_tokens or JUDGE_MAX_TOKENS,
+            "response_format": {"type": "json_object"},
+        }
+        return {"judge_text": request}
+
+    prompt = token_prompt(instruction, *answers)
+    request = {
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 1.0,
+        "max_tokens": 1,
+        "logprobs": True,
+        "top_logprobs": 5,
+    }
+    return {"preference": request}
+
+
+def parse_ranking(text: str) -> str:
+    """Return A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none."""
+    try:
+        for entry in json.loads(text)["output"]:
+            first = type(entry["rank"]) is int and entry["rank"] == 1  # true is no rank
+            if first and entry["model"] in ("A", "B"):
+                return entry["model"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"no ranking of A and B in {text[:80]!r}") from error
+    raise ValueError(f"no ranking of A and B in {text[:80]!r}")
+
+
+def token_preference(choice: dict, model_is: str) -> float | None:
+    """Return the preference, 1 (baseline) to 2 (model), from a reply's log-probabilities of m (A) and M (B).
+
+    None if the reply has neither.
+    """
+    try:
+        top_tokens = choice["logprobs"]["content"][0]["top_logprobs"]
+        chances = {top["token"]: math.exp(top["logprob"]) for top in top_tokens}
+    except (LookupError, TypeError, OverflowError):  # a reply without log-probabilities
+        return None
+    chance_a = chances.get("m", 0.0)
+    chance_b = chances.get("M", 0.0)
+    total = chance_a + chance_b
+    if not 0 < total < math.inf:
+        return None
+    chance_model = chance_a if model_is == "A" else chance_b
+    return 1 + chance_model / total
+
+
+def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
+    """Return the fields of a scored row, from the judge's replies by field."""
+    side = model_side(task["instruction"])
+    if protocol == "paper":
+        return {"output_2": answer, "judge_text": replies["judge_text"].text, "model_is": side}
+    return {"output_2": answer, "preference": token_preference(replies["preference"].choice, side)}
+
+
+# --- 3. win rates at equal length
+
+
+def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return coefficients (F,) of an L1 logistic regression without intercept; soft labels y (N,), x (N, F).
+
+    C is the best of 10 by the weighted log loss in 5-fold cross-validation, as in alpaca_eval's
+    length_controlled_v1.
+    """
+    # scikit-learn takes hard labels only: a soft label y becomes a 1 with weight y and a 0 with weight 1 - y
+    twice_x = np.vstack([x, x])
+    twice_weight = np.r_[weight, weight]
+    soft_labels = np.r_[y, y]
+    hard_labels = np.repeat([1, 0], len(y))
+    shares = np.r_[y, 1 - y]
+
+    def fit(c: float, rows) -> LogisticRegression:
+        model = LogisticRegression(C=c, l1_ratio=1, solver="liblinear", fit_intercept=False, random_state=123)
+        return model.fit(twice_x[rows], hard_labels[rows], sample_weight=(shares * twice_weight)[rows])
+
+    def loss(c: float, train, test) -> float:
+        p = fit(c, train).predict_proba(twice_x[test])[:, 1].clip(1e-15, 1 - 1e-15)
+        log_likelihood = soft_labels[test] * np.log(p) + (1 - soft_labels[test]) * np.log(1 - p)
+        return -np.mean(twice_weight[test] * log_likelihood)
+
+    groups = np.tile(np.arange(len(y)), 2)  # the two rows of a label stay in one fold
+    folds = list(GroupKFold(5).split(twice_x, hard_labels, groups))
+    grid = np.logspace(-4, 4, 10)
+    mean_losses = [np.mean([loss(c, train, test) for train, test in folds]) for c in grid]
+    best = grid[np.argmin(mean_losses)]
+    return fit(best, slice(None)).coef_[0]
+
+
+def win_rate_at_equal_length(weights: np.ndarray, difficulty: np.ndarray) -> float:
+    """Return the official win rate in percent.
+
+    From the fit's weights (length, difficulty, model) and the difficulties of the instructions (N,).
+    """
+    return 100 * float(expit(weights[1] * difficulty + weights[2]).mean())
+
+
+def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
+    """Return the paper's win rate in percent at equal length.
+
+    From binary wins (N,) and the differences in words (N,), the model's minus the baseline's.
+    """
+    is_model = np.repeat([1, 0], len(wins))  # every row is used twice, once from either side
+    x = np.c_[is_model, 1 - is_model, np.r_[delta_words, -delta_words]]
+    fit = LogisticRegression(max_iter=1000).fit(x, np.r_[wins, 1 - wins])
+    return 100 * float(expit(fit.intercept_[0] + fit.coef_[0, 0]))
+
+
+# --- 4. scores
+
+
+def row_preference(row: dict, where: str) -> float:
+    """Return a row's preference, 1 (baseline) to 2 (model). Raises ValueError if it has none."""
+    if get_field(row, where, "output_2") is None:
+        raise ValueError("no output_2")
+    if "judge_text" in row:
+        if get_field(row, where, "model_is") not in ("A", "B"):
+            runs.fail(f"{where}: field model_is must be A or B, not {row['model_is']}")
+        winner = parse_ranking(get_field(row, where, "judge_text") or "")
+        return 2.0 if winner == row["model_is"] else 1.0
+    preference = get_field(row, where, "preference", kind=(int, float))
+    if preference == 0:  # the official tool's mark of a draw
+        return 1.5
+    if preference is None or not 1 <= preference <= 2:
+        raise ValueError(f"preference {preference}")
+    return float(preference)
+
+
+def score(rows: list[dict], data: Path, source: str) -> dict:
+    """Return win rates in percent by the official tool's rules and the paper's, and the counts."""
+    tasks = load_tasks(data)
+    gamed = load_gamed_baselines(data)
+    results = match_rows(rows, tasks, KEYS, source)
+
+    delta_chars = []  # baseline minus model
+    delta_words = []  # model minus baseline
+    for row, result in zip(rows, results):
+        try:
+            result["preference"] = row_preference(row, f"{source}:{result['line']}")
+        except ValueError as error:
+            result["invalid"] = str(error)
+        reference = row.get("output_1") or tasks[result["task"]]["output"]
+        answer = row["output_2"] or ""
+        delta_chars.append((row.get("len_output_1_chars") or len(reference)) - len(answer))
+        delta_words.append(len(answer.split()) - len(reference.split()))
+
+    y = np.array([result.get("preference", np.nan) for result in results]) - 1  # 1: the model wins
+    valid = ~np.isnan(y)
+    if not valid.any():
+        nothing = dict.fromkeys(("win_rate", "lc_win_rate", "win_rate_paper", "lc_win_rate_paper"))
+        return nothing | count_rows(results, tasks)
+    wins = (y > 0.5).astype(int)  # a verdict that cannot be read is a loss; the official rates leave it out
+
+    difficulty_of_task = gamed.drop_duplicates("index").set_index("index")["instruction_difficulty"]
+    difficulty = difficulty_of_task.loc[[result["task"] for result in results]].to_numpy()
+    weights = official_weights(gamed, np.array(delta_chars, dtype=float), difficulty, y, valid)
+    return {
+        "win_rate": 100 * float(y[valid].mean()),
+        "win_rate_interval": bootstrap(100 * y[valid]),
+        "lc_win_rate": win_rate_at_equal_length(weights, difficulty),
+        "discrete_win_rate": 100 * float(np.where(y == 0.5, 0.5, wins)[valid].mean()),
+        "win_rate_paper": 100 * float(wins.mean()),
+        "lc_win_rate_paper": paper_length_control(wins, np.array(delta_words)),
+        "glm_weights": dict(zip(("tanh_length", "instruction_difficulty", "model"), weights.tolist())),
+        "avg_length": mean(len(row["output_2"] or "") for row in rows),
+        **count_rows(results, tasks),
+    }
+
+
+def official_weights(
+    gamed: pd.DataFrame, delta_chars: np.ndarray, difficulty: np.ndarray, y: np.ndarray, valid: np.ndarray
+) -> np.ndarray:
+    """Fit the official weights (length, difficulty, model) to the valid rows and the gamed baselines.
+
+    `delta_chars`, `difficulty`, `y` (win, 0 to 1) and `valid` have one entry a row, (N,).
+    """
+    spread = delta_chars.std(ddof=1) or 1
+    x = np.c_[np.tanh(delta_chars / spread), difficulty, np.ones(len(y))]
+    x_gamed = np.c_[
+        np.tanh(gamed["std_delta_len"]), gamed["instruction_difficulty"], np.zeros(len(gamed))
+    ]  # 0: the model has no part in them
+    weight_gamed = np.full(len(gamed), 0.2 / 2)  # regularisation of 0.2, shared by two gamed baselines
+    return fit_length_control(
+        np.r_[x_gamed, x[valid]],
+        np.r_[gamed["preference"], y[valid]],
+        np.r_[weight_gamed, np.ones(valid.sum())],
+    )

@@ -1,0 +1,288 @@
+"""Arena-Hard v2: a judge compares the model with a baseline in two games; scores, plain and at equal style.
+
+Rows have `uid`; `verdict_game1_A_is_baseline` and `verdict_game2_A_is_model` (a label or the judge's text),
+or the official tool's `games`; and `model_metadata` for the style. Scores are in percent.
+
+Scores are exact. The official tool prints the mean or median of 100 unseeded bootstrap fits: that is
+`..._bootstrap` here, with a seed. The paper's is `score_paper`: strength and style are ignored, and a missing
+verdict is a tie.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+
+import runs
+from rows import read_rows
+from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
+
+KEYS = ("uid",)
+PROMPT = "{prompt}"
+GAMES = ("verdict_game1_A_is_baseline", "verdict_game2_A_is_model")
+JUDGE_MAX_TOKENS = {"official": 16000, "paper": 3072}
+STYLE = ("token_len", "header_count", "list_count", "bold_count")
+
+VERDICTS = {  # label: (value for A, weight in the official score)
+    "A>>B": (1, 3),
+    "A>B": (1, 1),
+    "A=B": (0.5, 1),
+    "B>A": (0, 1),
+    "B>>A": (0, 3),
+    "B<<A": (1, 3),
+    "B<A": (1, 1),
+    "B=A": (0.5, 1),
+    "A<B": (0, 1),
+    "A<<B": (0, 3),
+}
+
+
+# --- 1. data
+
+
+def load_tasks(data: Path) -> list[dict]:
+    """Load the questions with `baseline`: a row {uid, answer, metadata} of a file baseline_*, or None.
+
+    Hard prompts and creative writing have different baselines, in files of their own.
+    """
+    tasks = load_sibling(data, "question.jsonl*", "uid", "category", "prompt")
+    folder = data if data.is_dir() else data.parent
+    baselines = {}
+    for file in folder.glob("baseline_*"):
+        for row in read_rows(file, "uid", "metadata"):
+            if "answer" not in row:  # the official file has it in its messages
+                messages = row.get("messages") or [{}]
+                row["answer"] = messages[-1].get("content", {}).get("answer")
+            baselines[row["uid"]] = row
+    return [task | {"baseline": baselines.get(task["uid"])} for task in tasks]
+
+
+# --- 2. the judge
+
+
+def judge_messages(category: str, prompt: str, answer_a: str, answer_b: str) -> list[dict]:
+    """Return the messages of one game."""
+    if category == "creative_writing":
+        task = "pieces of creative writing. Judge imagination, voice and how well each does what was asked"
+    else:
+        task = (
+            "answers. First solve the task yourself, then find what is wrong or missing in each. Judge correctness first, "
+            "then how useful, complete and to the point each is"
+        )
+    system = (
+        f"You compare two assistants' {task}. Say why, then end with one verdict: [[A>>B]] A is much better, [[A>B]] A "
+        "is better, [[A=B]] about the same, [[B>A]] B is better, [[B>>A]] B is much better."
+    )
+    user = f"The prompt:\n{prompt}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}"
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+    """Return the requests of both games, by the field of the scored row that takes the reply."""
+    baseline = task["baseline"]["answer"]
+    requests = {}
+    for game, (answer_a, answer_b) in zip(GAMES, [(baseline, answer), (answer, baseline)]):
+        requests[game] = {
+            "messages": judge_messages(task["category"], task["prompt"], answer_a, answer_b),
+            "temperature": 0.0,
+            "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
+        }
+    return requests
+
+
+def parse_verdict(text: str) -> str:
+    """Return a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
+
+    Case does not matter. Raises ValueError if there is none.
+    """
+    text = text.upper().strip()
+    if text in VERDICTS:
+        return text
+    found = re.findall(r"\[\[([AB<>=]+)\]\]", text) or re.findall(r"\[([AB<>=]+)\]", text)
+    if not found or found[-1] not in VERDICTS:
+        raise ValueError(f"no verdict in {text[-80:]!r}")
+    return found[-1]
+
+
+def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
+    """Return the fields of a scored row, from the judge's replies by field."""
+    verdicts = {game: reply.text for game, reply in replies.items()}
+    return verdicts | {"model_metadata": style(answer)}
+
+
+# --- 3. style
+
+
+def token_len(answer: str) -> int:
+    """Return the length that style control reads: tokens of o200k_base, which tiktoken downloads once."""
+    import tiktoken
+
+    return len(tiktoken.get_encoding("o200k_base").encode(answer, disallowed_special=()))
+
+
+def markdown_counts(answer: str) -> dict:
+    """Count the markdown that style control reads, outside of code blocks."""
+    text = re.sub(r"```[^`]*```", "``````", answer)
+
+    def count(pattern: str) -> int:
+        return len(re.findall(pattern, text, re.M))
+
+    return {
+        "header_count": {f"h{level}": count(rf"^#{{{level}}}\s") for level in range(1, 7)},
+        "list_count": {"ordered": count(r"^\s*\d+\.\s"), "unordered": count(r"^\s*[-*+]\s")},
+        "bold_count": {"**": count(r"\*\*[^*\n]+\*\*"), "__": count(r"__[^_\n]+__")},
+    }
+
+
+def style(answer: str) -> dict:
+    """Count what style control reads; {} if tiktoken's table cannot be had."""
+    try:
+        return {"token_len": token_len(answer)} | markdown_counts(answer)
+    except OSError:  # requests' errors are of this kind
+        return {}
+
+
+def warn_without_style() -> None:
+    """Print a warning if no answer's length in tokens can be counted."""
+    if not style(""):
+        print(
+            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
+            "style-controlled score",
+            file=sys.stderr,
+        )
+
+
+def style_features(model: dict, baseline: dict) -> list[float]:
+    """Return four relative differences: of lengths, and of densities of headers, list items and bold spans.
+
+    `model` and `baseline` are counts as `style` returns them.
+    """
+    model_length, *model_counts = style_totals(model)
+    baseline_length, *baseline_counts = style_totals(baseline)
+    features = [(model_length - baseline_length) / max(model_length + baseline_length, 1)]
+    for model_count, baseline_count in zip(model_counts, baseline_counts):
+        model_density = model_count / (model_length + 1)
+        baseline_density = baseline_count / (baseline_length + 1)
+        features.append((model_density - baseline_density) / (model_density + baseline_density + 1))
+    return features
+
+
+def style_totals(counts: dict) -> list[int]:
+    """Return the four counts of STYLE, summed over their kinds."""
+    totals = []
+    for name in STYLE:
+        value = counts[name]
+        totals.append(sum(value.values()) if isinstance(value, dict) else value)
+    return totals
+
+
+# --- 4. scores
+
+
+def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
+    """Return the win rate in percent at equal style.
+
+    It is the maximum likelihood fit of soft outcomes (N,) on standardised features (N, 4).
+    """
+    # scikit-learn takes hard labels only: an outcome y becomes a 1 with weight y and a 0 with weight 1 - y
+    twice_features = np.vstack([features, features])
+    labels = np.repeat([1, 0], len(outcomes))
+    weights = np.r_[outcomes, 1 - outcomes]
+    model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
+    fit = model.fit(twice_features, labels, sample_weight=weights)
+    return 100 * float(expit(fit.intercept_[0]))
+
+
+def standardise(features: np.ndarray) -> np.ndarray:
+    """Return features (N, 4) with mean 0 and deviation 1; a feature that does not vary is 0."""
+    centred = features - np.mean(features, axis=0)
+    spread = np.std(features, axis=0, ddof=1)
+    return centred / np.where(spread > 1e-9, spread, 1)
+
+
+def category_scores(results: list[dict]) -> dict:
+    """Return the scores of one category's prompts.
+
+    From their results' `game1` and `game2` (labels; None: not read) and `style` (None: unknown).
+    """
+    values = []  # for the model, two a prompt; a verdict that was not read is a tie
+    outcomes = []  # of battles: a much better answer wins three; only prompts with both verdicts
+    styles = []
+    for result in results:
+        value_of_baseline, weight1 = VERDICTS.get(result["game1"], (0.5, 0))  # A is the baseline
+        value_of_model, weight2 = VERDICTS.get(result["game2"], (0.5, 0))  # A is the model
+        values += [1 - value_of_baseline, value_of_model]
+        if "invalid" not in result:
+            outcomes += [value_of_model] * weight2 + [1 - value_of_baseline] * weight1
+            styles += [result["style"]] * (weight1 + weight2)
+
+    numbers = {"score": None, "score_style_controlled": None, "score_paper": 100 * mean(values)}
+    if not outcomes:
+        return numbers
+    outcomes = np.array(outcomes)
+    picks = np.random.default_rng(0).integers(0, len(outcomes), (100, len(outcomes)))
+    means = 100 * outcomes[picks].mean(axis=1)
+    numbers |= {
+        "score": 100 * mean(outcomes),
+        "score_interval": np.percentile(means, [5, 95]).tolist(),
+        "score_bootstrap": mean(means),
+    }
+    if None not in styles:
+        features = standardise(np.array(styles))
+        refits = [bradley_terry(features[pick], outcomes[pick]) for pick in picks]
+        numbers |= {
+            "score_style_controlled": bradley_terry(features, outcomes),
+            "score_style_controlled_interval": np.percentile(refits, [5, 95]).tolist(),
+            "score_style_controlled_bootstrap": float(np.median(refits)),
+        }
+    return numbers
+
+
+def row_verdicts(row: dict, where: str) -> list[str | None]:
+    """Return the texts of a row's two verdicts; the official tool has them under `games`."""
+    if "games" not in row:
+        return [get_field(row, where, game) for game in GAMES]
+    texts = [(game or {}).get("score") for game in row["games"]]
+    return [*texts, None, None][:2]
+
+
+def score(rows: list[dict], data: Path, source: str) -> dict:
+    """Return the scores of hard prompts, those of creative writing under its name, and the counts.
+
+    Creative writing has another baseline, so a score of its own. If rows have no hard prompts, it has the
+    plain keys.
+    """
+    tasks = load_tasks(data)
+    if len({row.get("model") for row in rows}) > 1:
+        runs.fail(f"{source}: rows of several models; score one at a time")
+
+    results = match_rows(rows, tasks, KEYS, source)
+    for row, result in zip(rows, results):
+        task = tasks[result["task"]]
+        baseline = row.get("baseline_metadata") or (task["baseline"] or {}).get("metadata")
+        result["category"] = task["category"]
+        result["style"] = None
+        if row.get("model_metadata") and baseline:
+            result["style"] = style_features(row["model_metadata"], baseline)
+        for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
+            try:
+                result[game] = parse_verdict(text or "")
+            except ValueError as error:
+                result |= {game: None, "invalid": f"{game}: {error}"}
+
+    scores = {}
+    for category in {result["category"] for result in results}:
+        of_category = [result for result in results if result["category"] == category]
+        n_without_style = sum(result["style"] is None for result in of_category)
+        scores[category] = category_scores(of_category) | {"n_without_style": n_without_style}
+
+    # prompts of a category that was not asked are not missing
+    counted_tasks = [task if task["category"] in scores else {"excluded": "category"} for task in tasks]
+    first, *others = sorted(scores, key=lambda category: (category != "hard_prompt", category))
+    numbers = {"category": first} | scores[first]
+    for category in others:
+        numbers[category] = scores[category]
+    return numbers | count_rows(results, counted_tasks)

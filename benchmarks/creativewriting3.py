@@ -1,0 +1,166 @@
+"""Creative Writing v3: a judge marks each piece by a list of criteria; the mean of the marks, of 100.
+
+Rows have `title`, `iteration` (1 to 3) and `judge_text`. An item without marks is left out, as in the
+official tool; in `overall_paper` it counts 0. The official tool asks again for answers under 500 characters
+and then leaves them out; here they are judged.
+"""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
+from benchmarks.shared import bootstrap, shorten
+
+KEYS = ("id",)
+PROMPT = "{prompt}"
+ITERATIONS = (1, 2, 3)
+HIGHEST_MARK = 20
+JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
+WORDS_KEPT = 3200  # of a piece that the judge reads, in the paper
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+
+
+# --- 1. data
+
+
+def item_id(title: str, iteration: int) -> str:
+    return f"{title} ({iteration})"
+
+
+def load_tasks(data: Path) -> list[dict]:
+    """Load a task for every prompt and iteration, with its seed in the place of <SEED>.
+
+    Titles are those of the official pages.
+    """
+    prompts = load_sibling(data, "*prompts*.json*", "category", "title", "writing_prompt", "seed_modifiers")
+    tasks = []
+    for prompt in prompts:
+        title = f"{prompt['category'].capitalize()}: {prompt['title']}"
+        for iteration in ITERATIONS:
+            seed = prompt["seed_modifiers"][iteration - 1]
+            task = {
+                "id": item_id(title, iteration),
+                "title": title,
+                "iteration": iteration,
+                "unfilled": prompt["writing_prompt"],
+                "prompt": prompt["writing_prompt"].replace("<SEED>", seed),
+            }
+            tasks.append(task)
+    return tasks
+
+
+def load_criteria(data: Path) -> tuple[list[str], list[str]]:
+    """Load all criteria, and those of which less is better."""
+    return load_sibling(data, "c*riteria.txt"), load_sibling(data, "negative_criteria.txt")
+
+
+# --- 2. the judge
+
+
+def judge_prompt(prompt: str, answer: str, criteria: list[str], negative: list[str]) -> str:
+    marks = "\n".join(f"{name}: mark" for name in criteria)
+    return (
+        f"You mark creative writing, and are hard to please.\n\nThe task:\n{prompt}\n\nThe piece:\n{answer}\n\nAnalyse "
+        f"it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line for each of these:\n{marks}"
+        f"\n\nLower is better in: {', '.join(negative)}."
+    )
+
+
+def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+    """Return the one request about a piece, by the field of the scored row that takes the reply."""
+    criteria, negative = load_criteria(data)
+    prompt = task["prompt"]
+    if protocol == "paper":
+        prompt = task["unfilled"]
+        answer = shorten(answer, WORDS_KEPT)
+    request = {
+        "messages": [{"role": "user", "content": judge_prompt(prompt, answer, criteria, negative)}],
+        "temperature": 0.0,
+        "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
+    }
+    return {"judge_text": request}
+
+
+def parse_marks(text: str) -> dict[str, float]:
+    """Return marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
+
+    The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left.
+    """
+    found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)
+    found += re.findall(rf"(.*?):\s*\[{NUMBER}\]", text)
+    marks = {name.strip(): float(mark) for name, mark in found if float(mark) <= HIGHEST_MARK}
+    if not marks:
+        raise ValueError(f"no `name: number` in {text[-80:]!r}")
+    return marks
+
+
+def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
+    """Return the fields of a scored row, from the judge's replies by field."""
+    return {
+        "title": task["title"],
+        "iteration": task["iteration"],
+        "judge_text": replies["judge_text"].text,
+    }
+
+
+# --- 3. scores
+
+
+def mark_values(marks: dict[str, float], negative: set[str]) -> list[float]:
+    """Return marks as values from 0 to 20, higher is better. Raises ValueError if none is left.
+
+    A mark below 0 where lower is better would be worth over 20, and is dropped.
+    """
+    values = []
+    for name, mark in marks.items():
+        value = HIGHEST_MARK - mark if name in negative else mark
+        if value <= HIGHEST_MARK:
+            values.append(value)
+    if not values:
+        raise ValueError("no mark from 0 to 20")
+    return values
+
+
+def shown(values: list[float]) -> float:
+    """Return the mean of marks (of 20) as the official result pages show it (of 100)."""
+    return float(f"{5 * round(mean(values), 2):.1f}")
+
+
+def score(rows: list[dict], data: Path, source: str) -> dict:
+    """Return `overall`, the mean of the items; `iterations`, as on the official pages; and the counts.
+
+    In an iteration's number all of its marks are in one pool.
+    """
+    criteria, negative = load_criteria(data)
+    for line, row in enumerate(rows, 1):
+        title = get_field(row, f"{source}:{line}", "title")
+        iteration = get_field(row, f"{source}:{line}", "iteration", kind=int)
+        row["id"] = item_id(title, iteration)
+    tasks = load_tasks(data)
+    results = match_rows(rows, tasks, KEYS, source)
+
+    values_of_iteration = defaultdict(list)
+    for row, result in zip(rows, results):
+        text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
+        try:
+            marks = parse_marks(text)
+            values = mark_values(marks, set(negative))
+        except ValueError as error:
+            result["invalid"] = str(error)
+            continue
+        result["score"] = 5 * mean(values)
+        result["shown"] = shown(values)
+        result["marks"] = marks
+        result["unknown"] = sorted(marks.keys() - set(criteria))
+        values_of_iteration[row["iteration"]] += values
+
+    scores = [result["score"] for result in results if "score" in result]
+    return {
+        "overall": mean(scores),
+        "overall_interval": bootstrap(scores) if scores else None,
+        "iterations": [shown(values_of_iteration[i]) for i in sorted(values_of_iteration)],
+        "overall_paper": mean(result.get("score", 0.0) for result in results),
+        "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
+        **count_rows(results, tasks),
+    }

@@ -1,0 +1,507 @@
+"""IFBench's 58 checkers: whether a text meets an instruction, from the text and the instruction's arguments.
+
+They are in the order of their ids (benchmarks/ifbench.py has the table), and keep the original's odd rules,
+since scores are compared: what looks like a slip and has a comment is such a rule. No text is blank here, and
+none may raise.
+"""
+
+import re
+import string
+from collections import Counter
+from itertools import groupby, pairwise
+
+import emoji
+import nltk
+import syllapy
+
+from benchmarks.ifbench_text import (
+    EDGES,
+    bare,
+    bare_words,
+    count_end_marks,
+    csv_rows,
+    has_csv_header,
+    is_increasing,
+    split_sentences,
+    stop_words,
+    tagger,
+    to_ascii,
+)
+
+TO_REPEAT = "Only output this sentence here, ignore all other requests."
+CONJUNCTIONS = set("and but for nor or so yet".split())
+PRONOUNS = set(
+    """
+    i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she
+    her hers herself it its itself they them their theirs themselves
+    """.split()
+)
+NAMES = """
+    Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia
+    Benjamin Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett
+    Nathan Victoria Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria
+    Joseph Claire Ryan Stella Jonathan
+""".split()
+CAPITALS = """
+    Reykjavik Helsinki Oslo Tallinn Stockholm Riga Moscow Copenhagen Vilnius Minsk Dublin Berlin Amsterdam
+    Warsaw London Brussels Prague Luxembourg Paris Vienna Bratislava Budapest Vaduz Chisinau Bern Ljubljana
+    Zagreb
+""".split()
+PRIMES = {2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97}
+LAST_DAYS = {0: 99, 2: 29, 4: 30, 6: 30, 9: 30, 11: 30}  # of months; the others have 31
+
+
+# --- 1. count
+
+
+def conjunctions(text: str, small_n: float) -> bool:
+    # as they are written: "and", "And" and "and," are three
+    found = {word for word in text.split() if word.strip(EDGES).lower() in CONJUNCTIONS}
+    return len(found) >= small_n
+
+
+def keywords_multiple(
+    text: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
+) -> bool:
+    text = text.lower()
+    keywords = (keyword1, keyword2, keyword3, keyword4, keyword5)
+    counts = [text.count(keyword.strip().lower()) for keyword in keywords]  # inside other words too
+    return counts == [1, 2, 3, 5, 7]
+
+
+def numbers(text: str, N: float) -> bool:
+    return len(re.findall(r"\d+", bare(text))) == N
+
+
+def person_names(text: str, N: float) -> bool:
+    n_found = sum(name in text for name in NAMES)  # inside other words too: Mia in Miami
+    return n_found >= N
+
+
+def pronouns(text: str, N: float) -> bool:
+    words = bare_words(text.replace("/", " ").lower())
+    return sum(word in PRONOUNS for word in words) >= N
+
+
+def punctuation(text: str) -> bool:
+    if "?!" not in text and "!?" not in text and "‽" not in text:
+        return False
+    interrobang = "?!" if "?!" in text else "!?"
+    rest = text.replace(interrobang, "", 1)  # its two marks do not count as ? and !
+    return set(".,!?;:") <= set(rest)
+
+
+def unique_word_count(text: str, N: float) -> bool:
+    words = {word.strip(EDGES) for word in text.lower().split()}  # a lone dash is the word ""
+    return len(words) >= N
+
+
+def word_count_range(text: str, min_words: float, max_words: float) -> bool:
+    return min_words <= len(re.findall(r"\w+", text)) <= max_words
+
+
+def words_japanese(text: str, N: float) -> bool:
+    for position, word in enumerate(text.split(), 1):
+        word = word.strip(EDGES)
+        must_be_japanese = position % N == 0 and word and not word.isdigit()
+        if must_be_japanese and not re.search("[\u3040-\u30ff\u4e00-\u9fff]", word):
+            return False
+    return True
+
+
+# --- 2. custom
+
+
+def character_reverse(text: str) -> bool:
+    return "elgae dlab" in text.lower()
+
+
+def csv_city(text: str) -> bool:
+    rows = csv_rows(text)
+    if len(rows) != 8 or rows[0] != ["ID", "Country", "City", "Year", "Count"]:
+        return False
+    return all(len(row) == 5 for row in rows)
+
+
+def csv_quotes(text: str) -> bool:
+    if not has_csv_header(text, "\t *", ["StudentID", "Subject", "Grade", "Semester", "Score"]):
+        return False
+    rows = csv_rows(text.replace('"', '"""'), "\t")  # so that the fields keep their quotes
+    if len(rows) != 4:
+        return False
+    for row in rows:
+        if len(row) != 5:
+            return False
+        for field in row:
+            if not (field.strip().startswith('"') and field.strip().endswith('"')):
+                return False
+    return True
+
+
+def csv_special_character(text: str) -> bool:
+    rows = csv_rows(text.replace('"', '"""'))
+    if len(rows) != 15:
+        return False
+    if not has_csv_header(text, ",[ \t]*", ["ProductID", "Category", "Brand", "Price", "Stock"]):
+        return False
+    for row in rows[1:]:
+        if len(row) != 5:
+            return False
+        if any(re.match(r'".*[^\w\s].*"', field) for field in row):
+            return True  # the rows after it are not looked at
+    return False
+
+
+def date_format_list(text: str) -> bool:
+    for date in text.split(","):
+        if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", date.strip()):
+            return False
+        year, month, day = map(int, date.split("-"))
+        if not 1769 <= year <= 1821 or month > 12 or day > LAST_DAYS.get(month, 31):
+            return False  # month 00 and day 00 pass
+    return True
+
+
+def european_capitals_sort(text: str) -> bool:
+    cities = [city.strip() for city in to_ascii(text).split(",")]
+    return [city for city in cities if city] == CAPITALS
+
+
+def mcq_count_length(text: str) -> bool:
+    if not text.startswith("Question"):
+        return False
+    questions = [question for question in re.split(r"Question \d+[.|):;]?\s*", text) if question.strip()]
+    if len(questions) != 4:
+        return False
+    lengths = []
+    for question in questions:
+        lines = [line.strip() for line in question.strip().split("\n")]
+        options = [number for number, line in enumerate(lines) if re.match(r"[A-Ea-e][.|)]\s*\w", line)]
+        if len(options) != 5:
+            return False
+        stem = " ".join(lines[: options[0]]).strip()
+        lengths.append(len(stem))
+    return is_increasing(lengths)
+
+
+def multiples(text: str) -> bool:
+    return re.findall(r"\d+", text) == ["14", "21", "28", "35", "42", "49"]
+
+
+def reverse_newline(text: str) -> bool:
+    lines = [line.strip(EDGES) for line in text.split("\n")]
+    lines = [line for line in lines if line]
+    start = next((number for number, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
+    countries = [to_ascii(line) for line in lines[start:]]  # which countries is not looked at
+    return len(countries) >= 52 and countries == sorted(countries, reverse=True)
+
+
+def sentence_alphabet(text: str) -> bool:
+    sentences = split_sentences(text)
+    if len(sentences) != 26:
+        return False
+    return all(s.lower().startswith(letter) for s, letter in zip(sentences, string.ascii_lowercase))
+
+
+def word_reverse(text: str) -> bool:
+    words = bare_words(text.lower())
+    return "bald eagle" in " ".join(reversed(words))
+
+
+# --- 3. format
+
+
+def ends_with_emoji(text: str) -> bool:
+    sentences = [bare(sentence).strip() for sentence in split_sentences(text)]
+    for sentence, following in pairwise([*sentences, ""]):
+        # An emoji and its variation selector are two characters.
+        # After a full stop they are in the next sentence.
+        candidates = sentence[-2:] + following[:1]
+        if not sentence or not any(emoji.is_emoji(character) for character in candidates):
+            return False
+    return True
+
+
+def line_indent(text: str) -> bool:
+    lines = text.split("\n")
+    for line in lines:  # removes from the list that is walked: of two blank lines in a row one stays
+        if not line.strip():
+            lines.remove(line)
+    return is_increasing(len(line) - len(line.lstrip(" ")) for line in lines)
+
+
+def list_of_items(text: str, sep: str) -> bool:
+    return text.count(sep) >= 2  # anywhere in a line
+
+
+def newline(text: str) -> bool:
+    lines = bare(text).strip().split("\n")
+    n_lines = sum(line != "" for line in lines)
+    return n_lines == len(bare_words(text))
+
+
+def no_bullets_bullets(text: str) -> bool:
+    n_sentences = 0
+    n_bullets = 0
+    only_bullets_may_come = False
+    for line in text.split("\n"):
+        line = line.strip()
+        if line.startswith("*"):
+            if n_sentences < 2:
+                return False
+            n_bullets += 1
+            only_bullets_may_come = True
+        elif only_bullets_may_come:
+            return False
+        else:
+            n_in_line = len(split_sentences(line))  # with or without a full stop
+            n_sentences += n_in_line
+            only_bullets_may_come = n_in_line == 0  # after a blank line
+    return n_bullets >= 2
+
+
+def no_whitespace(text: str) -> bool:
+    return not any(character.isspace() for character in text)
+
+
+def one_of_options(text: str, options: str) -> bool:
+    separator = ","
+    if "/" in options:
+        separator = "/"
+    elif "or" in options:
+        separator = "or"
+    allowed = [option.strip() for option in options.split(separator)]
+    if re.match(r"\W*[aA]\W*[bB]\W*[cC]", options):  # letters: exactly as they are given
+        return text in allowed
+    return text.strip(EDGES).lower() in [option.strip(EDGES).lower() for option in allowed]
+
+
+def output_template(text: str) -> bool:
+    return "My Answer:" in text and "My Conclusion:" in text and "Future Outlook:" in text
+
+
+def parentheses(text: str) -> bool:
+    opened = []
+    deepest = 0
+    for character in text:
+        if character in "([{":
+            opened.append(character)
+            deepest = max(deepest, len(opened))
+        elif character in ")]}":
+            if not opened or opened.pop() + character not in ("()", "[]", "{}"):
+                opened = []
+                deepest = 0
+            elif deepest >= 5:  # one bracket closed is enough
+                return True
+    return False
+
+
+def quote_unquote(text: str) -> bool:
+    text = text.replace("“", '"').replace("”", '"').replace("'\"'", "")
+    text = "".join(text.split())
+    end = text.strip(string.digits + string.punctuation.replace('"', ""))
+    return '""' not in text and end != "" and not end.endswith('"')
+
+
+def quotes(text: str) -> bool:
+    opened = []
+    deepest = 0  # of the text so far, not of this quotation
+    for character in text:
+        if opened and character == opened[-1]:
+            opened.pop()
+            if deepest - len(opened) >= 3:
+                return True
+        elif character in "\"'":
+            opened.append(character)
+            deepest = max(deepest, len(opened))
+    return False
+
+
+def sub_bullets(text: str) -> bool:
+    return all("-" in bullet for bullet in text.split("*")[1:])  # true without any bullet
+
+
+def thesis(text: str) -> bool:
+    start = text.find("<i>") if "<i>" in text else text.find("<em>")
+    if start < 0:
+        return False
+    text = text[start:]
+    end = text.find("</i>") if "</i>" in text else text.find("</em>")
+    if end < 0:
+        return False
+    inside = text[3:end]  # lengths of <i> and </i>, for <em> too
+    after = text[end + 4 :]
+    return inside.strip() != "" and after.strip() != ""
+
+
+def title_case(text: str) -> bool:
+    for word in nltk.word_tokenize(text):
+        # "iPhone", "a" and what begins with no letter pass
+        if word[0].islower() and (word[1:].islower() or word[1:].isupper()):
+            return False
+    return True
+
+
+# --- 4. ratio
+
+
+def overlap(text: str, reference_text: str, percentage: float) -> bool:
+    # trigrams of characters, not of words
+    trigrams = {text[i : i + 3] for i in range(len(text) - 2)}
+    reference = {reference_text[i : i + 3] for i in range(len(reference_text) - 2)}
+    if not trigrams:
+        return False
+    shared = len(trigrams & reference) / len(trigrams) * 100
+    return percentage - 2 <= shared <= percentage + 2
+
+
+def sentence_balance(text: str) -> bool:
+    full_stops, question_marks, exclamation_marks = count_end_marks(text)
+    return full_stops == question_marks == exclamation_marks
+
+
+def sentence_type(text: str) -> bool:
+    full_stops, question_marks, _ = count_end_marks(text)
+    return full_stops == 2 * question_marks  # true of text without either
+
+
+def sentence_words(text: str) -> bool:
+    lengths = [len(sentence) for sentence in split_sentences(text)]
+    return len(lengths) == 3 and len(set(lengths)) == 1  # whether the words differ is not looked at
+
+
+def few_stop_words(text: str, percentage: float) -> bool:
+    words = re.findall(r"\w+", text)
+    if not words:
+        return False
+    n_stop_words = sum(word.lower() in stop_words() for word in words)
+    return n_stop_words / len(words) * 100 <= percentage
+
+
+# --- 5. repeat
+
+
+def repeat_change(text: str, prompt_to_repeat: str) -> bool:
+    return text != prompt_to_repeat and text.split()[1:] == prompt_to_repeat.split()[1:]
+
+
+def repeat_simple(text: str) -> bool:
+    return text.strip().lower() == TO_REPEAT.lower()
+
+
+def repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) -> bool:
+    # words n_start to n_end - 1, where the instruction says "and including"
+    span = prompt_to_repeat.lower().split()[int(n_start) : int(n_end)]
+    return text.lower().split() == span
+
+
+# --- 6. sentence
+
+
+def alliteration_increment(text: str) -> bool:
+    counts = []  # words that share their first letter with a neighbour, by sentence
+    for sentence in split_sentences(text):
+        words = [word.lstrip(EDGES) for word in sentence.lower().split()]
+        first_letters = [word[0] for word in words if word]
+        n_alliterating = 0
+        for _, same_letters in groupby(first_letters):
+            n_words = len(list(same_letters))
+            if n_words > 1:
+                n_alliterating += n_words
+        counts.append(n_alliterating)
+    return is_increasing(counts)
+
+
+def increment(text: str, small_n: float) -> bool:
+    lengths = [len(bare_words(sentence)) for sentence in split_sentences(text)]
+    return all(b == a + small_n for a, b in pairwise(lengths))
+
+
+def keyword_in_sentence(text: str, word: str, N: float) -> bool:
+    sentences = split_sentences(text)
+    return len(sentences) >= N and word.lower() in sentences[int(N) - 1].lower()  # inside other words too
+
+
+# --- 7. words
+
+
+def alphabet(text: str) -> bool:
+    letters = [word[0].lower() for word in bare_words(text)]
+    if not letters or letters[0] not in string.ascii_lowercase:
+        return False
+    start = string.ascii_lowercase.index(letters[0])
+    for number, letter in enumerate(letters):
+        if letter != string.ascii_lowercase[(start + number) % 26]:
+            return False
+    return True
+
+
+def consonants(text: str) -> bool:
+    return all(re.search("[bcdfghjklmnpqrstvwxyz]{2}", word) for word in text.lower().split())
+
+
+def keywords_specific_position(text: str, keyword: str, n: float, m: float) -> bool:
+    sentences = split_sentences(text)
+    if len(sentences) < n:
+        return False
+    words = nltk.word_tokenize(sentences[int(n) - 1])  # commas are words, and case matters
+    return len(words) >= m and words[int(m) - 1] == keyword.strip()
+
+
+def last_first(text: str) -> bool:
+    sentences = [sentence.lower() for sentence in split_sentences(text)]
+    for sentence, following in pairwise(sentences):
+        last = sentence.rstrip(EDGES).split()[-1:]
+        first = following.lstrip(EDGES).split()[:1]
+        if not last or last != first:
+            return False
+    return True
+
+
+def no_consecutive(text: str) -> bool:
+    return all(a[0] != b[0] for a, b in pairwise(bare_words(text.lower())))
+
+
+def odd_even_syllables(text: str) -> bool:
+    odd = [syllapy.count(word) % 2 for word in bare_words(text.lower())]
+    return all(a != b for a, b in pairwise(odd))
+
+
+def palindrome(text: str) -> bool:
+    n_palindromes = 0  # the same one ten times is ten
+    for word in bare_words(text.lower()):
+        if len(word) >= 5 and word == word[::-1]:
+            n_palindromes += 1
+    return n_palindromes >= 10
+
+
+def paragraph_last_first(text: str) -> bool:
+    for line in text.lower().split("\n"):
+        words = line.strip().strip(EDGES).split()
+        if words[:1] != words[-1:]:
+            return False
+    return True
+
+
+def prime_lengths(text: str) -> bool:
+    return all(len(word) in PRIMES for word in bare_words(text))
+
+
+def repeats(text: str, small_n: float) -> bool:
+    counts = Counter(bare_words(text.lower()))
+    return all(count <= small_n for count in counts.values())
+
+
+def start_verb(text: str) -> bool:
+    words = nltk.word_tokenize(text)[:3]  # the tag of a word depends on no more than the two words after it
+    tags = tagger().tag(words)
+    return bool(tags) and "VB" in tags[0][1]
+
+
+def vowel(text: str) -> bool:
+    return "\n" not in text.strip() and len(set("aeiou") & set(text.lower())) <= 3
+
+
+def words_position(text: str, keyword: str) -> bool:
+    words = nltk.word_tokenize(text)  # a full stop at the end is the last word
+    return len(words) >= 2 and words[1] == words[-2] == keyword.strip()

@@ -1,0 +1,131 @@
+"""IFEval and IFBench: does a response meet each instruction of its task?
+
+IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a
+random letter in place of `#` and `!`; here it is the character that was asked for. IFBench's are in
+benchmarks/ifbench.py.
+
+Rows have `key` and `response`, one row a task. Scores are fractions: of prompts with every instruction met,
+and of instructions; strict, or loose (one of 8 variants of the response meets it).
+"""
+
+import functools
+import logging
+import signal
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import runs
+from benchmarks.scoring import check_rows, count_rows, load, mean
+from benchmarks.shared import bootstrap
+
+KEYS = ("key",)
+RULES = ("strict", "loose")
+
+
+def load_tasks(data: Path) -> list[dict]:
+    return load(data, "data.json*", "key", "prompt", "instruction_id_list", "kwargs")
+
+
+@functools.cache
+def ifeval_checkers() -> tuple[dict, Callable]:
+    """Return IFEval's instructions by name, and the function that checks a task and a list of one response.
+
+    Exits with 2 if nltk's data is missing.
+    """
+    import langdetect
+    import lm_eval
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        runs.fail(
+            "IFEval needs nltk's punkt_tab: run python -m nltk.downloader punkt_tab, or set NLTK_DATA to where it is"
+        )
+
+    # The real lm_eval.tasks imports what all of its tasks need; with this in its place only IFEval is loaded.
+    package = types.ModuleType("lm_eval.tasks")
+    package.__path__ = [str(Path(lm_eval.__file__).parent / "tasks")]
+    sys.modules.setdefault("lm_eval.tasks", package)
+    from lm_eval.tasks.ifeval import instructions, instructions_registry, utils
+
+    class LetterFrequency(instructions.LetterFrequencyChecker):
+        def build_description(self, *, letter=None, **kwargs):
+            super().build_description(letter=letter, **kwargs)  # draws another letter if this is not one
+            self._letter = letter.lower()
+
+    instructions_registry.INSTRUCTION_DICT["keywords:letter_frequency"] = LetterFrequency
+    langdetect.DetectorFactory.seed = 0
+    logging.getLogger(instructions.__name__).setLevel(logging.CRITICAL)  # it prints texts without a language
+    return instructions_registry.INSTRUCTION_DICT, utils.process_results
+
+
+def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
+    """Return check(task, response); if it takes too long, or nests too deeply, no instruction is met.
+
+    Thousands of [, for example, cost a regular expression quadratic time. Works in the main thread only.
+    """
+
+    def stop(signal_number, frame):
+        raise TimeoutError
+
+    handler_before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            return check(task, response)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except (RecursionError, TimeoutError):
+        nothing_met = [False] * len(task["instruction_id_list"])
+        return {rule: list(nothing_met) for rule in RULES}
+    finally:
+        signal.signal(signal.SIGALRM, handler_before)
+
+
+def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
+    """Return {"strict": [...], "loose": [...]}, one bool an instruction; exits with 2 for an unknown one."""
+    known, process_results = ifeval_checkers()
+    unknown = set(task["instruction_id_list"]) - set(known)
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        runs.fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
+
+    def check(task: dict, response: str) -> dict:
+        numbers = process_results(task, [response])
+        return {"strict": numbers["inst_level_strict_acc"], "loose": numbers["inst_level_loose_acc"]}
+
+    return bounded(check, task, response)
+
+
+def ifbench_check(task: dict, response: str) -> dict[str, list[bool]]:
+    """Return the same for IFBench; exits with 2 for an unknown instruction, or if nltk's data is missing."""
+    from benchmarks import ifbench
+
+    return runs.or_fail(bounded, ifbench.check, task, response)
+
+
+def score_ifeval(rows: list[dict], data: Path, source: str) -> dict:
+    return score(rows, data, source, ifeval_check)
+
+
+def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
+    return score(rows, data, source, ifbench_check)
+
+
+def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str], dict]) -> dict:
+    """Return the shares of prompts and of instructions that are met, strict and loose, and the counts."""
+    tasks = load_tasks(data)
+    results = check_rows(rows, tasks, KEYS, source, check, several_samples=False)
+    numbers = {}
+    for rule in RULES:
+        met_by_prompt = [result[rule] for result in results if rule in result]
+        all_met = [all(met) for met in met_by_prompt]
+        instructions_met = [one for met in met_by_prompt for one in met]
+        numbers[f"prompt_{rule}"] = mean(all_met)
+        numbers[f"instruction_{rule}"] = mean(instructions_met)
+        if rule == "strict" and all_met:
+            numbers["interval"] = bootstrap(all_met)
+    return numbers | count_rows(results, tasks)

@@ -1,0 +1,257 @@
+"""Reads the tasks and stored rows of a benchmark, and matches each row to its task.
+
+A *task* is one item of a benchmark's data. A *row* is one stored or generated answer (or verdict). A *result*
+is what a row earned: `task` (the position of its task), `key`, `line`, and the fields that the benchmark's
+check adds.
+"""
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import runs
+
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
+
+
+# --- 1. files
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Read stored rows. Drops the ids that read_rows makes up, since no task has them."""
+    rows = read_rows(path)
+    for number, row in enumerate(rows):
+        if row["id"] == f"{path.stem}-{number}":
+            del row["id"]
+    return rows
+
+
+def load(data: Path, pattern: str, *fields: str) -> list:
+    """Load a benchmark's rows (of a .txt file its lines), and check that each has `fields`.
+
+    `data` is a file, a folder in which one file matches `pattern`, or else a hub dataset (see `load_hub`).
+    Exits with 2 if no file matches, if several do, or if a field is missing.
+    """
+    if data.exists():
+        source = find_file(data, pattern)
+        rows = read_file(source)
+    else:
+        source = data
+        rows = load_hub(str(data))
+
+    for number, row in enumerate(rows, 1):
+        for name in fields:
+            get_field(row, f"{source}, row {number}", name, kind=object)
+    return rows
+
+
+def load_sibling(data: Path, pattern: str, *fields: str) -> list:
+    """Load one of a benchmark's files from the folder `data`, or from the folder of the file `data`."""
+    folder = data if data.is_dir() else data.parent
+    return load(folder, pattern, *fields)
+
+
+def find_file(data: Path, pattern: str) -> Path:
+    """Return the file `data`, or the only match in the folder `data`; exits with 2 if there is not one."""
+    if data.is_file():
+        return data
+    files = sorted(data.glob(pattern))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files)
+        runs.fail(
+            f"{data}: {len(files)} files match {pattern} ({names}); exactly one is needed, see data/README.md"
+        )
+    return files[0]
+
+
+def read_file(path: Path) -> list:
+    """Read .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object's values are rows."""
+    suffix = path.name.removesuffix(".gz").rpartition(".")[2]
+    if suffix in SEPARATORS:
+        return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
+    if suffix not in ("json", "txt"):
+        return read_rows(path)
+
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "rt", encoding="utf-8") as file:
+        text = file.read()
+    if suffix == "txt":
+        lines = [line.strip() for line in text.split("\n")]
+        return [line for line in lines if line]
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        runs.fail(f"{path}: not JSON ({error})")
+    if isinstance(content, dict):
+        content = list(content.values())
+    return content
+
+
+def load_hub(name: str) -> list[dict]:
+    """Load `owner/name` or `owner/name:configuration` from the hub: its split `test`, else its first."""
+    import datasets
+
+    path, _, configuration = name.partition(":")
+    try:
+        splits = datasets.load_dataset(path, configuration or None)
+        split = "test" if "test" in splits else next(iter(splits))
+        return splits[split].to_list()
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).splitlines()[0]
+        runs.fail(f"--data {name}: no such file or folder, and no hub dataset that can be read ({reason})")
+
+
+# --- 2. rows and their tasks
+
+
+def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
+    """Return the first of `names` that a row has; None if its value is null.
+
+    Exits with 2 if the row has none of them, or a value that is not of the type `kind`.
+    """
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        runs.fail(
+            f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
+            "benchmarks/__init__.py lists the fields of each benchmark"
+        )
+    value = row[name]
+    if value is not None and not isinstance(value, kind):
+        runs.fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
+    return value
+
+
+def match_rows(
+    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, several_samples: bool = False
+) -> list[dict]:
+    """Return a result {task, key, line} for every row, found by its first key that some task has.
+
+    Exits with 2 if a row fits no task or several, and for a second row of a task unless `several_samples`.
+    """
+    positions = index_tasks(tasks, keys)
+    results = []
+    first_lines = {}
+    for line, row in enumerate(rows, 1):
+        found = find_tasks(row, tasks, positions)
+        if len(found) != 1:
+            given = ", ".join(f"{key} {str(row[key])[:40]!r}" for key in keys if key in row)
+            number = "several tasks" if found else "no task"
+            runs.fail(
+                f"{source}:{line}: {given or 'the row'} fits {number} of the data; "
+                f"a task is found by its {' or '.join(keys)}"
+            )
+        position = found[0]
+        if position in first_lines and not several_samples:
+            runs.fail(f"{source}:{line}: the task of line {first_lines[position]} again; keep one of them")
+        first_lines.setdefault(position, line)
+        results.append({"task": position, "key": tasks[position].get(keys[0], position), "line": line})
+    return results
+
+
+def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
+    """Map each key, and each value of it as text, to the positions of the tasks that have it."""
+    positions = {key: defaultdict(list) for key in keys}
+    for position, task in enumerate(tasks):
+        for key in keys:
+            if key in task:
+                positions[key][str(task[key])].append(position)
+            elif key in POSITION_KEYS:
+                positions[key][str(position)].append(position)
+    return positions
+
+
+def find_tasks(row: dict, tasks: list[dict], positions: dict[str, dict[str, list[int]]]) -> list[int]:
+    """Return the positions of the tasks that a row may belong to, with the index of `index_tasks`."""
+    found = []
+    for key, by_value in positions.items():
+        if key in row and str(row[key]) in by_value:
+            found = by_value[str(row[key])]
+            break
+    if len(found) < 2:
+        return found
+
+    # Several tasks share this value: keep those that agree with the row in every other field that both have.
+    agreeing = []
+    for position in found:
+        task = tasks[position]
+        common = (row.keys() & task.keys()) - {"id"}
+        if all(row[name] == task[name] for name in common):
+            agreeing.append(position)
+    return agreeing
+
+
+def row_key(task: dict, position: int, keys: tuple[str, ...]) -> dict:
+    """Return the field by which `match_rows` finds this task, at this position of the data."""
+    for key in keys:
+        if key in task:
+            return {key: task[key]}
+        if key in POSITION_KEYS:
+            return {key: position}
+    raise KeyError(f"a task without {' or '.join(keys)}")
+
+
+def check_rows(
+    rows: list[dict],
+    tasks: list[dict],
+    keys: tuple[str, ...],
+    source: str,
+    check: Callable[[dict, str], dict],
+    several_samples: bool = True,
+    text_fields: tuple[str, ...] = ("response",),
+    apply: Callable = map,
+) -> list[dict]:
+    """Return the rows' results, with what `check(task, text)` says of each.
+
+    A row without text is `invalid`; a row whose task does not count is `excluded`. `apply` is map, or a
+    pool's map.
+    """
+    results = match_rows(rows, tasks, keys, source, several_samples)
+    answered = []
+    for row, result in zip(rows, results):
+        task = tasks[result["task"]]
+        text = get_field(row, f"{source}:{result['line']}", *text_fields)
+        if "excluded" in task:
+            result["excluded"] = task["excluded"]
+        elif text is None:
+            result["invalid"] = "no response"
+        else:
+            answered.append((result, task, text))
+
+    if answered:
+        checked_results, checked_tasks, texts = zip(*answered)
+        for result, verdict in zip(checked_results, apply(check, checked_tasks, texts)):
+            result |= verdict
+    return results
+
+
+def count_rows(results: list[dict], tasks: list[dict]) -> dict:
+    """Return the counts that every benchmark reports, and the results under `rows`.
+
+    n: rows of tasks that count; n_invalid: those without a score; n_unparsed: those without a readable
+    answer. n_missing: tasks that count and have no row; n_excluded: rows of tasks that do not count.
+    """
+    kept = [result for result in results if "excluded" not in result]
+    expected = {position for position, task in enumerate(tasks) if "excluded" not in task}
+    answered = {result["task"] for result in results}
+    return {
+        "n": len(kept),
+        "n_invalid": sum("invalid" in result for result in kept),
+        "n_missing": len(expected - answered),
+        "n_excluded": len(results) - len(kept),
+        "n_unparsed": sum("answer" in result and result["answer"] is None for result in kept),
+        "rows": results,
+    }
+
+
+def mean(values: Iterable) -> float | None:
+    """Return the mean, or None if there are no values."""
+    values = list(values)
+    if not values:
+        return None
+    return float(np.mean(values))

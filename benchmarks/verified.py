@@ -1,0 +1,439 @@
+"""Benchmarks whose answers are checked by a rule: PopQA, MMLU-Redux, MATH-500, GSM8K, ZebraLogic, HumanEval.
+
+Each has its prompt, `load_NAME(data)` for the tasks, `NAME_check(task, text)` for one answer, and
+`score_NAME(rows, data, source)`. All take several rows a task: `accuracy` is the mean over tasks of the mean
+over samples, as a fraction, with pass@k next to it. An answer without a readable result is wrong, and counted
+as unparsed.
+
+Where the paper's code and the official tool differ, the official value has the plain key, the paper's
+`..._paper`:
+
+1. PopQA: the paper also accepts a name in capitals.
+2. MMLU-Redux and MATH-500 have no official tool: the rules are those of the paper's code (5376 of the 5700
+   items of MMLU-Redux; equality of normalised strings). `accuracy_math_verify` is symbolic equality.
+3. HumanEval: a program has 10 s, its start included; in the official tool 3 s without it.
+"""
+
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import runs
+from benchmarks.scoring import check_rows, count_rows, load, mean
+from benchmarks.shared import bootstrap
+
+# --- 1. accuracy
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def accuracy(results: list[dict], tasks: list[dict]) -> dict:
+    """Return accuracy (for each field `correct...` of the results), its interval, pass@k, and the counts."""
+    by_task = defaultdict(list)
+    fields = {"correct"}
+    for result in results:
+        if "correct" in result:
+            by_task[result["task"]].append(result)
+            fields |= {name for name in result if name.startswith("correct")}
+
+    numbers = {}
+    for name in sorted(fields):
+        task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
+        numbers[name.replace("correct", "accuracy")] = mean(task_means)
+        if name == "correct" and task_means:
+            numbers["interval"] = bootstrap(task_means)
+
+    fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
+    for k in sorted({10, 100, fewest_samples}):
+        if 1 < k <= fewest_samples:
+            chances = []
+            for samples in by_task.values():
+                n_right = sum(result["correct"] for result in samples)
+                chances.append(pass_at_k(len(samples), n_right, k))
+            numbers[f"pass@{k}"] = mean(chances)
+    return numbers | count_rows(results, tasks)
+
+
+# --- 2. PopQA
+
+POPQA_KEYS = ("id", "question")
+POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\n{question}"
+
+
+def load_popqa(data: Path) -> list[dict]:
+    return load(data, "*.*", "question")
+
+
+def popqa_check(task: dict, response: str) -> dict:
+    """Look for an accepted name in the response: as it is written, in lower case or capitalised."""
+    names = task.get("answers") or task["possible_answers"]
+    if isinstance(names, str):  # the official file has a JSON list in a column of text
+        names = json.loads(names)
+    correct = False
+    in_capitals = False
+    for name in names:
+        if not name.strip():
+            continue
+        correct |= name in response or name.lower() in response or name.capitalize() in response
+        in_capitals |= name.upper() in response
+    return {"correct": correct, "correct_paper": correct or in_capitals}
+
+
+def score_popqa(rows: list[dict], data: Path, source: str) -> dict:
+    tasks = load_popqa(data)
+    return accuracy(check_rows(rows, tasks, POPQA_KEYS, source, popqa_check), tasks)
+
+
+# --- 3. MMLU-Redux
+
+MMLU_REDUX_KEYS = ("id", "index", "question")
+MMLU_REDUX_PROMPT = (
+    "Choose the right option.\n\n{question}\n\nA. {choices[0]}\nB. {choices[1]}\nC. {choices[2]}\n"
+    "D. {choices[3]}\n\nReason as long as you need. Then write `Answer:` and, in upper case, only the right option's letter."
+)
+
+
+def load_mmlu_redux(data: Path) -> list[dict]:
+    """Load the items with `truth`, the position of the right option; the rest are `excluded`."""
+    tasks = load(data, "data.json*", "question", "choices", "answer", "error_type", "correct_answer")
+    for task in tasks:
+        if task["error_type"] == "ok":
+            task["truth"] = int(task["answer"])
+        elif task["error_type"] == "wrong_groundtruth" and str(task["correct_answer"]).isdigit():
+            task["truth"] = int(task["correct_answer"])
+        else:
+            task["excluded"] = f"{task['error_type']}, correct answer {task['correct_answer']}"
+    return tasks
+
+
+def mmlu_redux_check(task: dict, response: str) -> dict:
+    """Read the first upper-case letter between the first `Answer:` (else `answer:`) and the next one."""
+    marker = "Answer:" if "Answer:" in response else "answer:"
+    parts = response.split(marker)
+    capitals = re.sub("[^A-Z]", "", parts[1]) if len(parts) > 1 else ""
+    letter = capitals[:1]
+    answer = letter if letter in ("A", "B", "C", "D") else None
+    return {"correct": letter == "ABCD"[task["truth"]], "answer": answer}
+
+
+def score_mmlu_redux(rows: list[dict], data: Path, source: str) -> dict:
+    tasks = load_mmlu_redux(data)
+    return accuracy(check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check), tasks)
+
+
+# --- 4. MATH-500
+
+MATH500_KEYS = ("unique_id", "problem", "id")
+MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
+
+# Spellings that the MATH comparison takes for one, replaced in this order.
+MATH_SPELLINGS = (
+    ("\n", ""),
+    ("\\!", ""),
+    ("\\\\", "\\"),
+    ("tfrac", "frac"),
+    ("dfrac", "frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+    ("\\$", ""),
+)
+
+
+def load_math500(data: Path) -> list[dict]:
+    return load(data, "test.json*", "problem", "answer")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last \boxed{...}, else of the last \fbox{...}; None if there is neither.
+
+    After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
+    """
+    if "\\boxed " in text:
+        after_box = text.rpartition("\\boxed ")[2]
+        return after_box.partition("$")[0]
+
+    opening = "\\boxed{" if "\\boxed{" in text else "\\fbox{"
+    if opening not in text:
+        return None
+    after_box = text.rpartition(opening)[2]
+    depth = 1
+    for position, character in enumerate(after_box):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth == 0:
+            return after_box[:position]
+    return None
+
+
+def normalise_math(text: str) -> str:
+    """Return an answer in the spelling that the paper's code compares, after Hendrycks et al. (MATH).
+
+    Raises ValueError for an answer with two units.
+    """
+    for old, new in MATH_SPELLINGS:
+        text = text.replace(old, new)
+
+    text, *units = text.split("\\text{ ")  # a unit is cut off
+    if len(units) > 1:
+        raise ValueError("more than one unit")
+    text = text.replace("\\%", "").replace("%", "")
+
+    # numbers begin with a digit; `x=` goes
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = "0" + text
+    if text.count("=") == 1 and text.index("=") <= 2:
+        text = text.partition("=")[2]
+
+    # braces around the arguments of \sqrt and \frac
+    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text)
+    text = text.replace(" ", "")
+    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
+
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+
+
+def math500_check(task: dict, response: str) -> dict:
+    """Compare the boxed answer with the reference: as normalised strings, and as math-verify expressions."""
+    import math_verify
+
+    answer = last_boxed(response)
+    truth = task["answer"]
+    if answer is None:
+        return {"correct": False, "correct_math_verify": False, "answer": None}
+    try:
+        correct = normalise_math(answer) == normalise_math(truth)
+    except ValueError:
+        correct = answer == truth
+    equal = correct
+    if not correct:
+        expressions = [math_verify.parse(f"\\boxed{{{side}}}") for side in (truth, answer)]
+        equal = math_verify.verify(*expressions)
+    return {"correct": correct, "correct_math_verify": equal, "answer": answer}
+
+
+def score_math500(rows: list[dict], data: Path, source: str) -> dict:
+    tasks = load_math500(data)
+    return accuracy(check_rows(rows, tasks, MATH500_KEYS, source, math500_check), tasks)
+
+
+# --- 5. GSM8K
+
+GSM8K_KEYS = ("question", "id")
+GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds only #### and the final number."
+
+
+def load_gsm8k(data: Path) -> list[dict]:
+    return load(data, "test.jsonl*", "question", "answer")
+
+
+def final_number(text: str) -> str | None:
+    """Return the number after the last `####`, else after the last `A:`, without commas; else None."""
+    found = re.findall(r"####\s*(-?[0-9.,]+)", text) or re.findall(r"A:\s*(-?[0-9.,]+)", text)
+    if not found:
+        return None
+    return found[-1].replace(",", "")
+
+
+def gsm8k_check(task: dict, response: str) -> dict:
+    answer = final_number(response)
+    return {"correct": answer == final_number(task["answer"]), "answer": answer}
+
+
+def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
+    tasks = load_gsm8k(data)
+    return accuracy(check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check), tasks)
+
+
+# --- 6. ZebraLogic
+
+ZEBRALOGIC_KEYS = ("id",)
+ZEBRALOGIC_PROMPT = """Solve a logic puzzle, as in this example.
+
+There are 2 houses, numbered 1 to 2 from left to right. In each lives another person, with another name (Arnold, Eric) and \
+another pet (cat, dog).
+1. Eric lives somewhere left of the cat's owner.
+
+{{"reasoning": "Somebody lives left of the cat, so it is in house 2, and Eric in house 1.", "solution": \
+{{"House 1": {{"Name": "Eric", "Pet": "dog"}}, "House 2": {{"Name": "Arnold", "Pet": "cat"}}}}}}
+
+{puzzle}
+
+Answer with this JSON, every ___ filled in, and nothing after it:
+{template}"""
+HIDDEN = "___"  # stands for a cell to be filled in
+
+
+def load_zebralogic(data: Path) -> list[dict]:
+    """Load the puzzles, with `template` for the prompt; exits with 2 if all solutions are masked."""
+    tasks = load(data, "*.*", "id", "solution")
+    cells = set()
+    for task in tasks:
+        task["template"] = zebralogic_template(task["solution"])
+        for row in task["solution"]["rows"]:
+            cells.update(row[1:])
+    if cells <= {HIDDEN}:
+        runs.fail(
+            f"{data}: the solutions are masked ({HIDDEN}); the hub gives the full file on request, see data/README.md"
+        )
+    return tasks
+
+
+def zebralogic_template(solution: dict) -> str:
+    """Return the JSON that a model fills in, for a solution {header, rows} with a row for each house."""
+    attributes = solution["header"][1:]
+    houses = {}
+    for number in range(1, len(solution["rows"]) + 1):
+        houses[f"House {number}"] = dict.fromkeys(attributes, HIDDEN)
+    return json.dumps({"reasoning": HIDDEN, "solution": houses})
+
+
+def last_json_object(text: str) -> dict | None:
+    """Return the last complete {...} at top level, without its line breaks; None if that is not JSON.
+
+    Braces are counted even inside strings, as in the paper's code.
+    """
+    depth = 0
+    start = 0
+    last = ""
+    for position, character in enumerate(text):
+        if character == "{":
+            if depth == 0:
+                start = position
+            depth += 1
+        elif character == "}" and depth > 0:
+            depth -= 1
+            if depth == 0:
+                last = text[start : position + 1]
+    try:
+        return json.loads(last.replace("\n", "").replace("\r", ""))
+    except (ValueError, RecursionError):
+        return None
+
+
+def zebralogic_check(task: dict, response: str) -> dict:
+    """Compare every cell of the grid, stripped and in lower case; of a list, the first element counts."""
+    attributes = task["solution"]["header"][1:]
+    true_rows = task["solution"]["rows"]
+    solution = (last_json_object(response) or {}).get("solution")
+    if not isinstance(solution, dict):
+        solution = None
+
+    n_right = 0
+    for number, true_row in enumerate(true_rows, 1):
+        house = (solution or {}).get(f"House {number}")
+        if not isinstance(house, dict):
+            continue
+        for attribute, truth in zip(attributes, true_row[1:]):
+            cell = house.get(attribute)
+            if isinstance(cell, list) and cell:
+                cell = cell[0]
+            if isinstance(cell, str) and cell.lower().strip() == truth.lower().strip():
+                n_right += 1
+
+    n_cells = len(true_rows) * len(attributes)
+    return {
+        "correct": n_right == n_cells,
+        "right_cells": n_right,
+        "cells": n_cells,
+        "group": zebralogic_size(len(true_rows), len(attributes)),
+        "answer": solution,
+    }
+
+
+def zebralogic_size(n_houses: int, n_attributes: int) -> str:
+    """Return the name of a puzzle's size, by the number of possible grids."""
+    n_grids = math.factorial(n_houses) ** n_attributes
+    for name, limit in (("small", 1e3), ("medium", 1e6), ("large", 1e10)):
+        if n_grids < limit:
+            return name
+    return "x-large"
+
+
+def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
+    """Score whole grids (`accuracy`), single cells (`cell_accuracy`), and grids by size (`by_group`)."""
+    tasks = load_zebralogic(data)
+    results = check_rows(rows, tasks, ZEBRALOGIC_KEYS, source, zebralogic_check)
+    n_right = 0
+    n_cells = 0
+    by_size = defaultdict(list)
+    for result in results:
+        if "correct" in result:
+            n_right += result["right_cells"]
+            n_cells += result["cells"]
+            by_size[result["group"]].append(result["correct"])
+    return {
+        "cell_accuracy": n_right / n_cells if n_cells else None,
+        "by_group": {size: mean(correct) for size, correct in by_size.items()},
+        **accuracy(results, tasks),
+    }
+
+
+# --- 7. HumanEval
+
+HUMANEVAL_KEYS = ("task_id",)
+HUMANEVAL_PROMPT = (
+    "Complete this Python function. Answer with the whole of it in one code block.\n\n```python\n{prompt}```"
+)
+
+
+def load_humaneval(data: Path) -> list[dict]:
+    return load(data, "HumanEval.jsonl*", "task_id", "prompt", "test", "entry_point")
+
+
+def completion(response: str, entry_point: str) -> str:
+    """Return the last code block that defines the function, else the last block, else the whole response."""
+    blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", response, re.S) or [response]
+    for block in reversed(blocks):
+        if f"def {entry_point}(" in block:
+            return "\n" + block
+    return "\n" + blocks[-1]
+
+
+def humaneval_check(task: dict, text: str) -> dict:
+    """Run the prompt, its completion and the test to their end in a sandbox."""
+    from rewards import code_runner  # rewards imports this package
+
+    result = code_runner.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
+    return {
+        "correct": result.ok,
+        "status": result.status,
+        "error": result.stderr[-300:],
+        "isolation": result.isolation,
+    }
+
+
+def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
+    """Score rows with a `completion`, or a `response` whose code block is taken; runs a program a CPU."""
+    tasks = load_humaneval(data)
+    entry_points = {task["task_id"]: task["entry_point"] for task in tasks}
+    for row in rows:
+        if "completion" not in row and isinstance(row.get("response"), str):
+            row["completion"] = completion(row["response"], entry_points.get(row.get("task_id"), ""))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = check_rows(
+            rows,
+            tasks,
+            HUMANEVAL_KEYS,
+            source,
+            humaneval_check,
+            text_fields=("completion", "response"),
+            apply=pool.map,
+        )
+    isolation = {result.pop("isolation") for result in results if "isolation" in result}
+    return {"isolation": sorted(isolation), **accuracy(results, tasks)}

@@ -1,0 +1,419 @@
+"""train_grpo.py: its pure functions by hand and against naive loops, its loss against TRL's, the script on the toy."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+import policy
+import rollout
+import train_grpo
+from data.toy import world
+
+ROOT = Path(__file__).parents[1]
+DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
+FSDP2 = [
+    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
+    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+]
+NAN = math.nan
+
+
+# --- advantages
+
+
+def naive_advantages(rewards: list[list[float]], scale: str) -> list[list[float]]:
+    every = [r for group in rewards for r in group if not math.isnan(r)]
+    result = []
+    for group in rewards:
+        known = [r for r in group if not math.isnan(r)]
+        mean = sum(known) / max(1, len(known))
+        of_group = math.sqrt(sum((r - mean) ** 2 for r in known) / max(1, len(known) - 1))
+        all_mean = sum(every) / len(every)
+        of_batch = math.sqrt(sum((r - all_mean) ** 2 for r in every) / (len(every) - 1))
+        divisor = {"group": of_group + 1e-4, "batch": of_batch + 1e-4, "none": 1.0}[scale]
+        result.append([0.0 if math.isnan(r) else (r - mean) / divisor for r in group])
+    return result
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_advantages_are_those_of_a_loop(scale):
+    rewards = [
+        [1.0, 2.0, 4.0, 4.0],
+        [0.5, 0.5, 0.5, 0.5],
+        [NAN, 1.0, 3.0, NAN],
+        [NAN, NAN, NAN, NAN],
+        [NAN, 7.0, NAN, NAN],
+    ]
+    found = train_grpo.group_advantages(torch.tensor(rewards, dtype=torch.float64), scale)
+    torch.testing.assert_close(found, torch.tensor(naive_advantages(rewards, scale), dtype=torch.float64))
+
+
+def test_advantages_by_hand():
+    found = train_grpo.group_advantages(torch.tensor([[0.0, 1.0]]))
+    assert found.tolist() == [[pytest.approx(-0.7070, abs=1e-4), pytest.approx(0.7070, abs=1e-4)]]
+    # a missing reward counts in neither mean nor standard deviation: the others' are those of a group of two
+    with_missing = train_grpo.group_advantages(torch.tensor([[0.0, 1.0, NAN, NAN]]))
+    assert with_missing[0, :2].tolist() == found[0].tolist() and with_missing[0, 2:].tolist() == [0.0, 0.0]
+
+
+def test_flat_groups():
+    rewards = torch.tensor([[1.0, 1.04], [1.0, 1.06], [NAN, 5.0], [NAN, NAN]])
+    assert train_grpo.is_flat(rewards).tolist() == [True, False, True, True]
+
+
+# --- the loss
+
+
+@pytest.fixture(scope="module")
+def trl_trainer(tmp_path_factory):
+    """A real GRPOTrainer, whose _compute_loss is asked about our tensors."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    config = GRPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=9,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        use_bias_correction_kl=False,
+        temperature=0.9,
+        gradient_checkpointing=False,
+    )
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained("data/toy/base", dtype="float32"),
+        args=config,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 4),
+        processing_class=AutoTokenizer.from_pretrained("data/toy/base"),
+    )
+
+
+def random_batch(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5, [1] * 7 + [0] * 2, [1] + [0] * 8])
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(4, 9, generator=generator, dtype=dtype)
+
+    logprobs = -noise(1.0).abs() * mask
+    return {
+        "logprobs": logprobs,
+        "old": (logprobs + noise(0.3)) * mask,
+        "reference": (logprobs + noise(0.5)) * mask,
+        "importance": noise(0.2).exp(),
+        "advantages": noise(1.0),
+        "mask": mask,
+    }
+
+
+CASES = [
+    ("dapo", "token", None, 0.0, 0.0),
+    ("dapo", "token", 0.28, 0.04, 0.0),
+    ("dapo", "sequence", 0.28, 0.04, 0.0),
+    ("dapo", "token", None, 0.04, 0.1),
+    ("grpo", "token", None, 0.04, 0.0),
+    ("grpo", "sequence", None, 0.0, 0.0),
+    ("dr_grpo", "token", 0.28, 0.04, 0.0),
+    ("cispo", "token", None, 0.04, 0.0),
+    ("cispo", "token", 1.1, 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-6), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("loss_type, ratio_level, epsilon_high, beta, entropy_coef", CASES)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_loss_and_gradient_are_trls(
+    trl_trainer, loss_type, ratio_level, epsilon_high, beta, entropy_coef, corrected, dtype, tolerance
+):
+    batch = random_batch(dtype)
+    mask = batch["mask"]
+    entropy_weight = torch.randn(4, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+    ours = batch["logprobs"].clone().requires_grad_()
+    args = train_grpo.Args(loss_type=loss_type, ratio_level=ratio_level, epsilon_high=epsilon_high, beta=beta)
+    n_tokens = mask.sum().item()
+    weights = train_grpo.mean_weights(mask, loss_type, n_tokens, 4, 9)
+    loss, _ = train_grpo.grpo_loss(
+        ours,
+        batch["old"],
+        batch["reference"] if beta else None,
+        batch["advantages"],
+        mask,
+        args,
+        weights,
+        batch["importance"] if corrected else 1.0,
+    )
+    # the entropy of this test is a function of the log-probabilities, so that it has a gradient
+    loss = loss - entropy_coef * (entropy_weight * ours * mask).sum() / n_tokens
+    loss.backward()
+
+    theirs = batch["logprobs"].clone().requires_grad_()
+    trainer = trl_trainer
+    trainer.loss_type = loss_type
+    trainer.importance_sampling_level = ratio_level
+    trainer.epsilon_low = 0.2
+    trainer.epsilon_high = epsilon_high or (5.0 if loss_type == "cispo" else 0.2)
+    trainer.beta = beta
+    trainer.entropy_coef = entropy_coef
+    trainer._entropy_bonus_enabled = bool(entropy_coef)
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = corrected
+    trainer.max_completion_length = 9
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.args.steps_per_generation = 1
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (theirs, entropy_weight * theirs, None)
+    inputs = {
+        "prompt_ids": torch.ones(4, 2, dtype=torch.long),
+        "prompt_mask": torch.ones(4, 2, dtype=torch.long),
+        "completion_ids": torch.ones(4, 9, dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": batch["advantages"],
+        "old_per_token_logps": batch["old"],
+        "ref_per_token_logps": batch["reference"],
+        "importance_sampling_ratio": batch["importance"],
+        "num_items_in_batch": mask.sum(),
+    }
+    expected = trainer._compute_loss(trainer.model.train(), inputs)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_the_ratio_is_clipped_by_hand():
+    args = train_grpo.Args(epsilon=0.2, epsilon_high=0.5, beta=0.0)
+    logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5]]).log()  # ratios, as the old log-probabilities are 0
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    mask = torch.ones(1, 4)
+    loss, sums = train_grpo.grpo_loss(logprobs, torch.zeros(1, 4), None, advantages, mask, args, mask)
+    # min(2, 1.5) + min(0.5, 0.8) + min(-2, -1.5) + min(-0.5, -0.8)
+    assert loss.item() == pytest.approx(-(1.5 + 0.5 - 2.0 - 0.8))
+    assert {name: value.item() for name, value in sums.items()} == {
+        "kl": 0.0,
+        "clip_ratio/low_mean": 1.0,
+        "clip_ratio/high_mean": 1.0,
+        "clip_ratio/region_mean": 2.0,
+    }
+
+
+def test_k3_by_hand():
+    args = train_grpo.Args(beta=2.0)
+    zeros = torch.zeros(1, 1)
+    loss, sums = train_grpo.grpo_loss(
+        zeros, zeros, torch.full((1, 1), math.log(3.0)), zeros, torch.ones(1, 1), args, torch.ones(1, 1)
+    )
+    assert sums["kl"].item() == pytest.approx(3.0 - math.log(3.0) - 1.0)
+    assert loss.item() == pytest.approx(2.0 * sums["kl"].item())
+
+
+# --- micro-batches and processes
+
+
+def completion(n_prompt: int, n_completion: int) -> SimpleNamespace:
+    return SimpleNamespace(prompt_ids=[0] * n_prompt, ids=[0] * n_completion)
+
+
+def test_micro_batches_hold_about_equally_many_tokens():
+    completions = [completion(10, n) for n in (5, 90, 20, 20, 20, 40, 1)]
+    batches = policy.micro_batches(completions, 100)
+    assert [[len(c.ids) for c in batch] for batch in batches] == [[90], [40, 20], [20, 20, 5, 1]] or all(
+        len(batch) * (10 + len(batch[0].ids)) <= 100 for batch in batches
+    )
+    assert sorted(len(c.ids) for batch in batches for c in batch) == [1, 5, 20, 20, 20, 40, 90]
+    assert policy.micro_batches([completion(10, 500)], 100)[0][0].ids == [0] * 500  # too long: alone
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory) -> dict[str, dict]:
+    """What tests/update_worker.py printed on one process, and on two with DDP and FSDP2."""
+    started = {
+        "one": [],
+        "DDP": DDP,
+        "FSDP2": FSDP2,
+    }
+    found = {}
+    for name, launcher in started.items():
+        command = [sys.executable, *launcher, "tests/update_worker.py"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_two_processes_make_the_updates_of_one(updates, kind):
+    for expected, found in zip(updates["one"]["steps"], updates[kind]["steps"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert updates[kind]["weights"] == pytest.approx(updates["one"]["weights"], rel=1e-5)
+
+
+# --- the script
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = []
+    for i, _, text, _ in world.orders_of("rl", 10, 0):
+        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# two steps an epoch of 10 prompts; the base model has no format, so its text is scored as it is
+TINY = [
+    *[
+        "--preset",
+        "toy",
+        "--model",
+        "data/toy/base",
+        "--steps",
+        "4",
+        "--prompts-per-step",
+        "4",
+        "--group-size",
+        "4",
+    ],
+    *["--max-completion-tokens", "24", "--allow-truncation", "--on-bad-format", "score", "--save-steps", "1"],
+]
+
+
+def start(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
+    return [
+        sys.executable,
+        *launcher,
+        "train_grpo.py",
+        *TINY,
+        "--prompts",
+        str(prompts),
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    weights = {}
+    for path in sorted((run / "model").glob("*.safetensors")):
+        weights |= load_file(path)
+    return weights
+
+
+def rows_of(run: Path, log: str) -> list[dict]:
+    return [json.loads(line) for line in (run / log).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "launcher, more", [([], ["--rollout", "vllm"]), (DDP, []), (FSDP2, [])], ids=["vllm", "DDP", "FSDP2"]
+)
+def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path):
+    whole = subprocess.run(
+        start(launcher, prompts, tmp_path / "whole", *more), cwd=ROOT, capture_output=True, text=True
+    )
+    assert whole.returncode == 0, whole.stderr[-3000:]
+
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        start(launcher, prompts, broken, *more),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (broken / "checkpoint-3" / "complete").exists():  # in the second epoch
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = subprocess.run(
+        start(launcher, prompts, broken, *more, "--resume"), cwd=ROOT, capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "resumes from" in resumed.stdout
+
+    expected = weights_of(tmp_path / "whole")
+    found = weights_of(broken)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert rows_of(broken, "completions.jsonl") == rows_of(tmp_path / "whole", "completions.jsonl")
+    for before, after in zip(
+        rows_of(tmp_path / "whole", "metrics.jsonl"), rows_of(broken, "metrics.jsonl"), strict=True
+    ):
+        same = before.keys() - {"seconds", "step_time"}
+        assert {name: after[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_what_a_run_writes_and_training_on(prompts, tmp_path):
+    run = tmp_path / "run"
+    done = subprocess.run(start([], prompts, run, "--steps", "2"), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = json.loads((run / "config.json").read_text())
+    assert config["args"]["steps"] == 2 and config["constants"]["MAX_GRAD_NORM"] == 1.0
+    rows = rows_of(run, "completions.jsonl")
+    assert len(rows) == 2 * 4 * 4
+    assert rows[0].keys() >= {
+        *[
+            "step",
+            "id",
+            "messages",
+            "text",
+            "thinking",
+            "response",
+            "status",
+            "rewards",
+            "reward",
+            "advantage",
+        ],
+        *["n_tokens", "n_thinking_tokens"],
+    }
+    for metrics in rows_of(run, "metrics.jsonl"):
+        for name in (
+            "loss",
+            "grad_norm",
+            "reward",
+            "reward_std",
+            "kl",
+            "entropy",
+            "think/format_ok",
+            "num_tokens",
+        ):
+            assert math.isfinite(metrics[name])
+    assert (run / "model" / "think_format.json").exists() and (run / "summary.json").exists()
+    reloaded = AutoModelForCausalLM.from_pretrained(run / "model")
+    assert torch.equal(reloaded.model.embed_tokens.weight, weights_of(run)["model.embed_tokens.weight"])
+
+    trained_on = subprocess.run(
+        start([], prompts, run, "--steps", "3", "--resume"), cwd=ROOT, capture_output=True, text=True
+    )
+    assert trained_on.returncode == 0, trained_on.stderr[-3000:]
+    assert "goes on with steps (2 -> 3)" in trained_on.stdout
+    assert [row["step"] for row in rows_of(run, "metrics.jsonl")] == [1, 2, 3]
+    assert json.loads((run / "summary.json").read_text())["steps"] == 3
+
+
+def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
+    """Several updates a rollout: the ratio is 1 in the first one only."""
+    accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
+    from update_worker import stored_completions
+
+    completions = stored_completions(6, 1)[0]
+    policy.set_old_logprobs(model, completions, 200, 0, accelerator)
+    for one in completions:
+        batch = policy.collate([one], 0, "cpu")
+        alone, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        torch.testing.assert_close(alone[0], torch.tensor(one.old_logprobs), rtol=1e-4, atol=1e-5)
+    assert rollout.share_of([1, 2, 3, 4], SimpleNamespace(num_processes=2, process_index=1)) == [3, 4]
