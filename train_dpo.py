@@ -97,6 +97,8 @@ class Args:
     """Longer prompts are dropped, counted and listed."""
     max_completion_tokens: int = 4096
     """Thinking and response together."""
+    rollout_batch_size: int = 64
+    """Completions a batch with transformers' generate, per GPU."""
     vllm_memory: float = 0.85
     """Share of each GPU that vLLM reserves; nothing else is there while it samples."""
     # reward
@@ -206,6 +208,7 @@ PRESETS: dict[str, dict] = {
         "max_completion_tokens": 128,
         "rounds": 2,
         "prompts_per_round": 128,
+        "rollout_batch_size": 256,
         "epochs": 1,
         "batch_size": 16,
         "micro_batch_tokens": 4096,
@@ -454,6 +457,7 @@ def sample_share(
         sampling,
         rollout.use_vllm(args.rollout),
         seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
+        batch_size=args.rollout_batch_size,
         vllm_memory=args.vllm_memory,
         done={place for place, key in enumerate(keys) if key in done},
     )
