@@ -341,25 +341,37 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     padding and on what others wrote into a completion; advantages (B, T); and, where completions have them, the
     log-probabilities of sampler, policy at the rollout and reference, values and returns (B, T).
     """
-    prompts = [torch.tensor(completion.prompt_ids) for completion in completions]
-    answers = [torch.tensor(completion.ids) for completion in completions]
-    prompt_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
-    prompt_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
-    answer_ids = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
-    answer_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
-
-    batch = {
-        "input_ids": torch.cat([prompt_ids, answer_ids], dim=1),
-        "attention_mask": torch.cat([prompt_mask, answer_mask], dim=1),
-        "completion_mask": answer_mask,
-        "loss_mask": answer_mask,
-        "advantages": pad([completion.advantages for completion in completions]),
-    }
+    prompt_ids = [completion.prompt_ids for completion in completions]
+    completion_ids = [completion.ids for completion in completions]
+    batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
+    batch["loss_mask"] = batch["completion_mask"]
+    batch["advantages"] = pad([completion.advantages for completion in completions])
     if completions[0].loss_mask is not None:
         batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
     for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
         if getattr(completions[0], name) is not None:
             batch[name] = pad([getattr(completion, name) for completion in completions])
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def collate_ids(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device
+) -> dict[str, torch.Tensor]:
+    """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
+
+    Prompts are padded on the left, completions on the right, so all completions begin in the same column.
+    """
+    prompts = [torch.tensor(ids) for ids in prompt_ids]
+    answers = [torch.tensor(ids) for ids in completion_ids]
+    left = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    left_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+    right = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
+    right_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
+    batch = {
+        "input_ids": torch.cat([left, right], dim=1),
+        "attention_mask": torch.cat([left_mask, right_mask], dim=1),
+        "completion_mask": right_mask,
+    }
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 

@@ -380,7 +380,6 @@ class Sampler:
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
-                    synced_gpus=policy.is_sharded_launch(),
                 )
             for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
                 ids = self._until_end(sequence)
@@ -389,7 +388,8 @@ class Sampler:
 
     def _generate(self, **options) -> torch.Tensor:
         if isinstance(self.policy, policy.Policy):
-            return self.policy(generate=options)
+            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+            return self.policy(generate=options | {"synced_gpus": policy.is_sharded_launch()})
         return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
@@ -570,6 +570,7 @@ def generate(
     use_vllm: bool = False,
     seed: int = 0,
     batch_size: int = 64,
+    vllm_memory: float = 0.85,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -577,7 +578,15 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
+    sampler = Sampler(
+        model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=longest,
+        vllm_memory=vllm_memory,
+        batch_size=batch_size,
+    )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:
