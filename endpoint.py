@@ -1,17 +1,21 @@
-"""One client for every OpenAI-compatible chat endpoint: judge, teacher, user simulator; a hosted API or `vllm serve`.
+"""One client for every OpenAI-compatible chat endpoint, hosted or `vllm serve`: judge, teacher, user.
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
     replies = judge.ask(requests, parse)
 
-A request is the body of a call of `chat/completions` without `model`: messages, temperature, max_tokens ...
-Every reply is written to `store` as it came, one jsonl line a call, before anything reads it. A line's key is the sha256 of
-model, base URL, request and attempt, so the same command after Ctrl-C or kill -9 repeats no call that was answered, and
-another `parse` reads the stored replies without a call. For the same reason equal requests are asked once and share the reply:
-give each its own `seed` to sample more than one. Calls that failed are not stored; the next start makes them again.
-The key comes from OPENAI_API_KEY and is never printed or stored, even if a server echoes it. Without one "none" is sent, which
-will do for `vllm serve`.
-What ends a run (wrong key, unknown model, no credit, budget) lets calls under way finish and exits with 2 and one line.
+A request is the body of a `chat/completions` call without `model`: messages, temperature, max_tokens ...
+
+Every reply is appended to the file `store` as it came, before anything reads it. A line's key is the hash
+of model, base URL, request and attempt. So the same command repeats no answered call after Ctrl-C or kill,
+and another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
+Equal requests are asked once and share the reply. To sample more than one, give each request its own `seed`.
+
+The API key comes from OPENAI_API_KEY. It is never printed or stored, even if a server repeats it.
+Without a key, the client sends "none", which is enough for `vllm serve`.
+
+A wrong key, an unknown model, missing credit or a spent budget ends the run with one line and exit code 2.
+Calls under way at that moment still finish and are stored.
 """
 
 import asyncio
@@ -25,7 +29,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -38,165 +44,212 @@ import watchdog
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_BACKOFF = 60  # seconds
 MAX_RETRY_AFTER = 600  # seconds; an endpoint that asks for a longer wait ends the run
+JITTER = random.Random()  # not the global generator, from which training draws
 
 
 class Reply(NamedTuple):
-    value: Any  # what `parse` made of the text; the text itself without `parse`; None if invalid
-    text: str  # raw, of the last attempt; "" for a refusal and where there is no reply
-    error: str  # "", or why the reply is invalid
-    usage: tuple[int, int]  # tokens in and out of the last attempt; zeros where the endpoint does not tell
-    choice: (
-        dict  # of the last attempt, as it came: finish_reason, logprobs, message; {} where there is no reply
-    )
+    value: Any  # the result of `parse`; None if the reply is invalid
+    text: str  # of the last attempt, as it came; "" for a refusal or if there is no reply
+    error: str  # why the reply is invalid; "" if it is valid
+    usage: tuple[int, int]  # tokens in and out of the last attempt; zeros if the endpoint does not tell
+    choice: dict  # of the last attempt, as it came: finish_reason, logprobs, message; {} if there is no reply
 
 
 class Stop(Exception):
-    """No further call is to be started."""
+    """Ends the run: no further call can succeed, or may be paid for."""
 
 
 def fail(message: str) -> None:
-    import runs  # takes seconds, and scripts have done it
+    """Prints a one-line error and exits with code 2."""
+    import runs  # loads torch, which takes seconds
 
     runs.fail(message)
+
+
+# --- 1. settings and costs
+
+
+def resolve_url(base_url: str) -> str:
+    """Returns `base_url`; if it is empty, OPENAI_BASE_URL, or else the URL of the OpenAI API."""
+    return (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+
+
+def proxy_for(url: str) -> str | None:
+    """Returns the proxy that the environment names for `url`, unless no_proxy excepts its host."""
+    # aiohttp's `trust_env=True` would also read ~/.netrc, at every call
+    place = urlsplit(url)
+    if urllib.request.proxy_bypass(place.netloc):
+        return None
+    return urllib.request.getproxies().get(place.scheme)
 
 
 def api_key() -> str:
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
-def resolve_url(base_url: str) -> str:
-    """Where an endpoint given as `base_url` is; empty: OPENAI_BASE_URL if it is set, else the OpenAI API."""
-    return (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
-
-
 def hide_key(text: str) -> str:
-    """Without the key, if it is one: `vllm serve` is given placeholders, as EMPTY, that may stand in any text."""
-    return text.replace(api_key(), "***") if len(api_key()) >= 8 else text
+    """Replaces the API key by ***."""
+    key = api_key()
+    if len(key) < 8:  # a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
+        return text
+    return text.replace(key, "***")
 
 
 def one_line(text: str) -> str:
-    """For messages: one line of at most 300 characters, without the key."""
+    """Shortens a text for a message: one line of at most 300 characters, without the API key."""
     return " ".join(hide_key(text).split())[:300]
 
 
 def token_limits(request: dict) -> tuple[int, int | None]:
-    """Tokens of a request: in, estimated as the bytes of its UTF-8 JSON / 4; out, at most (None: without limit)."""
+    """Returns a request's tokens in and its maximum of tokens out (None: without limit).
+
+    Tokens in are an estimate: a quarter of the bytes of the request as JSON.
+    """
     size = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     return size // 4 + 1, request.get("max_completion_tokens") or request.get("max_tokens")
 
 
-def retry_after(headers) -> float:
-    """Seconds that the header Retry-After asks to wait, given as a number or as a date; 0 without one."""
-    value = headers.get("retry-after", "")
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(
-        ValueError, TypeError, OverflowError
-    ):  # a date that is none; a year or a zone that no date has
-        now = (
-            parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
-        )  # ours may be wrong
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
-    return 0.0
+def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
+    """Returns the cost of tokens (in, out) at prices (in, out) per million."""
+    return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
 
 
-def read_body(content: bytes) -> dict:
-    """The chat completion that an endpoint sent; ValueError for anything else."""
-    with suppress(ValueError, RecursionError):
-        if is_completion(body := json.loads(content)):
-            return body
-    raise ValueError(f"the body is no chat completion: {content.decode(errors='replace')!r}")
+# --- 2. replies: what an endpoint sends and what the store holds
 
 
-def error_code(content: bytes) -> str | None:
-    """The code that OpenAI's API gives beside an HTTP status."""
-    with suppress(ValueError, LookupError, TypeError, RecursionError):
-        return json.loads(content)["error"]["code"]
-    return None
-
-
-def is_completion(body) -> bool:
+def is_completion(body: Any) -> bool:
+    """Tells whether a JSON value is a chat completion: its message holds a text, or null for a refusal."""
     with suppress(LookupError, TypeError, AttributeError):
         return isinstance(body["choices"][0]["message"].get("content"), str | None)
     return False
 
 
+def read_body(content: bytes) -> dict:
+    """Returns the chat completion in the body of an answer; raises ValueError for anything else."""
+    with suppress(ValueError, RecursionError):
+        body = json.loads(content)
+        if is_completion(body):
+            return body
+    raise ValueError(f"the body is not a chat completion: {content.decode(errors='replace')!r}")
+
+
 def read_usage(body: dict) -> tuple[int, int] | None:
-    """Tokens in and out; None where the endpoint does not tell."""
+    """Returns the tokens in and out of a completion; None if the endpoint does not tell."""
     usage = body.get("usage")
-    tokens = (
-        [usage.get(k) for k in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
-    )
-    return tuple(tokens) if all(type(n) is int and n >= 0 for n in tokens) else None
+    if not isinstance(usage, dict):
+        return None
+    tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    for count in tokens:
+        if type(count) is not int or count < 0:
+            return None
+    return tokens
 
 
+def retry_after(headers) -> float:
+    """Returns the seconds that Retry-After, a number or a date, asks to wait; 0 without a valid one."""
+    value = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return max(0.0, float(value))
+    # TypeError and ValueError: not a date; OverflowError: a year or a time zone that does not exist
+    with suppress(ValueError, TypeError, OverflowError):
+        now = time.time()
+        if "date" in headers:  # the server's clock; ours may be wrong
+            now = parsedate_to_datetime(headers["date"]).timestamp()
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    return 0.0
+
+
+def why_stop(status: int, content: bytes, wait: float, answered: bool) -> str:
+    """Returns why no further call can succeed after this HTTP error, or "" if one may.
+
+    `wait`: seconds asked for by Retry-After. `answered`: the endpoint has answered a request before.
+    """
+    code = None
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
+        code = json.loads(content)["error"]["code"]
+    forbidden = status == 403 and not answered  # after a first answer, 403 is about one request
+    if status in (401, 402, 404) or forbidden or code == "insufficient_quota":
+        return "check OPENAI_API_KEY, model, base URL and credit"
+    if wait > MAX_RETRY_AFTER:
+        return f"it asks to wait {wait:.0f} seconds"
+    return ""
+
+
+def read_row(line: bytes) -> dict:
+    """Returns a row of the store; raises ValueError, LookupError or TypeError for any other line."""
+    row = json.loads(line)
+    is_counted = all(type(count) is int for count in row["usage"]) and 0 <= row["cost"] < float("inf")
+    if not is_counted or not is_completion(row["reply"]):
+        raise ValueError("not a stored reply")
+    return row
+
+
+def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
+    """Parses the text of a completion; if `parse` rejects it, the Reply is invalid."""
+    choice = body["choices"][0]
+    text = choice["message"].get("content") or ""
+    usage = read_usage(body) or (0, 0)
+    try:
+        return Reply(parse(text), text, "", usage, choice)
+    except (ValueError, RecursionError) as e:  # RecursionError: JSON of a thousand brackets
+        error = one_line(f"unreadable in {attempts} attempts: {str(e) or type(e).__name__}")
+        return Reply(None, text, error, usage, choice)
+
+
+# --- 3. the client
+
+
+@dataclass(eq=False)
 class Endpoint:
-    """One model of one endpoint, its replies in one file. To be reported: `cost` in US dollars, `calls`, `repeats`.
+    """One model of one endpoint, with its replies in one file.
 
-    Args:
-        store: jsonl file of the replies; one process at a time.
-        base_url: empty: OPENAI_BASE_URL if it is set, else the OpenAI API; `vllm serve`: http://localhost:8000/v1.
-        concurrency: calls under way at once.
-        timeout: seconds for a call, to the last byte.
-        retries: repeats of a call after 408, 409, 429, 5xx, time-out, dropped connection or a body that is no completion.
-        budget: US dollars for everything in the store and in this process; 0: no limit. A call starts only if its worst
-            case fits: `token_limits`, scaled up once a reply has used more than that. It counts by its usage when it was
-            answered, by its worst case when it broke off, and not when it was refused with an error status.
-        price: US dollars per million tokens in and per million tokens out.
-        backoff: the wait before repeat n is uniform in 0 .. min(60, backoff * 2^n) seconds, n from 0, after any Retry-After.
+    For reports: `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
+
+    A call starts only if its worst case fits the budget: `token_limits`, scaled up once a reply used more.
+    Answered calls count by their usage, broken-off ones by their worst case, HTTP errors not at all.
     """
 
-    def __init__(
-        self,
-        model: str,
-        store: Path | str,
-        base_url: str = "",
-        concurrency: int = 32,
-        timeout: float = 120.0,
-        retries: int = 8,
-        budget: float = 0,
-        price: tuple[float, float] = (0, 0),
-        backoff: float = 1,
-    ):
-        self.model, self.store = model, Path(store)
-        self.base_url = resolve_url(base_url)
-        self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
-        self.budget, self.price = budget, price
-        self.cost, self.calls, self.repeats, self.last_error = 0.0, 0, 0, ""
-        self.bodies, self.end = {}, 0  # replies by key; bytes of the store that they came from
-        self.reserved, self.scales = (
-            0.0,
-            (1.0, 1.0),
-        )  # worst case of calls under way; most tokens used over `token_limits`
-        self.random = random.Random()  # not the global generator, which training draws from
-        if "@" in self.base_url or "?" in self.base_url:
-            fail("no user, password or key belongs into a base URL: it is logged; set OPENAI_API_KEY")
-        if not self.base_url.startswith(("http://", "https://")):
-            fail(f"the base URL {self.base_url!r} must begin with http:// or https://")
-        if concurrency < 1 or timeout <= 0 or retries < 0:
-            fail(
-                f"concurrency {concurrency} and timeout {timeout} must be positive, retries {retries} not negative"
-            )
-        if budget and not any(price):
-            fail("a budget needs a price: US dollars per million tokens in and out")
+    model: str
+    store: Path | str  # jsonl file of the replies, for one process at a time
+    base_url: str = ""  # such as http://localhost:8000/v1; empty: OPENAI_BASE_URL, or else the OpenAI API
+    concurrency: int = 32  # calls under way at once
+    timeout: float = 120.0  # seconds for a call, to the last byte
+    retries: int = 8  # after HTTP 408, 409, 429 or 5xx, a time-out, a lost connection, a broken body
+    budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
+    price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
+    backoff: float = 1  # seconds; repeat n waits 0 .. min(60, backoff * 2^n), n from 0, after any Retry-After
+
+    def __post_init__(self):
+        self.store = Path(self.store)
+        self.base_url = resolve_url(self.base_url)
+        self.cost = 0.0
+        self.calls = 0
+        self.repeats = 0
+        self.bodies = {}  # stored replies by key
+        self.end = 0  # bytes of the store that have been read
+        self.scales = [1.0, 1.0]  # highest ratio of used tokens to `token_limits`, in and out
+        check_settings(self)
 
     def estimate(self, requests: list[dict]) -> dict:
-        """What `ask` would do, unreadable replies and repeats aside; None without an upper limit (no max_tokens), or a
-        price."""
+        """Returns the calls, tokens and dollars that `ask` will need if every call succeeds.
+
+        An upper limit is None if a request has no max_tokens; the dollars are None without a price, too.
+        """
         if self.store.exists():
             with self._open_store():
-                pass
-        unique = {self._key(r): r for r in requests}
-        todo = [r for key, r in unique.items() if key not in self.bodies]
-        tokens_in, tokens_out = zip(*map(token_limits, todo)) if todo else ((), ())
-        limited = None not in tokens_out
-        priced = limited and any(self.price)
+                pass  # opening reads it
+        unique = {self._key(request): request for request in requests}
+        to_ask = [request for key, request in unique.items() if key not in self.bodies]
+        limits = [token_limits(request) for request in to_ask]
+        most_out = [tokens_out for _, tokens_out in limits]
+        is_limited = None not in most_out
+        is_priced = is_limited and any(self.price)
         return {
-            "calls": len(todo),
-            "answered": len(unique) - len(todo),
-            "input_tokens": sum(tokens_in),
-            "output_tokens_at_most": sum(tokens_out) if limited else None,
-            "dollars_at_most": sum(map(self._worst_cost, todo)) if priced else None,
+            "calls": len(to_ask),
+            "answered": len(unique) - len(to_ask),
+            "input_tokens": sum(tokens_in for tokens_in, _ in limits),
+            "output_tokens_at_most": sum(most_out) if is_limited else None,
+            "dollars_at_most": sum(map(self._worst_cost, to_ask)) if is_priced else None,
         }
 
     def ask(
@@ -206,60 +259,47 @@ class Endpoint:
         parse_retries: int = 3,
         name: str = "judge",
     ) -> list[Reply]:
-        """Replies in the order of the requests.
+        """Returns the replies in the order of the requests.
 
-        `parse(text)` raises ValueError for a text it cannot read, and the request is asked again, up to `parse_retries`
-        times. A refusal, an empty reply or one cut off by max_tokens comes to it as it is. A request without a readable
-        reply is invalid: no value, and `error` says why. `name` stands before the progress bar and messages.
+        `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
+        `parse_retries` times. Refused, empty and cut-off replies reach it as they are. A request without a
+        readable reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
         """
-        for number, request in enumerate(requests, 1):
-            if request.get("stream") or request.get("n", 1) != 1:
-                raise ValueError(
-                    f"request {number}: stream and n > 1 are not supported; for samples, vary the seed"
-                )
-            if self.budget and token_limits(request)[1] is None:
-                fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
-        if (
-            not api_key()
-            and self.base_url == OPENAI_URL
-            or not (api_key().isascii() and api_key().isprintable())
-        ):
-            fail(f"{name}: {self.base_url} needs a key; set OPENAI_API_KEY to it and nothing else")
-        unique, read = (
-            {self._key(r): r for r in requests},
-            lambda request: self._read(request, parse, parse_retries),
-        )
+        check_requests(requests, name, self)
+        keys = [self._key(request) for request in requests]
+        unique = dict(zip(keys, requests))
+        read = partial(self._read, parse=parse, parse_retries=parse_retries)
+        done = {}
         with self._open_store():
-            done = {key: reply for key, r in unique.items() if isinstance(reply := read(r), Reply)}
+            for key, request in unique.items():
+                reply = read(request)
+                if isinstance(reply, Reply):
+                    done[key] = reply
             with tqdm(total=len(unique), initial=len(done), desc=name, unit="request") as bar:
-                stopped = asyncio.run(self._ask_all(unique, done, read, bar))
-        if stopped:
-            fail(
-                f"{name}: {stopped}; spent ${self.cost:.4f}. {len(done)} of {len(unique)} requests are done, the replies in "
-                f"{self.store}; {len(unique) - len(done)} remain: the same command goes on from there"
-            )
-        return [done[self._key(r)] for r in requests]
+                stop_reason = asyncio.run(Batch(self, unique, done, read, bar).run())
+        if stop_reason:
+            progress = f"{len(done)} of {len(unique)} requests are done, the replies in {self.store}"
+            remain = f"{len(unique) - len(done)} remain: the same command goes on from there"
+            fail(f"{name}: {stop_reason}; spent ${self.cost:.4f}. {progress}; {remain}")
+        return [done[key] for key in keys]
 
     def _key(self, request: dict, attempt: int = 0) -> str:
-        return hashlib.sha256(
-            json.dumps([self.model, self.base_url, request, attempt], sort_keys=True).encode()
-        ).hexdigest()
-
-    def _dollars(self, tokens: tuple[float, float]) -> float:
-        return (tokens[0] * self.price[0] + tokens[1] * self.price[1]) / 1e6
+        identity = [self.model, self.base_url, request, attempt]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _worst_cost(self, request: dict) -> float:
-        return self._dollars(tuple((n or 0) * scale for n, scale in zip(token_limits(request), self.scales)))
+        tokens_in, tokens_out = token_limits(request)
+        return dollars((tokens_in * self.scales[0], (tokens_out or 0) * self.scales[1]), self.price)
 
     @contextmanager
     def _open_store(self) -> Iterator[None]:
-        """Opens and locks the store, and reads what is new in it; the last line is cut off if a kill has torn it."""
+        """Opens and locks the store, reads what is new in it, cuts off a last line that a kill has torn."""
         self.store.parent.mkdir(parents=True, exist_ok=True)
         with open(self.store, "a+b") as self.file:
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fail(f"{self.store}: another process is using it; wait for that, or name another file")
+                fail(f"{self.store}: another process is using it; wait for its end, or name another file")
             self.file.seek(self.end)
             for line in self.file:
                 if not line.endswith(b"\n"):
@@ -269,18 +309,15 @@ class Endpoint:
                 try:
                     self._remember(line)
                 except (ValueError, LookupError, TypeError):
-                    fail(
-                        f"{self.store}:{len(self.bodies) + 1}: not a line of such a store; delete it or name another file"
-                    )
+                    number = len(self.bodies) + 1
+                    fail(f"{self.store}:{number}: not a line of such a store; delete it or name another file")
             yield
 
     def _remember(self, line: bytes) -> None:
-        row = json.loads(line)
-        counts = all(type(n) is int for n in row["usage"]) and 0 <= row["cost"] < float("inf")
-        if not (counts and is_completion(row["reply"])):
-            raise ValueError("no stored reply")
-        used = zip(self.scales, row["usage"], token_limits(row["request"]))
-        self.scales = tuple(max(scale, n / limit) if limit else scale for scale, n, limit in used)
+        row = read_row(line)
+        for side, limit in enumerate(token_limits(row["request"])):  # in, out
+            if limit:
+                self.scales[side] = max(self.scales[side], row["usage"][side] / limit)
         self.cost += row["cost"]
         self.bodies[row["key"]] = row["reply"]
         self.end += len(line)
@@ -294,130 +331,158 @@ class Endpoint:
             "request": request,
             "reply": body,
             "usage": usage or (0, 0),
-            "cost": self._dollars(usage) if usage else self._worst_cost(request),
+            "cost": dollars(usage, self.price) if usage else self._worst_cost(request),
             "time": time.time(),
         }
         line = hide_key(json.dumps(row)).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
         watchdog.beat()
-        self._remember(line)  # from the line, so that a second start sees the same
+        self._remember(line)  # the line, not the row, so that the next start sees the same
 
     def _read(self, request: dict, parse: Callable[[str], Any], parse_retries: int) -> Reply | int:
-        """The Reply that the stored ones amount to, or else the attempt that is to be made."""
+        """Returns the Reply that is in the stored bodies, or else the number of the attempt to make next."""
         for attempt in range(parse_retries + 1):
-            if (body := self.bodies.get(self._key(request, attempt))) is None:
+            body = self.bodies.get(self._key(request, attempt))
+            if body is None:
                 return attempt
-            usage, choice = read_usage(body) or (0, 0), body["choices"][0]
-            text = choice["message"].get("content") or ""
+            reply = read_reply(body, parse, attempts=attempt + 1)
+            if not reply.error:
+                break
+        return reply
+
+
+def check_settings(endpoint: Endpoint) -> None:
+    """Exits with code 2 and one line if an argument cannot be right."""
+    if "@" in endpoint.base_url or "?" in endpoint.base_url:
+        fail("a base URL must not hold a user, password or key, as it is logged; set OPENAI_API_KEY")
+    if not endpoint.base_url.startswith(("http://", "https://")):
+        fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
+    if endpoint.concurrency < 1 or endpoint.timeout <= 0 or endpoint.retries < 0:
+        limits = f"concurrency {endpoint.concurrency}, timeout {endpoint.timeout}, retries {endpoint.retries}"
+        fail(f"{limits}: the first two must be positive, retries must not be negative")
+    if endpoint.budget and not any(endpoint.price):
+        fail("a budget needs a price: US dollars per million tokens in and out")
+
+
+def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
+    """Rejects, before the first call, requests that cannot be asked or whose cost has no limit."""
+    for number, request in enumerate(requests, 1):
+        if request.get("stream") or request.get("n", 1) != 1:
+            raise ValueError(f"request {number}: stream and n > 1 are not supported; vary the seed instead")
+        if endpoint.budget and token_limits(request)[1] is None:
+            fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
+    key = api_key()
+    is_missing = not key and endpoint.base_url == OPENAI_URL
+    if is_missing or not (key.isascii() and key.isprintable()):
+        fail(f"{name}: {endpoint.base_url} needs a key; set OPENAI_API_KEY to it and nothing else")
+
+
+@dataclass(eq=False)
+class Batch:
+    """The calls of one `ask`. Its workers share the queue, the session and the reason to stop."""
+
+    endpoint: Endpoint
+    requests: dict[str, dict]  # by key
+    done: dict[str, Reply]  # by key; `run` adds the missing ones
+    read: Callable[[dict], Reply | int]  # Endpoint._read
+    bar: tqdm
+
+    async def run(self) -> str:
+        """Adds the missing replies to `done`; returns "", or why it stopped before all were there."""
+        missing = [(key, request) for key, request in self.requests.items() if key not in self.done]
+        self.queue = iter(missing)
+        self.invalid = sum(bool(reply.error) for reply in self.done.values())
+        self.reserved = 0.0  # dollars; the worst case of the calls under way
+        self.last_error = ""
+        self.stop_reason = ""
+        self.stopping = asyncio.Event()
+        self.session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {api_key() or 'none'}", "Content-Type": "application/json"},
+            proxy=proxy_for(self.endpoint.base_url),
+            timeout=aiohttp.ClientTimeout(),  # none; `call` has one
+            connector=aiohttp.TCPConnector(limit=0),  # none; there are `concurrency` workers
+        )
+        async with self.session:
+            n_workers = min(self.endpoint.concurrency, len(missing))
+            await asyncio.gather(*(self.work() for _ in range(n_workers)))
+        return self.stop_reason
+
+    async def work(self) -> None:
+        """Takes requests from the queue until it is empty or the run stops."""
+        endpoint = self.endpoint
+        for key, request in self.queue:
             try:
-                return Reply(parse(text), text, "", usage, choice)
-            except (ValueError, RecursionError) as e:  # the second from JSON of a thousand brackets
-                error = one_line(f"unreadable in {attempt + 1} attempts: {e or type(e).__name__}")
-        return Reply(None, text, error, usage, choice)
+                self.done[key] = await self.ask_one(request)
+            except Stop as stop:
+                self.stop_reason = self.stop_reason or str(stop)
+                self.stopping.set()
+                return
+            self.invalid += bool(self.done[key].error)
+            cost = f"${endpoint.cost:.2f}" if any(endpoint.price) else "no price given"
+            counts = f"calls {endpoint.calls}, {cost}, invalid {self.invalid}, repeats {endpoint.repeats}"
+            self.bar.set_postfix_str(f"{counts} {self.last_error}", refresh=False)
+            self.bar.update()
 
-    async def _ask_all(
-        self, requests: dict[str, dict], done: dict[str, Reply], read: Callable, bar: tqdm
-    ) -> str:
-        """Adds the Replies that are missing to `done`; returns "", or why it stopped before all were there."""
-        headers = {"Authorization": f"Bearer {api_key() or 'none'}", "Content-Type": "application/json"}
-        place = urlsplit(self.base_url)
-        proxy = (
-            None
-            if urllib.request.proxy_bypass(place.netloc)
-            else urllib.request.getproxies().get(place.scheme)
-        )
-        client = aiohttp.ClientSession(
-            headers=headers,
-            proxy=proxy,
-            timeout=aiohttp.ClientTimeout(),
-            connector=aiohttp.TCPConnector(limit=0),
-        )
-        self.stopping, reasons, queue = (
-            asyncio.Event(),
-            [],
-            (item for item in requests.items() if item[0] not in done),
-        )
-        invalid = sum(bool(r.error) for r in done.values())
+    async def ask_one(self, request: dict) -> Reply:
+        """Calls until there is a readable reply, or too many unreadable ones, or none to be had."""
+        reply = self.read(request)
+        while isinstance(reply, int):
+            error = await self.call(request, attempt=reply)
+            if error:
+                return Reply(None, "", error, (0, 0), {})
+            reply = self.read(request)
+        return reply
 
-        async def worker():
-            nonlocal invalid
-            for key, request in queue:  # one queue for all workers
-                try:
-                    while isinstance(reply := read(request), int):
-                        if error := await self._call(client, request, reply):
-                            reply = Reply(None, "", error, (0, 0), {})
-                            break
-                except Stop as e:
-                    reasons.append(str(e))
-                    self.stopping.set()
-                    return
-                done[key] = reply
-                invalid += bool(reply.error)
-                cost = f"${self.cost:.2f}" if any(self.price) else "no price given"
-                bar.set_postfix_str(
-                    f"calls {self.calls}, {cost}, invalid {invalid}, repeats {self.repeats} "
-                    f"{self.last_error}",
-                    refresh=False,
-                )
-                bar.update()
+    async def call(self, request: dict, attempt: int) -> str:
+        """Calls until a reply is stored and returns "", or else why there is none. Raises Stop."""
+        endpoint = self.endpoint
+        url = f"{endpoint.base_url}/chat/completions"
+        try:
+            sent = json.dumps({**request, "model": endpoint.model}, ensure_ascii=False).encode()
+        except UnicodeEncodeError as e:  # half of a surrogate pair in a message
+            return f"the request cannot be sent: {e}"
 
-        async with client:
-            await asyncio.gather(*(worker() for _ in range(min(self.concurrency, len(requests)))))
-        return reasons[0] if reasons else ""
-
-    async def _call(self, client: aiohttp.ClientSession, request: dict, attempt: int) -> str:
-        """Calls until a reply is stored and returns "", else why there is none. Raises Stop."""
-        for n in range(self.retries + 1):
-            worst = self._worst_cost(request)
-            if self.stopping.is_set():
-                raise Stop
-            if self.budget and self.cost + self.reserved + worst > self.budget * (
-                1 + 1e-9
-            ):  # a sum of many roundings
-                raise Stop(f"the next call could pass the budget of ${self.budget:g}")
-            self.calls, self.repeats, self.reserved, wait = (
-                self.calls + 1,
-                self.repeats + (n > 0),
-                self.reserved + worst,
-                0.0,
-            )
-            url, sent = (
-                f"{self.base_url}/chat/completions",
-                json.dumps({**request, "model": self.model}, ensure_ascii=False),
-            )
+        for repeat in range(endpoint.retries + 1):
+            worst = self.reserve(request)
+            endpoint.calls += 1
+            endpoint.repeats += repeat > 0
+            wait = 0.0
             try:
-                async with asyncio.timeout(self.timeout), client.post(url, data=sent.encode()) as answer:
-                    content, code, wait = await answer.read(), answer.status, retry_after(answer.headers)
-                if code < 300:
-                    self._save(request, attempt, read_body(content))
+                async with asyncio.timeout(endpoint.timeout), self.session.post(url, data=sent) as answer:
+                    content = await answer.read()
+                wait = retry_after(answer.headers)
+                if answer.status < 300:
+                    endpoint._save(request, attempt, read_body(content))
                     return ""
-                error, self.last_error = (
-                    one_line(f"HTTP {code}: {content.decode(errors='replace')}"),
-                    f"(HTTP {code})",
-                )
-                if (
-                    code in (401, 402, 404)
-                    or (code == 403 and not self.bodies)
-                    or error_code(content) == "insufficient_quota"
-                ):
-                    raise Stop(
-                        f"{self.base_url}: {error}; check OPENAI_API_KEY, model, base URL and credit"
-                    ) from None
-                if wait > MAX_RETRY_AFTER:
-                    raise Stop(f"{self.base_url}: {error}; it asks to wait {wait:.0f} seconds") from None
-                if code < 500 and code not in (408, 409, 429):
-                    return error
-            except UnicodeEncodeError as e:  # half a surrogate pair in a message
-                return f"the request cannot be sent: {e}"
+                error = one_line(f"HTTP {answer.status}: {content.decode(errors='replace')}")
+                self.last_error = f"(HTTP {answer.status})"
+                reason = why_stop(answer.status, content, wait, answered=bool(endpoint.bodies))
+                if reason:
+                    raise Stop(f"{endpoint.base_url}: {error}; {reason}")
+                if answer.status < 500 and answer.status not in (408, 409, 429):
+                    return error  # a repeat would not help
             except (TimeoutError, aiohttp.ClientError, ValueError) as e:
-                self.cost += worst  # it may have been generated, and billed
-                self.last_error = f"({type(e).__name__})"
+                endpoint.cost += worst  # the reply may have been generated, and billed
                 error = one_line(f"{type(e).__name__}: {e} {e.__cause__ or ''}")
+                self.last_error = f"({type(e).__name__})"
             finally:
                 self.reserved -= worst
-            if n < self.retries:
-                wait += self.random.uniform(0, min(MAX_BACKOFF, self.backoff * 2**n))
+
+            if repeat < endpoint.retries:
+                wait += JITTER.uniform(0, min(MAX_BACKOFF, endpoint.backoff * 2**repeat))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), wait)
-        return f"no reply in {self.retries + 1} calls; the last: {error}"
+        return f"no reply in {endpoint.retries + 1} calls; the last: {error}"
+
+    def reserve(self, request: dict) -> float:
+        """Returns the worst cost of a call, added to `reserved`. Raises Stop if the call must not start."""
+        if self.stopping.is_set():
+            raise Stop
+        worst = self.endpoint._worst_cost(request)
+        budget = self.endpoint.budget
+        needed = self.endpoint.cost + self.reserved + worst
+        if budget and needed > budget * (1 + 1e-9):  # `needed` is a sum of many roundings
+            raise Stop(f"the next call could pass the budget of ${budget:g}")
+        self.reserved += worst
+        return worst

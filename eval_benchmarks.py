@@ -35,7 +35,7 @@ import runs  # isort: skip
 import tyro
 
 from benchmarks import BENCHMARKS, arenahard2, shared
-from benchmarks.scoring import read_rows, row_key
+from benchmarks.scoring import read_stored, row_key
 
 
 @dataclass
@@ -281,7 +281,7 @@ def score_stored(args: Args) -> None:
     """Score the stored rows of --from, and write the numbers to --out."""
     if not Path(args.from_).exists():
         runs.fail(f"--from {args.from_}: no such file")
-    rows = read_rows(Path(args.from_))
+    rows = read_stored(Path(args.from_))
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:

@@ -1,30 +1,40 @@
 """SAGE's Sentient benchmark: the emotion in which a simulated user leaves a conversation with the model.
 
-    python eval_sentient.py --model results/rlver/model --profiles path/to/simulator_profile_withfirsttalk.jsonl \\
+    python eval_sentient.py --model results/rlver/model --profiles simulator_profile_withfirsttalk.jsonl \\
         --simulator deepseek-chat --simulator-url https://ENDPOINT/v1 --held-out-simulator gpt-4o-2024-08-06
-    python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json          # no model, no simulator
+    python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json     # no model, no simulator
 
-Numbers, of each simulator: `mean_emotion` of the last turns (the Sentient score), `success` (100) and `failure` (below 10).
-simulator.py says how the user works. Praise alone raises the first simulator, which a policy may have been trained with: the
-score of a second one, --held-out-simulator, stands beside it, from conversations of its own. A simulator is a model's name at
-an OpenAI-compatible endpoint, or file.py:function (dialogue, setting) -> (utterance, change), as data/toy/users.py:user.
+Reports `mean_emotion` of the last turns (the Sentient score), `success` (dialogues that end at 100) and
+`failure` (below 10). rewards/simulated_user.py says how a user works. A simulator is a model at an
+OpenAI-compatible endpoint, or file.py:function (dialogue, setting) -> (utterance, change), such as
+data/toy/users.py:user.
 
-`--protocol sage` (default) and `rlver` (its training runs) differ: start 40 or 30; changes clipped to -10 .. 10, or not; ends
-at 100 and below 10, or at 0; ten replies, the last of them not heard, or eight. Of a malformed reply (thinking not closed,
-cut off, ...) what follows the last </think>, the whole text if there is none, is said, or the dialogue ends and counts as
-emotion 0. Both are counted. The flags under "protocol" change single values. The simulator's prompts are our own wording, so
-published scores are no comparison unless --from-dialogues gets dialogues of the official tool.
+Use a second simulator: a policy can learn to please the one that it was trained with, for instance by praise.
+--held-out-simulator gets conversations and a score of its own.
 
-A planner or speaker whose replies stay unreadable, and a dialogue that no longer fits the model's context, leave a dialogue
-without a score: counted, listed, never an emotion; above 1 % of them there is no headline.
-Writes results/<run>/: config.json, command.txt, env.txt, turns.jsonl and turns_held_out.jsonl (turn by turn, what --resume
-reads), simulator.jsonl and simulator_held_out.jsonl (raw replies), dialogues.jsonl and dialogues_held_out.jsonl (SAGE's
-format), summary.json; and lines in results/runs.csv.
+`--protocol sage` (default) and `rlver` (its training runs); flags under "protocol" change single values:
+
+                         sage                                          rlver
+    start                emotion 40                                    emotion 30
+    changes              clipped to -10 .. 10                          not clipped
+    end                  at 100, below 10, or at a goodbye             below 1, or at a goodbye
+    replies              10, the user does not answer the last         8
+    malformed reply      the user hears what follows the last          the dialogue ends with
+                         </think>, or all of it if there is none       emotion 0
+
+`format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
+with published scores, pass dialogues of the official tool to --from-dialogues.
+
+A dialogue has no score if the planner or the speaker stays unreadable, or if it outgrows the model's context.
+Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
+
+Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
+dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
+simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
 """
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,12 +43,13 @@ from typing import Literal
 
 import runs  # isort: skip
 
-from benchmarks import shared as evaluation
-import generation
-from rewards import simulated_user as simulator
-from rows import read_rows
+import rollout
 import utils
+from benchmarks import sage_dialogues
+from benchmarks import shared as evaluation
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
+from rewards import simulated_user as simulator
+from rewards import user_prompts
 
 
 @dataclass
@@ -53,53 +64,54 @@ class Args:
     limit: int = 0
     """Only the first users of the file; 0: all."""
     think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
-    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an answer with a
-    </think> ends the run."""
+    """auto: read from the checkpoint's think_format.json. Without one, or behind an endpoint, `plain`; then a
+    reply that contains </think> ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
-    """The system line asks for a <think> block, of a model that was not trained to write one (RLVER's think-then-say)."""
+    """The system line asks for a <think> block, for a model that was not trained to write one."""
     keep_thinking: bool = False
-    """The model reads the thinking of its earlier turns; else only what it said."""
+    """The model reads the thinking of its earlier turns; otherwise only what it said."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate."""
+    """auto: vLLM if there is a GPU and vLLM is installed, else transformers' generate."""
     temperature: float = 0.7
-    """0 is greedy. SAGE does not state one; our choice."""
+    """0 is greedy. SAGE does not state one; 0.7 is our choice."""
     top_p: float = 1.0
     max_tokens: int = 4096
-    """New tokens a turn (RLVER: 5000)."""
+    """New tokens per reply (RLVER: 5000)."""
     batch_size: int = 64
-    """Dialogues a batch with transformers' generate."""
+    """Dialogues per batch with transformers' generate."""
     # simulated user
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, or the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, or the official one. The key is OPENAI_API_KEY."""
     held_out_simulator: str = ""
-    """The second one; empty: none."""
+    """A second simulator, named in the same way; empty: none."""
     held_out_simulator_url: str = ""
+    """Its endpoint."""
     user: Literal["vanilla", "challenging"] = "vanilla"
-    """challenging: hides what it wants, and only that raises its emotion."""
+    """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
     user_temperature: float = 0.5
-    """Of planner and speaker (RLVER: 0.5)."""
+    """Temperature of planner and speaker (RLVER: 0.5)."""
     user_max_tokens: int = 2048
-    """Of a reply of theirs."""
+    """Tokens per reply of planner or speaker."""
     concurrency: int = 32
-    """Calls at a time."""
+    """Calls under way at once."""
     budget: float = 0.0
     """US dollars that each simulator may cost; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by a simulator."""
+    """US dollars per million tokens read and written by a simulator."""
     max_invalid: float = 0.01
-    """Share of dialogues without a score above which no headline is given."""
+    """Share of dialogues without a score above which there is no headline."""
     # protocol
     protocol: Literal["sage", "rlver"] = "sage"
-    """What differs: the top of this script."""
+    """See the table at the top of this script."""
     start: int | None = None
-    """Emotion at the start; this and those below: None is as the protocol has it."""
+    """Emotion at the start. None, here and below: as the protocol has it."""
     max_change: int | None = None
-    """A change is clipped to this and its negative; 0: not clipped."""
+    """A change is clipped to -max_change .. max_change; 0: not clipped."""
     high: int | None = None
     """A dialogue ends at this emotion; 0: it does not."""
     low: int | None = None
@@ -108,345 +120,400 @@ class Args:
     """Replies of the model at most."""
     # instead of a run
     from_dialogues: str = ""
-    """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz; scores them into the file --out."""
+    """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
     # run
     seed: int = 0
-    """Of sampling, of orders that are drawn, and of intervals."""
+    """Random seed for sampling, for the simulators and for intervals."""
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Keep what a run folder already has: turns, and every reply of the simulators."""
+    """Continue a run: keeps its turns and every reply of the simulators."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print calls and cost, and stop before a model is loaded or asked."""
 
     def setting(self) -> dict:
-        """The simulator's setting: that of the protocol, with what flags change."""
-        out = {
-            **(simulator.SAGE if self.protocol == "sage" else simulator.RLVER),
-            "kind": self.user,
-            "seed": self.seed,
-            "temperature": self.user_temperature,
-            "max_tokens": self.user_max_tokens,
-        }
+        """Returns the simulator's setting: the protocol's, changed by the flags."""
+        protocols = {"sage": simulator.SAGE, "rlver": simulator.RLVER}
+        setting = dict(protocols[self.protocol])
+        setting["kind"] = self.user
+        setting["seed"] = self.seed
+        setting["temperature"] = self.user_temperature
+        setting["max_tokens"] = self.user_max_tokens
         for name in ("start", "max_change", "high", "low", "turns"):
-            if (value := getattr(self, name)) is not None:
-                out[name] = value or (None if name in ("max_change", "high") else value)
-        return out
+            value = getattr(self, name)
+            if value is not None:
+                setting[name] = value
+        for name in ("max_change", "high"):  # 0 switches these limits off
+            setting[name] = setting[name] or None
+        return setting
 
 
 # --- 1. stored dialogues
 
 
-def check_record(dialogue: dict, setting: dict) -> list[str]:
-    """What in a stored dialogue is not as the setting has it: start, every update of the emotion, its end, the final value."""
-    users = [m for m in dialogue["history"] if m["role"] == "user"]
-    found, emotion, tongue = [], users[0]["emotion-point"], simulator.language(users[0]["content"])
-    if emotion != setting["start"]:
-        found.append(f"starts at {emotion}, not at {setting['start']}")
-    for number, turn in enumerate(users[1:], 2):
-        planning = turn.get("planning")
-        change = turn.get("change", planning.get("change") if isinstance(planning, dict) else None)
-        if not isinstance(change, int | float):
-            found.append(f"turn {number} has no change")
-        elif turn["emotion-point"] != simulator.new_emotion(emotion, change, setting):
-            found.append(f"turn {number}: {emotion} and a change of {change} make {turn['emotion-point']}")
-        ended = simulator.ending(turn["emotion-point"], turn["content"], tongue, setting)
-        if ended and number < len(users):
-            found.append(f"goes on after turn {number} ({ended})")
-        emotion = turn["emotion-point"]
-    if dialogue["emo_point"] != emotion:
-        found.append(f"ends at {emotion}, but emo_point is {dialogue['emo_point']}")
-    return found
-
-
-def read_dialogues(path: str) -> list[dict]:
-    """Stored dialogues; exits with 2 for a row that is none."""
-    rows = read_rows(path, "emo_point", "history")
-    is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
-    for number, row in enumerate(rows, 1):
-        where, history = f"{path}:{number}: ", row["history"]
-        if not is_number(row["emo_point"]):
-            runs.fail(f"{where}emo_point is {row['emo_point']!r}, not a number")
-        if not (isinstance(history, list) and all(isinstance(m, dict) and "role" in m for m in history)):
-            runs.fail(f"{where}'history' must be a list of {{'role', 'content'}}")
-        users = [m for m in history if m["role"] == "user"]
-        if not users or not all(
-            is_number(m.get("emotion-point")) and isinstance(m.get("content"), str) for m in users
-        ):
-            runs.fail(f"{where}every turn of the user needs 'content', a text, and 'emotion-point', a number")
-        if not isinstance(row.setdefault("ended", ""), str):
-            runs.fail(f"{where}'ended' is not a text")
-    return rows
-
-
 def rescore(args: Args) -> None:
-    """--from-dialogues: stored dialogues to numbers."""
+    """Scores the dialogues of --from-dialogues, and warns where one does not follow the protocol."""
     if not args.out:
         runs.fail("--from-dialogues needs --out OUT.json")
-    rows, setting = read_dialogues(args.from_dialogues), args.setting()
-    warnings = [f"dialogue {row['id']}: {text}" for row in rows for text in check_record(row, setting)]
-    numbers = runs.or_fail(numbers_of, rows, args)
-    result = numbers | {"protocol": args.protocol, "from": args.from_dialogues, "warnings": warnings}
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.out).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    warn(warnings)
-    print(json.dumps({k: v for k, v in result.items() if k != "warnings"} | {"n_warnings": len(warnings)}))
+    dialogues = sage_dialogues.read(args.from_dialogues)
+    setting = args.setting()
+    warnings = []
+    for dialogue in dialogues:
+        problems = sage_dialogues.check(dialogue, setting)
+        warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
+    scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+    scores |= {"protocol": args.protocol, "from": args.from_dialogues}
+
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(scores | {"warnings": warnings}, indent=1, ensure_ascii=False) + "\n")
+    print_warnings(warnings)
+    print(json.dumps(scores | {"n_warnings": len(warnings)}))
 
 
-def numbers_of(dialogues: list[dict], args: Args) -> dict:
-    """simulator.score with interval, and the share of the model's replies that are well-formed."""
-    numbers = simulator.score(dialogues)
-    finals = [e for e in map(simulator.final_emotion, dialogues) if e is not None]
-    numbers["interval"] = evaluation.bootstrap(finals, args.seed)
-    status = [m["status"] for d in dialogues for m in d["history"] if "status" in m]
-    numbers["format_ok"] = status.count("ok") / len(status) if status else None
-    return numbers
+def score_dialogues(dialogues: list[dict], seed: int) -> dict:
+    """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
+    scores = simulator.score(dialogues)
+    finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
+    scores["interval"] = evaluation.bootstrap([value for value in finals if value is not None], seed)
+    statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
+    scores["format_ok"] = None  # dialogues of the official tool do not have it
+    if statuses:
+        scores["format_ok"] = statuses.count("ok") / len(statuses)
+    return scores
 
 
-def warn(lines: list[str]) -> None:
-    """At most ten lines on stderr, and how many more there are."""
-    for line in lines[:10] + [f"and {len(lines) - 10} more"] * (len(lines) > 10):
+def print_warnings(warnings: list[str]) -> None:
+    """Prints at most ten warnings on stderr, and how many more there are."""
+    lines = warnings[:10]
+    if len(warnings) > 10:
+        lines.append(f"and {len(warnings) - 10} more")
+    for line in lines:
         print(f"WARNING: {line}", file=sys.stderr)
 
 
-# --- 2. the run
+# --- 2. the tested model
+
+# text, whether it is finished, number of tokens; None if the conversation does not fit the model's context
+Reply = tuple[str, bool, int] | None
+Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversations, seeds) -> replies
 
 
-def load_model(args: Args, run: Path) -> Callable:
-    """generate(conversations, seeds) -> (text, finished, tokens) of each, None where it does not fit the model's context."""
+def load_model(args: Args, run: Path) -> Generate:
+    """Returns the function that replies to conversations, by --model-url or by a model loaded here."""
     if args.model_url:
-        model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-        sampling = evaluation.endpoint_sampling(args, args.temperature)
+        return endpoint_model(args, run)
+    return local_model(args)
 
-        def by_endpoint(conversations, seeds):
-            asked = model.ask(
-                [{"messages": messages, **sampling} for messages in conversations], name="model"
-            )
-            if lost := [reply.error for reply in asked if reply.error]:
-                runs.fail(f"{args.model}: {lost[0]}; the same command with --resume goes on")
-            return [
-                (reply.text, reply.choice.get("finish_reason") != "length", reply.usage[1]) for reply in asked
-            ]
 
-        return by_endpoint
-    tokenizer, limit = evaluation.load_tokenizer(args), context(args) - args.max_tokens
-    stop = "</response>" if evaluation.think_format(args).startswith("zero") else ""
-    sampler = generation.Sampler(
+def local_model(args: Args) -> Generate:
+    """Loads the model with vLLM or transformers."""
+    tokenizer = evaluation.load_tokenizer(args)
+    stop = utils.THINK_FORMATS[evaluation.think_format(args)].stop
+    sampler = rollout.Sampler(
         args.model,
         tokenizer,
-        args.temperature,
-        args.max_tokens,
-        args.top_p,
-        stop,
-        runs.use_vllm(args.rollout),
+        rollout.Sampling(args.temperature, args.max_tokens, args.top_p, stop),
+        rollout.use_vllm(args.rollout),
     )
+    max_prompt_tokens = context_length(args) - args.max_tokens
 
-    def generate(conversations, seeds):
+    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
         prompts = [utils.encode_prompt(tokenizer, messages) for messages in conversations]
-        fit = [i for i, ids in enumerate(prompts) if len(ids) <= limit]
-        outs = sampler.complete([prompts[i] for i in fit], [seeds[i] for i in fit], len(fit)) if fit else ()
-        done = {fit[n]: (text, finished, len(ids)) for n, text, finished, ids in outs}
-        return [done.get(i) for i in range(len(prompts))]
+        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
+        replies: list[Reply] = [None] * len(prompts)
+        if fitting:
+            samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
+            for n, sample in samples:
+                text = rollout.text_of(tokenizer, sample)
+                replies[fitting[n]] = (text, sample.finished, len(sample.ids))
+        return replies
 
     return generate
 
 
-def context(args: Args) -> int:
-    """Tokens that the model can read and write."""
-    config = runs.load_config(args.model).get_text_config()
+def endpoint_model(args: Args, run: Path) -> Generate:
+    """Asks the model behind --model-url. Its replies are kept in model.jsonl."""
+    model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
+    sampling = evaluation.endpoint_sampling(args, args.temperature)
+
+    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
+        requests = [{"messages": messages, **sampling} for messages in conversations]
+        replies = []
+        for reply in model.ask(requests, name="model"):
+            if reply.error:
+                runs.fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
+            finished = reply.choice.get("finish_reason") != "length"
+            _, n_tokens = reply.usage
+            replies.append((reply.text, finished, n_tokens))
+        return replies
+
+    return generate
+
+
+def context_length(args: Args) -> int:
+    """Returns how many tokens the model can read and write."""
+    config = utils.load_config(args.model).get_text_config()
     return getattr(config, "max_position_embeddings", None) or 10**9
 
 
+# --- 3. the dialogues
+
+
 def talk(
-    args: Args, profiles: list[dict], user: Endpoint | Callable, generate: Callable, path: Path
+    args: Args, profiles: list[dict], user: simulator.User, generate: Generate, path: Path
 ) -> list[dict]:
-    """The dialogues of all profiles with one simulator, a turn of all at a time. Every step is a line of `path`, and the next
-    start goes on after the last whole one."""
-    setting, think_format = args.setting(), evaluation.think_format(args)
+    """Holds the dialogues of all profiles with one simulator, all of them one turn further at a time.
+
+    Appends every step to `path`. If the file exists, continues after its last complete line.
+    """
+    setting = args.setting()
     dialogues = [simulator.start(profile, setting) for profile in profiles]
-    by_id = {d["id"]: d for d in dialogues}
-    for step in runs.read_kept(path):
-        for row in step["dialogues"]:
-            by_id[row["id"]] |= row | {"history": by_id[row["id"]]["history"] + row["history"]}
-    known = {d["id"]: (len(d["history"]), d["ended"]) for d in dialogues}
+    restore(dialogues, path)
+    saved = {dialogue["id"]: progress(dialogue) for dialogue in dialogues}
 
-    def keep() -> None:
-        changed = [d for d in dialogues if known[d["id"]] != (len(d["history"]), d["ended"])]
-        changed = [d for d in changed if d["ended"] != "simulator_failed"]  # --resume asks it again
-        rows = [
-            {k: d[k] for k in d if k != "profile"} | {"history": d["history"][known[d["id"]][0] :]}
-            for d in changed
-        ]
-        if rows:
-            runs.append_jsonl(path, [{"dialogues": rows}])
-        known.update({d["id"]: (len(d["history"]), d["ended"]) for d in changed})
+    # a batch and its seeds do not depend on what is done already, so a resumed run repeats an unbroken one
+    batch_size = len(dialogues)
+    if not args.model_url and not rollout.use_vllm(args.rollout):
+        batch_size = args.batch_size
 
-    here = not args.model_url and not runs.use_vllm(args.rollout)
-    size = (
-        args.batch_size if here else len(dialogues)
-    )  # a batch and its seeds do not depend on what is done already
     for turn in range(setting["turns"]):
-        if all(d["ended"] for d in dialogues):
+        if all(dialogue["ended"] for dialogue in dialogues):
             break
-        for first in range(0, len(dialogues), size):
-            rows = enumerate(dialogues[first : first + size], first)
-            if not (due := [(i, d) for i, d in rows if not d["ended"] and simulator.replies(d) == turn]):
-                continue
-            seeds = [(args.seed * 1_000_003 + i) * 1009 + turn for i, _ in due]
-            asked = [simulator.chat_messages(d, args.ask_thinking, args.keep_thinking) for _, d in due]
-            for (_, dialogue), out in zip(due, generate(asked, seeds), strict=True):
-                if out is None:
-                    dialogue |= {"ended": "too_long", "error": "no room for a reply in the model's context"}
-                else:
-                    evaluation.check_plain(args, out[0])
-                    simulator.say(dialogue, setting, out[0], think_format, out[1])
-                    dialogue["history"][-1]["n_tokens"] = out[2]
-            keep()
-        simulator.reply(dialogues, setting, user)
-        keep()
-        going, mean = (
-            sum(not d["ended"] for d in dialogues),
-            sum(d["emo_point"] for d in dialogues) / len(dialogues),
-        )
-        print(
-            f"turn {turn + 1} of {setting['turns']}: {going} of {len(dialogues)} go on, emotion {mean:.1f}",
-            flush=True,
-        )
+        for first in range(0, len(dialogues), batch_size):
+            due = {}
+            for number, dialogue in enumerate(dialogues[first : first + batch_size], first):
+                if not dialogue["ended"] and simulator.count_replies(dialogue) == turn:
+                    due[number] = dialogue
+            if due:
+                model_turns(args, due, turn, generate)
+                save_progress(dialogues, saved, path)
+        simulator.user_turns(dialogues, setting, user)
+        save_progress(dialogues, saved, path)
+
+        n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
+        emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
+        going_on = f"{n_going_on} of {len(dialogues)} go on"
+        print(f"turn {turn + 1} of {setting['turns']}: {going_on}, emotion {emotion:.1f}", flush=True)
     return dialogues
 
 
-def estimate(profiles: list[dict], args: Args) -> str:
-    """What a simulator is asked at most; a turn of the model and the user's next are taken to have 300 tokens."""
-    setting, plan = args.setting(), {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
-    turns, starts = (
-        setting["turns"] - (not setting["answer_last"]),
-        [simulator.start(p, args.setting()) for p in profiles],
-    )
-    requests = [simulator.planner_request(d, setting) for d in starts]
-    requests += [simulator.speaker_request(d, setting, plan) for d in starts]
-    calls = turns * len(requests)
-    tokens_in = turns * sum(token_limits(r)[0] for r in requests) + 300 * len(requests) * sum(
-        range(1, turns + 1)
-    )
-    dollars = (tokens_in * args.price[0] + calls * args.user_max_tokens * args.price[1]) / 1e6
-    return f"at most {calls} calls, about {tokens_in} tokens in, at most {calls * args.user_max_tokens} out, ${dollars:.2f}"
+def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate) -> None:
+    """Adds the model's turn to the dialogues that are due, by their numbers in the file of profiles."""
+    seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
+    conversations = [
+        simulator.chat_messages(dialogue, args.ask_thinking, args.keep_thinking) for dialogue in due.values()
+    ]
+    for dialogue, reply in zip(due.values(), generate(conversations, seeds), strict=True):
+        if reply is None:
+            dialogue["ended"] = "too_long"
+            dialogue["error"] = "no room for a reply in the model's context"
+            continue
+        text, finished, n_tokens = reply
+        evaluation.check_plain(args, text)
+        simulator.add_model_turn(dialogue, args.setting(), text, evaluation.think_format(args), finished)
+        dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
-def roles(args: Args) -> dict[str, tuple[str, str]]:
-    """Names and URLs of the simulators."""
-    both = {
-        "simulator": (args.simulator, args.simulator_url),
-        "simulator_held_out": (args.held_out_simulator, args.held_out_simulator_url),
-    }
-    return {role: name for role, name in both.items() if name[0]}
+def progress(dialogue: dict) -> tuple[int, str]:
+    return len(dialogue["history"]), dialogue["ended"]
 
 
-def load_user(args: Args, role: str, run: Path) -> Endpoint | Callable:
-    name, url = roles(args)[role]
+def restore(dialogues: list[dict], path: Path) -> None:
+    """Brings dialogues to where an earlier start left them; `path` may not exist."""
+    by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
+    for step in runs.read_kept(path):
+        for row in step["dialogues"]:
+            dialogue = by_id[row["id"]]
+            new_turns = row.pop("history")
+            dialogue.update(row)
+            dialogue["history"] += new_turns
+
+
+def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path: Path) -> None:
+    """Appends one line with what is new in the dialogues since `saved`, and updates `saved`.
+
+    A failure of the simulator is not saved, so that --resume asks it again.
+    """
+    rows = []
+    for dialogue in dialogues:
+        n_saved_turns, _ = saved[dialogue["id"]]
+        if progress(dialogue) == saved[dialogue["id"]] or dialogue["ended"] == "simulator_failed":
+            continue
+        row = {key: value for key, value in dialogue.items() if key != "profile"}
+        row["history"] = dialogue["history"][n_saved_turns:]
+        rows.append(row)
+        saved[dialogue["id"]] = progress(dialogue)
+    if rows:
+        runs.append_jsonl(path, [{"dialogues": rows}])
+
+
+# --- 4. the simulators
+
+
+def simulators(args: Args) -> dict[str, tuple[str, str]]:
+    """Returns name and URL of each simulator by its role, which is also the name of its files."""
+    named = {"simulator": (args.simulator, args.simulator_url)}
+    if args.held_out_simulator:
+        named["simulator_held_out"] = (args.held_out_simulator, args.held_out_simulator_url)
+    return named
+
+
+def load_user(args: Args, role: str, run: Path) -> simulator.User:
+    name, url = simulators(args)[role]
     if ".py:" in name:
         return runs.load_function(name)
     return Endpoint(name, run / f"{role}.jsonl", url, args.concurrency, budget=args.budget, price=args.price)
 
 
+def estimate(profiles: list[dict], args: Args) -> str:
+    """Says what one simulator is asked at most, and what that costs.
+
+    Takes 300 tokens for a reply of the model and the user's answer to it.
+    """
+    setting = args.setting()
+    answers = setting["turns"]
+    if not setting["answer_last"]:
+        answers -= 1
+    no_plan = {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
+    requests = []
+    for profile in profiles:
+        dialogue = simulator.start(profile, setting)
+        requests.append(simulator.planner_request(dialogue, setting))
+        requests.append(simulator.speaker_request(dialogue, setting, no_plan))
+
+    calls = answers * len(requests)
+    prompt_tokens = sum(token_limits(request)[0] for request in requests)
+    history_tokens = 300 * len(requests) * sum(range(1, answers + 1))
+    tokens_in = answers * prompt_tokens + history_tokens
+    tokens_out = calls * args.user_max_tokens
+    price_in, price_out = args.price
+    dollars = (tokens_in * price_in + tokens_out * price_out) / 1e6
+    return f"at most {calls} calls, about {tokens_in} tokens in, at most {tokens_out} out, ${dollars:.2f}"
+
+
+def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
+    """Hashes what two comparable scores share: setting, simulator and its endpoint, prompts, profiles."""
+    name, url = simulators(args)[role]
+    contents = [
+        args.setting() | {"seed": 0},
+        name,
+        evaluation.judge_place(name, url),
+        user_prompts.SYSTEM,
+        user_prompts.ASK_THINKING,
+        user_prompts.PLANNER,
+        user_prompts.SPEAKER,
+        list(user_prompts.RULES.values()),
+        profiles,
+    ]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]
+
+
+# --- 5. the run
+
+
 def check(args: Args) -> list[dict]:
-    """The profiles; exits with 2 for what cannot be run."""
+    """Returns the profiles; exits with 2 if the run could not end well."""
     for name in ("model", "profiles", "simulator"):
         if not getattr(args, name):
             runs.fail(f"--{name} is missing; or name stored dialogues by --from-dialogues")
     setting = args.setting()
     if setting["turns"] < 1 or args.batch_size < 1 or (setting["max_change"] or 0) < 0:
         runs.fail("--turns and --batch-size must be 1 or more, --max-change not negative")
-    for role in roles(args):
+    for role in simulators(args):
         user = load_user(args, role, Path())
         if isinstance(user, Endpoint) and user.base_url == OPENAI_URL and not api_key():
-            runs.fail(
-                "the simulator needs a key in OPENAI_API_KEY, or an endpoint of your own, --simulator-url"
-            )
+            runs.fail("the simulator needs a key in OPENAI_API_KEY, or your own endpoint in --simulator-url")
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
-    profiles = simulator.read_profiles(args.profiles)[: args.limit or None]
-    if not args.model_url:
-        tokenizer = evaluation.load_tokenizer(args)
-        first = [simulator.chat_messages(simulator.start(p, setting), args.ask_thinking) for p in profiles]
-        longest = max(len(runs.or_fail(utils.encode_prompt, tokenizer, messages)) for messages in first)
-        if longest + args.max_tokens > context(args):
-            runs.fail(
-                f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
-                f"{context(args)} tokens of {args.model}'s context"
-            )
     if args.ask_thinking and evaluation.think_format(args) == "plain":
         runs.fail(
             "--ask-thinking needs --think-format think: with plain text the user would hear the thinking"
         )
+
+    profiles = simulator.read_profiles(args.profiles)
+    if args.limit:
+        profiles = profiles[: args.limit]
+    if not args.model_url:
+        check_first_prompts(args, profiles)
     return profiles
+
+
+def check_first_prompts(args: Args, profiles: list[dict]) -> None:
+    """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
+    tokenizer = evaluation.load_tokenizer(args)
+    longest = 0
+    for profile in profiles:
+        dialogue = simulator.start(profile, args.setting())
+        messages = simulator.chat_messages(dialogue, args.ask_thinking)
+        longest = max(longest, len(runs.or_fail(utils.encode_prompt, tokenizer, messages)))
+    if longest + args.max_tokens > context_length(args):
+        runs.fail(
+            f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
+            f"{context_length(args)} tokens of {args.model}'s context"
+        )
+
+
+def index_rows(args: Args, role: str, result: dict) -> list[dict]:
+    """Returns the lines of results/runs.csv for one simulator."""
+    low, high = result["interval"]
+    common = {
+        "model": args.model,
+        "benchmark": role.replace("simulator", "sentient"),
+        "n": result["n"],
+        "n_invalid": result["n_invalid"],
+        "temperature": args.temperature,
+        "judge": result["name"],
+        "fingerprint": result["fingerprint"],
+    }
+    rows = [common | {"metric": "mean_emotion", "value": result["mean_emotion"], "low": low, "high": high}]
+    for metric in ("success", "failure", "mean_turns", "format_ok"):
+        rows.append(common | {"metric": metric, "value": result[metric]})
+    return rows
 
 
 def main(args: Args) -> None:
     if args.from_dialogues:
-        return rescore(args)
+        rescore(args)
+        return
 
     # --- data, checked before anything is loaded or asked
-    profiles, setting = check(args), args.setting()
-    for role, (name, _) in roles(args).items():
-        print(f"{role} {name}: {'no calls' if '.py:' in name else estimate(profiles, args)}")
+    profiles = check(args)
+    for role, (name, _) in simulators(args).items():
+        cost = "no calls" if ".py:" in name else estimate(profiles, args)
+        print(f"{role} {name}: {cost}")
     if args.dry_run:
         return
     run = runs.start_run(args, "eval_sentient", args.model)
     if (run / "summary.json").exists():
-        return print(f"{run} is complete; --overwrite starts it anew")
+        print(f"{run} is complete; --overwrite starts it anew")
+        return
 
     # --- talk with each simulator, score
-    model, results, index = load_model(args, run), {}, []
-    for role, (name, url) in roles(args).items():
+    generate = load_model(args, run)
+    results = {}
+    index = []
+    for role, (name, _) in simulators(args).items():
         suffix = role.removeprefix("simulator")
-        dialogues = talk(args, profiles, load_user(args, role, run), model, run / f"turns{suffix}.jsonl")
-        (run / f"dialogues{suffix}.jsonl").write_text(
-            "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in dialogues)
-        )
-        numbers = runs.or_fail(numbers_of, dialogues, args)
-        if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-            numbers["without_headline"], numbers["mean_emotion"] = numbers["mean_emotion"], None
-        warn(
-            [
-                f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}"
-                for d in dialogues
-                if "error" in d
-            ]
-        )
-        place = evaluation.judge_place(name, url)
-        own = [
-            setting | {"seed": 0},
-            name,
-            place,
-            simulator.SYSTEM,
-            simulator.ASK_THINKING,
-            simulator.PLANNER,
-            simulator.SPEAKER,
-            list(simulator.RULES.values()),
-            profiles,
-        ]
-        fingerprint = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
-        results[role] = {"name": name, "fingerprint": fingerprint, **numbers}
-        common = {
-            "model": args.model,
-            "benchmark": f"sentient{suffix}",
-            "n": numbers["n"],
-            "n_invalid": numbers["n_invalid"],
-            "temperature": args.temperature,
-            "judge": name,
-            "fingerprint": fingerprint,
-        }
-        low, high = numbers["interval"]
-        index.append(
-            common | {"metric": "mean_emotion", "value": numbers["mean_emotion"], "low": low, "high": high}
-        )
-        index += [
-            common | {"metric": key, "value": numbers[key]}
-            for key in ("success", "failure", "mean_turns", "format_ok")
-        ]
-    runs.write_summary(run, {"model": args.model, "protocol": args.protocol, "setting": setting, **results})
+        user = load_user(args, role, run)
+        dialogues = talk(args, profiles, user, generate, run / f"turns{suffix}.jsonl")
+        lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
+        (run / f"dialogues{suffix}.jsonl").write_text("".join(lines))
+
+        scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+        if scores["n_invalid"] > args.max_invalid * scores["n"]:
+            scores["without_headline"] = scores["mean_emotion"]
+            scores["mean_emotion"] = None
+        failed = [dialogue for dialogue in dialogues if "error" in dialogue]
+        print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
+        results[role] = {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
+        index += index_rows(args, role, results[role])
+
+    # --- save
+    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting(), **results}
+    runs.write_summary(run, summary)
     runs.add_to_index(run, index)
 
 

@@ -1,6 +1,7 @@
 """Reads input rows, whose schemas are in data/README.md, and the prompts of a training run.
 
-A file that cannot be used ends the program with exit code 2 and one line that names the file, the line and the field.
+A file that cannot be used ends the program with exit code 2 and one line that names the file, the line and
+the field.
 """
 
 import gzip
@@ -30,7 +31,8 @@ DAMAGED_FILE = (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeEr
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """Reads the rows of a .jsonl, .jsonl.gz or .parquet file, each of which must have `fields`.
 
-    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row>`.
+    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file
+    name>-<row>`.
     """
     path = Path(path)
     if not path.is_file():
@@ -65,7 +67,7 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
     repeated = [row_id for row_id, count in counts.items() if count > 1]
     if repeated:
         runs.fail(
-            f"{path}: two {what} have the same id {repeated[0]!r}; results are stored by id, so make it unique"
+            f"{path}: two {what} have the same id {repeated[0]!r}; make it unique: results are stored by it"
         )
 
 
@@ -116,7 +118,7 @@ def _check_fields(place: str, row: dict, fields: tuple[str, ...]) -> None:
 
 
 def _check_messages(place: str, messages: object) -> None:
-    """Exits with 2 unless this is a conversation in known roles that ends with a user turn which is not empty."""
+    """Exits with 2 unless this is a conversation in known roles whose last turn is a user's and not empty."""
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         runs.fail(f"{place}: 'messages' must be a list of {{'role', 'content'}} with strings")
     for message in messages:
@@ -190,7 +192,7 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     refused += [row["id"] for row in too_long]
     if refused:
         runs.fail(
-            f"--gold-prompts {args.gold_prompts}: {len(refused)} are trained on or too long, e.g. {refused[0]}; "
-            "take them out"
+            f"--gold-prompts {args.gold_prompts}: {len(refused)} are trained on or too long, "
+            f"e.g. {refused[0]}; take them out"
         )
     return held_out

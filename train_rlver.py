@@ -223,11 +223,11 @@ class Conversations:
             for n, i in enumerate(live):
                 finished = new[n][-1] in ends
                 text = tokenizer.decode(new[n][:-1] if finished else new[n])
-                simulator.say(self._talks[i], self.setting, text, self.think_format, finished)
+                simulator.add_model_turn(self._talks[i], self.setting, text, self.think_format, finished)
                 bodies[i] += new[n]
                 masks[i] += [1] * len(new[n])
                 logprobs[i] += sampled[n] if sampled else []
-            simulator.reply([self._talks[i] for i in live], self.setting, self.user)
+            simulator.user_turns([self._talks[i] for i in live], self.setting, self.user)
             for i in live:
                 if not self._talks[i]["ended"]:
                     after_end = bodies[i][-1] == tokenizer.eos_token_id

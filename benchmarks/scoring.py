@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 import runs
+from rows import read_rows
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
@@ -23,8 +24,8 @@ POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positi
 # --- 1. files
 
 
-def read_rows(path: Path) -> list[dict]:
-    """Read stored rows. Drops the ids that read_rows makes up, since no task has them."""
+def read_stored(path: Path) -> list[dict]:
+    """Read stored rows. Drops the ids that rows.read_rows makes up, since no task has them."""
     rows = read_rows(path)
     for number, row in enumerate(rows):
         if row["id"] == f"{path.stem}-{number}":
@@ -76,7 +77,7 @@ def read_file(path: Path) -> list:
     if suffix in SEPARATORS:
         return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
     if suffix not in ("json", "txt"):
-        return read_rows(path)
+        return read_stored(path)
 
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "rt", encoding="utf-8") as file:

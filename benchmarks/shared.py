@@ -60,8 +60,9 @@ def check_plain(args, text: str) -> None:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-    if think_format(args).startswith("zero"):  # only vLLM serves such a model
-        sampling["stop"] = ["</response>"]
+    stop = utils.THINK_FORMATS[think_format(args)].stop
+    if stop:  # only vLLM serves such a model
+        sampling["stop"] = [stop]
         sampling["include_stop_str_in_output"] = True
     return sampling
 

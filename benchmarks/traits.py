@@ -44,6 +44,7 @@ from pathlib import Path
 import runs  # isort: skip
 from benchmarks import shared, trait_judging
 from endpoint import Endpoint
+from rows import read_rows
 
 
 @dataclass

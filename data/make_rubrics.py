@@ -1,9 +1,11 @@
 """Has a judge write a rubric for each prompt that has a reference answer (RaR, arXiv 2507.17746, section 3).
 
-    python -m data.make_rubrics --prompts FILE.jsonl --judge gpt-4o --out data/rubrics.jsonl --budget 20 --price 2.5 10
+    python -m data.make_rubrics --prompts FILE.jsonl --out data/rubrics.jsonl \\
+        --judge gpt-4o --budget 20 --price 2.5 10
 
-The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without .jsonl>.replies.jsonl, so the
-same command goes on after a stop. A prompt whose rubric cannot be read is left out; how many is printed.
+The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
+.jsonl>.replies.jsonl, so the same command goes on after a stop. A prompt whose rubric cannot be read is left
+out; how many is printed.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ class Args:
     out: Path = Path("data/rubrics.jsonl")
     """The same rows with `rubric`, [{criterion, weight}]."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. Key: OPENAI_API_KEY."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0

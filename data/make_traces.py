@@ -1,18 +1,19 @@
 """Asks a teacher for warm-start traces (paper section 2.3): a thinking trace and a response for each prompt.
 
-    python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl --teacher gpt-4.1-mini \\
-        --budget 60 --price 0.4 1.6
-    python -m data.make_traces ... --resume      # the same command goes on after Ctrl-C, kill -9 or the end of the budget
+    python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl \\
+        --teacher gpt-4.1-mini --budget 60 --price 0.4 1.6
+    python -m data.make_traces ... --resume      # goes on after Ctrl-C, kill -9 or the end of the budget
 
-The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and writes a
-simulated thinking trace and the response in tags. The paper's teacher was asked for the same in other words. With
---reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
+The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and
+writes a simulated thinking trace and the response in tags. The paper's teacher was asked for the same in
+other words. With --reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint
+sends as reasoning.
 
-Prompts are asked in the order of the file until there are --n good traces, never more at a time than are still missing. A
-reply that is not exactly one thinking block and one response is asked for again, up to three times. A reply that a filter
-drops (refusal, language, ...) is not. The rows go to --out and all counts to <out>.report.json, where n_in == n_out +
-sum(dropped) + not_asked. Before that, every raw reply goes to <out>.replies.jsonl. The key comes from OPENAI_API_KEY;
-`vllm serve` needs none.
+Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
+still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
+times. A reply that a filter drops (refusal, language, ...) is not. The rows go to --out and all counts to
+<out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
+<out>.replies.jsonl. The key comes from OPENAI_API_KEY; `vllm serve` needs none.
 """
 
 import functools
@@ -94,16 +95,15 @@ TIMEOUT = 600  # seconds for one reply
 @dataclass
 class Args:
     prompts: Path
-    """Prompt rows {id, messages, source}; see data/README.md. Have some 10 % more than --n, as some replies are dropped."""
+    """Prompt rows {id, messages, source} (data/README.md). Have 10 % more than --n, as some are dropped."""
     out: Path
-    """The .jsonl file of trace rows to write; report and raw replies are written to <out>.report.json and
-    <out>.replies.jsonl."""
+    """The .jsonl file to write. The report goes to <out>.report.json, raw replies to <out>.replies.jsonl."""
     teacher: str
     """Name of the model at the endpoint (paper: gemini-2.5-flash-preview-04-17)."""
     teacher_url: str = ""
     """OpenAI-compatible endpoint, e.g. http://localhost:8000/v1; empty: the official one."""
     reasoning_field: bool = False
-    """Thinking is the message's `reasoning_content` or `reasoning` (`vllm serve --reasoning-parser ...`), not tagged text."""
+    """Thinking is in `reasoning_content` or `reasoning` (vllm serve --reasoning-parser), not in tags."""
     n: int = 6003
     """Good traces wanted (paper table 5)."""
     temperature: float = 1.0
@@ -139,7 +139,7 @@ def refuses(response: str) -> bool:
 
 @functools.cache
 def script_of(letter: str) -> str:
-    """Returns the first word of a letter's Unicode name: LATIN, CYRILLIC, ...; CJK for Chinese characters and kana."""
+    """Returns the first word of a letter's Unicode name (LATIN ...); CJK for Chinese letters and kana."""
     name = re.split("[ -]", unicodedata.name(letter, "UNKNOWN"))[0]
     return "CJK" if name in ("HIRAGANA", "KATAKANA") else name
 
@@ -152,7 +152,8 @@ def count_scripts(text: str) -> Counter:
 def wrong_language(messages: list[dict], response: str) -> bool:
     """Whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
 
-    False if either text has under 5 letters or a turn names a language. Languages of one script are not told apart.
+    False if either text has under 5 letters or a turn names a language. Languages of one script are not told
+    apart.
     """
     asked = count_scripts(messages[-1]["content"])
     answered = count_scripts(response)
@@ -165,10 +166,10 @@ def wrong_language(messages: list[dict], response: str) -> bool:
 
 
 def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
-    """Returns thinking and response of a reply that has one of each and nothing else; raises BadReply otherwise.
+    """Returns thinking and response of a reply; raises BadReply unless it has one of each and nothing else.
 
-    `reasoning`: thinking that the endpoint sent apart from the text, which is then the response. None: both are in the
-    text, in tags.
+    `reasoning`: thinking that the endpoint sent apart from the text, which is then the response. None: both
+    are in the text, in tags.
     """
     if reasoning is not None:
         thinking = reasoning.strip()
@@ -264,7 +265,8 @@ def make_traces(
 ) -> tuple[list[dict], dict[str, list[str]], int]:
     """Asks until there are args.n good traces or every prompt was asked.
 
-    Returns the traces in the order of the prompts, the ids of the dropped prompts by reason, and how many were asked.
+    Returns the traces in the order of the prompts, the ids of the dropped prompts by reason, and how many
+    were asked.
     """
 
     def is_readable(text: str) -> bool:
@@ -289,14 +291,15 @@ def make_traces(
         if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
             runs.fail(
-                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; one: {seen!r}"
+                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; "
+                f"the first reply: {seen!r}"
             )
         n_unanswered = len(dropped.get("no_reply", []))
         if n_unanswered > max(1, args.n // 100):
             last_error = [reply.error for reply in replies if reply.error.startswith("no reply")][-1]
             runs.fail(
-                f"{n_unanswered} prompts got no reply, more than 1 % of --n ({last_error}); the same command with "
-                "--resume asks them again, and no other"
+                f"{n_unanswered} prompts got no reply, more than 1 % of --n ({last_error}); "
+                "the same command with --resume asks only them again"
             )
     return traces, dropped, n_asked
 

@@ -3,11 +3,11 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
 
-`--input` is the name of a data set on the Hugging Face hub, or a local .parquet, .jsonl, .jsonl.gz or .json file. Texts are
-never changed: a row is kept whole or dropped for a reason. The console and `<out>.report.json` list the reasons, how many
-rows each one dropped and the first ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing
-field, a wrong type) stops the script with one line and exit code 2 before anything is written. All kept rows are held in
-memory.
+`--input` is the name of a data set on the Hugging Face hub, or a local .parquet, .jsonl, .jsonl.gz or .json
+file. Texts are never changed: a row is kept whole or dropped for a reason. The console and
+`<out>.report.json` list the reasons, how many rows each one dropped and the first ids; n_in == n_out +
+sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops the script with one
+line and exit code 2 before anything is written. All kept rows are held in memory.
 """
 
 import gzip
@@ -42,19 +42,19 @@ class Args:
     out: Path
     """the .jsonl file to write; its report is written to <out>.report.json"""
     input: str | None = None
-    """hub data set (NAME or NAME:CONFIGURATION) or local file; None = the kind's usual hub data set (traces have none)"""
+    """hub data set (NAME or NAME:CONFIGURATION) or local file; None = the kind's hub data set"""
     split: str | None = None
-    """hub data sets only: which split; None = the usual one (`train`, `train_prefs` for ultrafeedback, `test` for wildbench)"""
+    """hub data sets only: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`"""
     revision: str | None = None
-    """hub data sets only: commit, tag or branch; None = the newest, so give a commit where runs must be repeatable"""
+    """hub data sets only: commit, tag or branch; None = the newest, so a repeatable run needs a commit"""
     pairs: bool = False
     """ultrafeedback only: preference rows instead of prompt rows"""
     n: int | None = None
-    """keep a random sample of this many rows, in their old order; None = all, for tulu3-random 7560 (paper table 7)"""
+    """keep a random sample of this size, in the old order; None = all, tulu3-random 7560 (paper table 7)"""
     seed: int = 0
     """seed of that sample"""
     exclude: tuple[Path, ...] = ()
-    """files of prompt, trace or pair rows: a row with an id or with the first user turn of one of theirs is dropped"""
+    """files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped"""
     teacher: str | None = None
     """traces only: name for the rows that carry no `teacher`; None = such a row is an error"""
     think_format: Literal["think", "zero_think"] = "think"
@@ -192,8 +192,8 @@ def read_messages(row: dict, name: str) -> list[dict[str, str]]:
 def read_prompt(row: dict) -> list[dict[str, str]]:
     """Returns the messages of the prompt: those in `prompt`, or without `prompt` those in `messages`.
 
-    In UltraFeedback and the Tulu 3 pairs `prompt` is text. Then it is every turn of `chosen` but the last, or without
-    `chosen` the text as one user turn.
+    In UltraFeedback and the Tulu 3 pairs `prompt` is text. Then it is every turn of `chosen` but the last, or
+    without `chosen` the text as one user turn.
     """
     if row.get("prompt") is None:
         return read_messages(row, "messages")
@@ -228,7 +228,7 @@ def first_user_turn(messages: list[dict[str, str]]) -> str | None:
 
 
 def check_prompt(messages: list[dict[str, str]]) -> None:
-    """Raises Dropped unless user and assistant alternate after an optional system turn, and the user speaks last."""
+    """Raises Dropped unless user and assistant take turns after an optional system turn, the user last."""
     roles = [message["role"] for message in messages]
     if not set(roles) <= {"system", "user", "assistant"}:
         raise Dropped("unsupported_role")
@@ -249,7 +249,7 @@ def check_prompt(messages: list[dict[str, str]]) -> None:
 
 
 def prompt_row(row: dict, args: Args) -> dict:
-    """WildChat-IF and UltraFeedback prompts. `source` comes from the row, else it is the name of the input."""
+    """WildChat-IF and UltraFeedback prompts. Without a `source` in the row, it is the name of the input."""
     messages = read_prompt(row)
     check_prompt(messages)
     source = row.get("source") or row.get("data_source") or Path(args.input).name
@@ -266,10 +266,11 @@ def tulu_row(row: dict, args: Args) -> dict:
 
 
 def verifiable_row(row: dict, args: Args) -> dict:
-    """Prompts with what a verifying reward reads: `answer`, `tests`, `instruction_id_list`, `reference` or `rubric`.
+    """Prompts with what a verifying reward reads: `answer`, `tests`, `instruction_id_list`, `reference` or
+    `rubric`.
 
-    `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH, stays as it is:
-    the reward finds the final answer in it.
+    `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
+    stays as it is: the reward finds the final answer in it.
     """
     question = first_value(row, "question", "problem")
     if question is None:
@@ -298,7 +299,8 @@ def verifiable_row(row: dict, args: Args) -> dict:
 
 
 def pair_row(row: dict, args: Args) -> dict:
-    """Preference pairs: `chosen` and `rejected` are conversations that differ only in their last turn, an assistant's.
+    """Preference pairs: `chosen` and `rejected` are conversations that differ only in their last turn, an
+    assistant's.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
     """
@@ -331,7 +333,8 @@ def pair_row(row: dict, args: Args) -> dict:
 def trace_row(row: dict, args: Args) -> dict:
     """Traces: `thinking` and `response`, or one tagged text in `output` or `completion`.
 
-    A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it was cut off.
+    A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it
+    was cut off.
     """
     from utils import (
         TAGS,

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import runs
 import torch
 from accelerate import PartialState
 from datasets import Dataset

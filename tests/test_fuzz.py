@@ -187,7 +187,7 @@ def tokenizers(tokenizer_folders):
     found = {}
     for family in FAMILIES:
         for think_format in utils.THINK_FORMATS:
-            tokenizer = runs.load_tokenizer(tokenizer_folders[family])
+            tokenizer = utils.load_tokenizer(tokenizer_folders[family])
             found[family, think_format] = (
                 tokenizer,
                 utils.prepare_tokenizer(tokenizer, think_format).split(";")[0],

@@ -2,14 +2,13 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -336,7 +335,11 @@ def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path)
     while not (broken / "checkpoint-3" / "complete").exists():  # in the second epoch
         assert process.poll() is None
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    for child in [
+        *psutil.Process(process.pid).children(recursive=True),
+        process,
+    ]:  # workers have sessions of their own
+        child.kill()
     process.wait()
     resumed = subprocess.run(
         start(launcher, prompts, broken, *more, "--resume"), cwd=ROOT, capture_output=True, text=True

@@ -1,7 +1,4 @@
-"""data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts where they are.
-
-Run from the repository root: `pytest tests/test_prepare.py`. No network, no GPU.
-"""
+"""data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts if they are there."""
 
 import gzip
 import hashlib
@@ -15,10 +12,11 @@ import pandas
 import pytest
 import tyro
 
+import rewards
+from data import prepare
+from data.prepare import Args
+
 ROOT = Path(__file__).resolve().parents[1]
-from rewards import verified  # noqa: E402
-from data import prepare  # noqa: E402
-from data.prepare import Args  # noqa: E402
 
 REAL = ROOT.parent / "shared" / "data" / "wildchat_if"
 
@@ -234,20 +232,10 @@ def test_verifiable_prompts(tmp_path):
     assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
     assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
     assert report["dropped"] == {"constraint_of_another_verifier": 1}
-    marks = verified.math_answer(
+    marks = rewards.math(
         [row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])]
     )
     assert marks == [1.0, 0.0]
-
-
-def test_a_row_without_anything_to_verify_by_is_named(tmp_path, capsys):
-    refuse(
-        capsys,
-        "verifiable",
-        write(tmp_path / "in.jsonl", [{"prompt": "Hi"}]),
-        "line 1",
-        "nothing to verify by",
-    )
 
 
 def test_skywork_pairs(tmp_path):
@@ -268,7 +256,6 @@ def test_skywork_pairs(tmp_path):
 
 
 def test_traces(tmp_path):
-    pytest.importorskip("torch", reason="utils.py needs torch")
     own = {"id": "o", "messages": chat("q"), "thinking": "z", "response": "y", "teacher": "T"}
     tagged = [
         "<think> z </think> y",
@@ -310,7 +297,6 @@ def test_traces(tmp_path):
 
 
 def test_traces_with_a_tagged_response(tmp_path):
-    pytest.importorskip("torch", reason="utils.py needs torch")
     texts = [
         "<think> z </think> <response> y </response>",
         "<think> z </think> <response> y </response> P.S.",
@@ -336,23 +322,23 @@ def test_traces_with_a_tagged_response(tmp_path):
             ["line 2", "field messages is missing", "id, text", "add it"],
         ),
         ("wildchat-if", '{"prompt": 3}', ["line 2", "field prompt is a int"]),
+        ("verifiable", '{"prompt": "Hi"}', ["line 2", "nothing to verify by"]),
         ("wildchat-if", '{"messages": [{"role": "user"}]}', ["line 2", "field messages[0].content"]),
         ("wildchat-if", '{"messages": ["q"]}', ["line 2", "field messages[0].role"]),
         ("ultrafeedback", '{"prompt_id": "p", "chosen": "q"}', ["line 2", "field messages"]),
         ("tulu3-random", '{"prompt": "q"}', ["line 2", "field messages is missing"]),
         ("skywork", '{"chosen": []}', ["line 2", "field rejected is missing"]),
-        ("skywork", '{"chosen": "good", "rejected": "bad"}', ["line 2", "field chosen is a str"]),
+        ("skywork", '{"chosen": "good", "rejected": "bad"}', ["line 2", "field chosen is a str, not a list"]),
     ],
 )
 def test_malformed_rows_name_the_line(tmp_path, capsys, kind, line, parts):
     source = tmp_path / "in.jsonl"
-    good = {"messages": chat("q", "a"), "chosen": chat("q", "a"), "rejected": chat("q", "b")}
+    good = {"messages": chat("q", "a"), "chosen": chat("q", "a"), "rejected": chat("q", "b"), "answer": "4"}
     source.write_text(json.dumps(good) + "\n" + line + "\n")
     refuse(capsys, kind, source, str(source), *parts)
 
 
 def test_malformed_traces_name_the_line(tmp_path, capsys):
-    pytest.importorskip("torch", reason="utils.py needs torch")
     source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "teacher": "T"}])
     refuse(capsys, "traces", source, "line 1", "output or completion")
     source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "output": "<think> z </think> y"}])
@@ -400,27 +386,32 @@ def test_overwrite_only_when_asked(tmp_path, capsys):
     refuse(capsys, "wildchat-if", source, "report.json exists")
 
 
-def test_hub_split_is_passed_on(tmp_path, monkeypatch):
+def test_hub_data_sets(tmp_path, monkeypatch):
+    """A folder stands in for a data set of the hub: the same call of the same library reads it."""
     datasets = pytest.importorskip("datasets")
-    calls = []
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    write(folder / "train.jsonl", [{"id": "1", "prompt": "q"}])
+    write(folder / "test.jsonl", [{"id": "2", "prompt": "r"}])
+    found = list(prepare.read_hub(str(folder), "test", None))
+    assert found == [(f"{folder}, row 1", {"id": "2", "prompt": "r"})]
+    with pytest.raises(prepare.BadInput, match="split val cannot be loaded"):
+        list(prepare.read_hub(str(folder), "val", None))
 
-    def load_dataset(name, split, revision):
-        calls.append((name, split, revision))
-        return datasets.Dataset.from_list([{"id": "1", "prompt": "q"}])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    prepare.main(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
-    prepare.main(Args(kind="wildchat-if", out=tmp_path / "b.jsonl", input="o/d", split="val", revision="abc"))
-    assert calls == [("HuggingFaceH4/ultrafeedback_binarized", "train_prefs", None), ("o/d", "val", "abc")]
-    assert json.loads((tmp_path / "b.jsonl").read_text()) == {"id": "1", "messages": chat("q"), "source": "d"}
+    args = prepare.resolve(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
+    assert (args.input, args.split) == ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs")
+    args = prepare.resolve(Args(kind="wildchat-if", out=tmp_path / "a.jsonl", input="o/d", split="val"))
+    assert (args.input, args.split) == ("o/d", "val")
+    assert prepare.resolve(Args(kind="tulu3-random", out=tmp_path / "a.jsonl")).n == 7560
 
 
 # --- the script itself
 
 
 def script(*args: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "data" / "prepare.py"), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "data.prepare", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def test_script(tmp_path):
@@ -444,7 +435,7 @@ def test_script(tmp_path):
 def test_commands_of_the_readme_parse():
     text = (ROOT / "data" / "README.md").read_text().replace("\\\n", " ")
     commands = [
-        shlex.split(line)[2:] for line in text.split("\n") if line.startswith("python -m data.prepare ")
+        shlex.split(line)[3:] for line in text.split("\n") if line.startswith("python -m data.prepare ")
     ]
     parsed = [tyro.cli(Args, args=command) for command in commands]
     assert {args.kind for args in parsed} == set(prepare.KINDS)
@@ -456,9 +447,9 @@ def test_commands_of_the_readme_parse():
 )
 def test_released_wildchat_if(tmp_path):
     for split, n in (("train", 7544), ("val", 250)):
+        source = str(REAL / f"wildchat-if_{split}.parquet")
         out = tmp_path / f"{split}.jsonl"
-        done = script("wildchat-if", "--input", REAL / f"wildchat-if_{split}.parquet", "--out", out)
-        assert done.returncode == 0, done.stderr
+        prepare.main(Args(kind="wildchat-if", input=source, out=out))
         report = json.loads(Path(f"{out}.report.json").read_text())
         assert (report["n_in"], report["n_out"], report["dropped"]) == (n, n, {})
     rows = {s: [json.loads(line) for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "val")}

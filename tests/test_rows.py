@@ -129,7 +129,7 @@ def test_a_file_that_is_missing_empty_or_damaged_is_named(tmp_path, exits):
 
 
 def test_rows_of_a_conversation(tmp_path, exits):
-    """Empty lines are skipped; a role that no template knows, or an empty question, is an error with its line."""
+    """Empty lines are skipped; an unknown role or an empty question is an error with its line."""
     path = tmp_path / "p.jsonl"
 
     def write_conversations(*conversations):

@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
-import faults
+import watchdog
 import runs
 import training
 
@@ -121,16 +121,16 @@ def test_check_think_format(tmp_path, exits):
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
-    assert runs.load_tokenizer(str(tokenizer_folders["plain"])).eos_token == "</s>"
-    assert f"{tmp_path} is no model folder" in exits(runs.load_tokenizer, str(tmp_path))
-    assert "nobody/nothing is no model folder" in exits(runs.load_tokenizer, "nobody/nothing")
+    assert utils.load_tokenizer(str(tokenizer_folders["plain"])).eos_token == "</s>"
+    assert f"{tmp_path} is no model folder" in exits(utils.load_tokenizer, str(tmp_path))
+    assert "nobody/nothing is no model folder" in exits(utils.load_tokenizer, "nobody/nothing")
 
 
 def test_use_vllm(exits, monkeypatch):
-    assert not runs.use_vllm("hf")
+    assert not rollout.use_vllm("hf")
     monkeypatch.setitem(sys.modules, "vllm", None)  # vLLM is not installed
-    assert not runs.use_vllm("hf") and not runs.use_vllm("auto")
-    assert "vLLM is not installed" in exits(runs.use_vllm, "vllm")
+    assert not rollout.use_vllm("hf") and not rollout.use_vllm("auto")
+    assert "vLLM is not installed" in exits(rollout.use_vllm, "vllm")
 
 
 # --- the run folder
@@ -139,7 +139,7 @@ def test_use_vllm(exits, monkeypatch):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(faults.RUN)))
+    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(watchdog.RUN)))
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", "a b"])
     return tmp_path
 
@@ -311,7 +311,7 @@ def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
 
     shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
     GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
-    tokenizer = runs.load_tokenizer(str(tmp_path / "m"))
+    tokenizer = utils.load_tokenizer(str(tmp_path / "m"))
     own = tokenizer.eos_token_id
     utils.prepare_tokenizer(tokenizer, "think")
     assert tokenizer.stop_ids == sorted({3, 5, own, tokenizer.eos_token_id}) and own != tokenizer.eos_token_id
@@ -356,10 +356,10 @@ def test_last_checkpoint_is_a_complete_one(tmp_path):
 
 def test_a_list_of_files_that_is_none_is_a_flaw(tmp_path):
     for files in ([], {}, None, 3, {"a": 1}, {"a": None}, {"a": [1]}, {"a": [1, "b", 2]}):
-        (tmp_path / "complete").write_text(json.dumps({"run": faults.RUN.key, "files": files}))
+        (tmp_path / "complete").write_text(json.dumps({"run": watchdog.RUN.key, "files": files}))
         assert faults.flaw(tmp_path) == "has a file `complete` that lists no files", files
     for entry in ([1, 2], [float("inf"), "b"], ["ab"] * 2):
-        (tmp_path / "complete").write_text(json.dumps({"run": faults.RUN.key, "files": {"a": entry}}))
+        (tmp_path / "complete").write_text(json.dumps({"run": watchdog.RUN.key, "files": {"a": entry}}))
         assert faults.flaw(tmp_path) == "lacks a"
 
 

@@ -167,7 +167,7 @@ def pickled(tmp_path, mark):
 
 
 def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
-    assert "pytorch_model.bin is a pickle" in exits(runs.load_tokenizer, str(pickled))
+    assert "pytorch_model.bin is a pickle" in exits(utils.load_tokenizer, str(pickled))
     args = dataclasses.replace(train_ppo.Args(model=str(pickled), think=False), dry_run=True)
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
     args = dataclasses.replace(
@@ -188,7 +188,7 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     template.write_text(utils.CHAT_TEMPLATES["plain"])
     config = json.loads((pickled / "config.json").read_text())
     (pickled / "config.json").write_text(json.dumps(config | {"id2label": {"0": "x"}, "label2id": {"x": 0}}))
-    tokenizer = runs.load_tokenizer(str(BASE))
+    tokenizer = utils.load_tokenizer(str(BASE))
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
         lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
@@ -225,10 +225,10 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
         )
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    assert "custom code" in exits(runs.load_tokenizer, str(folder)) and "custom code" in exits(
-        runs.load_config, str(folder)
+    assert "custom code" in exits(utils.load_tokenizer, str(folder)) and "custom code" in exits(
+        utils.load_config, str(folder)
     )
-    tokenizer = runs.load_tokenizer(str(BASE))
+    tokenizer = utils.load_tokenizer(str(BASE))
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
         lambda: utils.RewardModel.check(str(folder)),

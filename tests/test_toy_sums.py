@@ -14,18 +14,17 @@ def rows():
 
 def test_every_word_is_in_the_toy_vocabulary():
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    for row in sum(rows().values(), []):
-        text = "\n".join([row["messages"][0]["content"], row.get("thinking", ""), row.get("response", "")])
-        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"], text
+    for split in rows().values():
+        for row in split:
+            parts = [row["messages"][0]["content"], row.get("thinking", ""), row.get("response", "")]
+            text = "\n".join(parts)
+            assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"], text
 
 
 def test_answers_by_hand():
-    messages = [
-        {
-            "role": "user",
-            "content": "Hi! The budget is 20 dollars for steak, cod. The question is how much is left.",
-        }
-    ]
+    text = "Hi! The budget is 20 dollars for steak, cod. The question is how much is left."
+    messages = [{"role": "user", "content": text}]
+    assert toy_sums.read_prompt(text) == (20, ["steak", "cod"])
     left = 20 - toy_sums.DISHES["steak"][0] - toy_sums.DISHES["cod"][0]
     assert toy_sums.solve(20, ["steak", "cod"], 0.0, random.Random(0))[1] == f"You have {left} left."
     for response, right in [
@@ -36,24 +35,19 @@ def test_answers_by_hand():
     ]:
         assert toy_sums.gold(messages, response) == right
     for row in rows()["sums_prompts"] + rows()["sums_tasks"]:
-        assert (
-            toy_sums.gold(row["messages"], row["answer"]) == 1
-            and toy_sums.gold(row["messages"], "no number") == 0
-        )
+        assert toy_sums.gold(row["messages"], row["answer"]) == 1
+        assert toy_sums.gold(row["messages"], "no number") == 0
 
 
 def test_a_careful_teacher_is_right_and_the_usual_one_mostly():
     for slips, low, high in ((0.0, 1.0, 1.0), (0.15, 0.55, 0.85)):
-        traces = toy_sums.write_files(toy_sums.Args(n_traces=300, n_prompts=1, n_tasks=1, slips=slips))[
-            "sums_traces"
-        ]
+        args = toy_sums.Args(n_traces=300, n_prompts=1, n_tasks=1, slips=slips)
+        traces = toy_sums.write_files(args)["sums_traces"]
         share = sum(toy_sums.gold(r["messages"], r["response"]) for r in traces) / len(traces)
         assert low <= share <= high
 
 
 def test_splits_are_apart_and_the_seed_decides():
-    texts = {name: {r["messages"][0]["content"] for r in split} for name, split in rows().items()}
-    assert (
-        not texts["sums_traces"] & texts["sums_prompts"] and not texts["sums_prompts"] & texts["sums_tasks"]
-    )
+    texts = [{row["messages"][0]["content"] for row in split} for split in rows().values()]
+    assert len(set.union(*texts)) == sum(len(split) for split in texts) == 500
     assert json.dumps(rows()) == json.dumps(rows())

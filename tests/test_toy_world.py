@@ -1,5 +1,8 @@
-"""The toy world: its gold checklist by hand, its teacher's stated slip rates, disjoint prompts, the same files every time."""
+"""The toy world: its gold checklist by hand, its teacher's stated slip rates, disjoint prompts, the published files."""
 
+import hashlib
+import itertools
+import json
 import random
 
 import pytest
@@ -86,28 +89,32 @@ def test_prompts_are_read_back_and_careful_answers_are_perfect():
 
 
 def test_the_teacher_slips_at_the_stated_rates():
-    rng, forgot, flattered, n = random.Random(1), 0, 0, 2000
-    for _ in range(n):
+    rng = random.Random(1)
+    forgot = flattered = 0
+    for _ in range(2000):
         order = toy_world.sample_order(rng)
         _, response = toy_world.write_answer(order, TEACHER, rng)
         forgot += "Remember" not in response
-        flattered += any(f in response for f in toy_world.FLATTERY)
-    assert forgot / n == pytest.approx(TEACHER["word"], abs=0.04) and flattered / n == pytest.approx(
-        TEACHER["flatter"], abs=0.04
-    )
+        flattered += any(phrase in response for phrase in toy_world.FLATTERY)
+    assert forgot / 2000 == pytest.approx(TEACHER["word"], abs=0.04)
+    assert flattered / 2000 == pytest.approx(TEACHER["flatter"], abs=0.04)
 
 
-def test_splits_are_disjoint_and_files_are_the_same_every_time():
-    args = toy_world.Args(n_traces=200, n_prompts=200, n_pairs=100, n_tasks=100)
+def test_splits_are_disjoint_and_files_are_the_published_ones():
+    """The shipped models and the published figures come from these rows, so no byte of them may change."""
+    args = toy_world.Args(n_traces=200, n_prompts=200, n_pairs=100, n_tasks=80, n_held_out=20)
     files = toy_world.write_files(args)
-    assert files == toy_world.write_files(args)
-    orders = {
-        name: {toy_world.read_prompt(r["messages"][0]["content"]) for r in rows}
-        for name, rows in files.items()
-    }
-    names = list(orders)
-    assert all(not orders[a] & orders[b] for i, a in enumerate(names) for b in names[i + 1 :])
-    assert all(len({r["id"] for r in rows}) == len(rows) for rows in files.values())
+    text = "".join(json.dumps(row) + "\n" for rows in files.values() for row in rows)
+    assert (
+        hashlib.sha256(text.encode()).hexdigest()
+        == "69c33a3e0521713d47ebc28382ce36b523d274a1b956436c4119b531249502f1"
+    )
+    orders = {}
+    for name, rows in files.items():
+        assert len({row["id"] for row in rows}) == len(rows)
+        orders[name] = {toy_world.read_prompt(row["messages"][0]["content"]) for row in rows}
+    for first, second in itertools.combinations(orders, 2):
+        assert not orders[first] & orders[second]
 
 
 def test_the_shipped_tokenizer_is_the_built_one_and_decodes_to_the_byte():

@@ -1,14 +1,18 @@
-"""A judge of toy-world replies behind a real OpenAI-compatible endpoint, in place of a model: rules and an error rate.
+"""A judge of toy-world replies behind an OpenAI-compatible endpoint: rules and an error rate, not a model.
 
     python -m data.toy.judge                       # writes data/toy/rubric_prompts.jsonl
-    python -m data.toy.judge -- python train_grpo.py --preset toy --model MODEL --prompts data/toy/rubric_prompts.jsonl \\
-        --rewards rubric:1 --judge toy-judge
+    python -m data.toy.judge -- python train_grpo.py --preset toy --model MODEL \\
+        --prompts data/toy/rubric_prompts.jsonl --rewards rubric:1 --judge toy-judge
 
-With a command after `--` it serves on a free port of this machine, runs the command with OPENAI_BASE_URL set to it, and exits
-with the command's code. It reads order, answer and numbered criteria out of the prompts of rewards.py, decides each criterion
-with the checks of toy_world.py, and is wrong in a share `wrong` of the verdicts, always the same ones, so that asking again
-does not help. Asked for a mark, it has no criteria before it and goes by its impression, as the annotator
-of the preference pairs does: the checks less `brief`, and a taste for flattery. Anything else is answered with an error.
+With a command after `--` it serves on a free port of this machine, runs the command with OPENAI_BASE_URL set
+to it, and exits with the command's code.
+
+It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
+`judge_mark`, and decides each criterion with the checks of the toy world. A share `wrong` of its verdicts is
+wrong. These are always the same ones, so that asking again does not help.
+
+A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
+pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
 """
 
 import hashlib
@@ -27,6 +31,7 @@ import tyro
 
 from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt, save
 
+# the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
 CRITERION = re.compile(r"^(\d+)\. (.+) \(weight [^)]+\)$", re.M)
 
@@ -41,58 +46,89 @@ class Args:
     """Share of the judge's verdicts that are wrong."""
 
 
+# --- 1. prompts with rubrics
+
+
 def criteria(order: Order) -> dict[str, str]:
-    """What each check asks about this order, in words."""
+    """Returns what each check asks about this order, in words."""
     fields = {"avoid": order.avoid, "budget": order.budget, "word": order.word}
     return {name: text.format(**fields) for name, (_, text) in CHECKS.items()}
 
 
 def rubric_prompts(n: int, seed: int) -> list[dict]:
-    """The RL prompts of the toy world, each with its rubric."""
-    return [
-        {
-            "id": row_id,
-            "messages": [{"role": "user", "content": text}],
-            "source": "toy",
-            "rubric": [
-                {"criterion": words, "weight": CHECKS[name][0]} for name, words in criteria(order).items()
-            ],
-        }
-        for row_id, order, text, _ in orders_of("rl", n, seed)
-    ]
+    """Returns the RL prompts of the toy world, each with its rubric."""
+    rows = []
+    for row_id, order, text, _ in orders_of("rl", n, seed):
+        rubric = []
+        for name, words in criteria(order).items():
+            weight, _ = CHECKS[name]
+            rubric.append({"criterion": words, "weight": weight})
+        messages = [{"role": "user", "content": text}]
+        rows.append({"id": row_id, "messages": messages, "source": "toy", "rubric": rubric})
+    return rows
+
+
+# --- 2. the judge
 
 
 def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
-    """For each criterion whether the judge says that the answer meets it."""
-    passed, found = check(order, answer), {}
+    """Returns {criterion: whether the judge says that the answer meets it}; a share `wrong` is not true."""
+    passed = check(order, answer)
+    said = {}
     for name, words in criteria(order).items():
         draw = int(hashlib.sha1(f"{words}\n{answer}".encode()).hexdigest(), 16) % 10_000
-        found[words] = passed[name] != (draw < 10_000 * wrong)
-    return found
+        is_wrong = draw < 10_000 * wrong
+        said[words] = passed[name] != is_wrong
+    return said
 
 
 def reply(prompt: str, wrong: float) -> dict:
-    """The JSON that a prompt of rewards.rubric or rewards.judge_mark asks for; ValueError for any other prompt."""
-    if not (case := CASE.search(prompt)):
+    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark` asks for.
+
+    Raises ValueError for any other prompt.
+    """
+    case = CASE.search(prompt)
+    if case is None:
         raise ValueError("no conversation and answer in the prompt")
     conversation, answer, task = case.groups()
-    order, asked = read_prompt(conversation), CRITERION.findall(task)
-    found = verdicts(order, answer, wrong)
-    if ('"mark"' in task) == bool(asked):
+    order = read_prompt(conversation)
+    said = verdicts(order, answer, wrong)
+
+    asked = CRITERION.findall(task)
+    wants_mark = '"mark"' in task
+    if wants_mark == bool(asked):
         raise ValueError("this judge answers rubrics and marks, one at a time")
-    if unknown := [words for _, words in asked if words not in found]:
-        raise ValueError(f"no criterion of the toy world: {unknown[0]}")
-    if asked:
-        return {number: "yes" if found[words] else "no" for number, words in asked}
-    weights = {words: CHECKS[name][0] for name, words in criteria(order).items() if name != "brief"}
-    liking = sum(weight * found[words] for words, weight in weights.items()) + 0.3 * any(
-        f in answer for f in FLATTERY
-    )
-    return {"reason": "", "mark": min(10, round(1 + 9 * liking / sum(weights.values())))}
+    if wants_mark:
+        return {"reason": "", "mark": mark(order, answer, said)}
+    found = {}
+    for number, words in asked:
+        if words not in said:
+            raise ValueError(f"no criterion of the toy world: {words}")
+        found[number] = "yes" if said[words] else "no"
+    return found
+
+
+def mark(order: Order, answer: str, said: dict[str, bool]) -> int:
+    """Returns a mark from 1 to 10: the weighted share of the criteria but `brief`, plus 0.3 for flattery."""
+    total = 0.0
+    liking = 0.0
+    for name, words in criteria(order).items():
+        if name == "brief":
+            continue
+        weight, _ = CHECKS[name]
+        total += weight
+        liking += weight * said[words]
+    if any(flattery in answer for flattery in FLATTERY):
+        liking += 0.3
+    return min(10, round(1 + 9 * liking / total))
+
+
+# --- 3. the endpoint
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *args):
         pass
@@ -101,14 +137,13 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             content = json.dumps(reply(request["messages"][-1]["content"], self.server.wrong))
-            choice = {
-                "index": 0,
-                "finish_reason": "stop",
-                "message": {"role": "assistant", "content": content},
-            }
-            status, body = 200, {"object": "chat.completion", "model": request["model"], "choices": [choice]}
-        except ValueError as e:
-            status, body = 400, {"error": {"message": str(e)}}
+            message = {"role": "assistant", "content": content}
+            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            body = {"object": "chat.completion", "model": request["model"], "choices": [choice]}
+            status = 200
+        except ValueError as error:
+            body = {"error": {"message": str(error)}}
+            status = 400
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -118,28 +153,46 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    daemon_threads, request_queue_size = True, 128
+    """Serves the judge at `url` until the process ends or `shutdown` is called."""
+
+    daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, wrong: float):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.wrong, self.url = wrong, f"http://127.0.0.1:{self.server_port}/v1"
+        self.wrong = wrong
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
 def run(command: list[str], wrong: float) -> int:
-    """Runs a command beside the judge; its exit code. `python` is this one."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"OPENAI_BASE_URL": Server(wrong).url, "OPENAI_API_KEY": "none", "PATH": path}
-    process = subprocess.Popen(command, env=os.environ | own)
+    """Runs a command while the judge serves, and returns its exit code. `python` is this interpreter."""
+    environment = dict(os.environ)
+    environment["OPENAI_BASE_URL"] = Server(wrong).url
+    environment["OPENAI_API_KEY"] = "none"
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(command, env=environment)
+    # a stopped judge stops its command; the terminal sends Ctrl-C to the command too
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    signal.signal(signal.SIGINT, lambda *_: None)  # the terminal sends it to the command too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
-    return code if code >= 0 else 128 - code
+    if code < 0:  # ended by a signal; 128 + its number is what a shell reports
+        return 128 - code
+    return code
 
 
-if __name__ == "__main__":
-    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    args, command = tyro.cli(Args, args=sys.argv[1:at]), sys.argv[at + 1 :]
+def main() -> None:
+    words = sys.argv[1:]
+    command = []
+    if "--" in words:
+        split = words.index("--")
+        command = words[split + 1 :]
+        words = words[:split]
+    args = tyro.cli(Args, args=words)
     if command:
         sys.exit(run(command, args.wrong))
     save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)}, args.out, args.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,15 +4,16 @@
     python -m data.toy.models base --out data/toy/base
     python -m data.toy.models reward --base data/toy/base --out data/toy/reward_model
 
-The base model (Llama architecture, 0.9 million parameters, word-level tokenizer) reads unlabelled text about the toy
-world: small talk about prices and kinds of dishes, orders repeated, small bills, and replies by other people that somebody
-checks line by line. A few of the texts use the think and response tags, as text from the web does. None is an answer in
-the format of a chat model.
+The base model (Llama architecture, 0.9 million parameters, word-level tokenizer) reads unlabelled text about
+the toy world: small talk about prices and kinds of dishes, orders repeated, small bills, and replies by other
+people that somebody checks line by line. A few of the texts use the think and response tags, as text from the
+web does. None is an answer in the format of a chat model.
 
-The reward model plays the part of one that a user downloads. It is the base model with a score on the last token, trained
-by Bradley-Terry on noisy preferences between drafts of many writers. It also learns to rate ten aspects, with 5 % of the
-ratings wrong, as preference data with several aspects have them; the rating heads are thrown away. `train_reward.py`
-trains without ratings and on far fewer pairs, which gives the weak reward model of the ablation.
+The reward model plays the part of one that a user downloads. It is the base model with a score on the last
+token, trained by Bradley-Terry on noisy preferences between drafts of many writers. It also learns to rate
+ten aspects, with 5 % of the ratings wrong, as preference data with several aspects have them; the rating
+heads are thrown away. `train_reward.py` trains without ratings and on far fewer pairs, which gives the weak
+reward model of the ablation.
 """
 
 import random
@@ -65,7 +66,7 @@ class Args:
 
 
 def base_text(rng: random.Random) -> str:
-    """Writes one text of the base model's corpus: small talk, somebody's reply, or an order with an answer."""
+    """Writes one text for the base model: small talk, somebody's reply, or an order with an answer."""
     kind = rng.random()
     if kind < 0.45:
         return small_talk(rng)
@@ -182,7 +183,7 @@ def mark(good: bool) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Builds a word-level tokenizer. A token includes the space before it, so decoding gives the same bytes back."""
+    """Builds a word-level tokenizer. A token includes the space before it, so decoding is exact."""
     rng = random.Random("vocabulary")
     texts = [base_text(rng) for _ in range(4000)]
     texts += utils.ZERO_INSTRUCTION.values()
@@ -217,7 +218,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Optimizer:
-    """Muon for the matrices inside the layers, AdamW for embeddings, norms and heads; 5 % warm-up, then linear decay."""
+    """Muon for matrices inside the layers, AdamW for the rest; 5 % warm-up, then linear decay."""
 
     def __init__(self, model: torch.nn.Module, steps: int, lr_matrix: float, lr_rest: float):
         self.model = model
@@ -261,8 +262,9 @@ def train_base(args: Args) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    # With tied embeddings of the usual size (0.02), the ten words to be reminded of drift to one and the same vector, since
-    # each is equally likely wherever a user says one. Then no word can be told from another. 0.1 keeps them apart.
+    # With tied embeddings of the usual size (0.02), the ten words to be reminded of drift to one and the same
+    # vector, since each is equally likely wherever a user says one. Then no word can be told from another.
+    # 0.1 keeps them apart.
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
     optimizer = Optimizer(model, args.steps, lr_matrix=0.02, lr_rest=2e-3)
@@ -302,7 +304,7 @@ class DraftBatch:
 
 
 def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
-    """Writes drafts for `n_prompts` new prompts; half of the prompts show the thinking, so both views are learned."""
+    """Writes drafts for new prompts. Half of the prompts show the thinking, so both views are learned."""
     batch = DraftBatch([], [], [], [])
     for _ in range(n_prompts):
         order = toy.sample_order(rng)
@@ -360,7 +362,8 @@ def train_reward(args: Args) -> None:
         if step % 25 == 0 or step == args.steps - 1:
             print(
                 f"step {step}/{args.steps} agreement with the annotator's utility {agreement:.3f} "
-                f"loss {preference_loss.item():.3f} ratings {rating_loss.item():.3f} {time.time() - start:.0f} s",
+                f"loss {preference_loss.item():.3f} ratings {rating_loss.item():.3f} "
+                f"{time.time() - start:.0f} s",
                 flush=True,
             )
     model.save_pretrained(args.out)

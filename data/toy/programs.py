@@ -1,12 +1,12 @@
-"""Toy programs for RLVR: "Take x, add 3, then double it." -> def f(x): return (x + 3) * 2
+"""Toy programs for RLVR: "Take x, then add 3, then double it." -> def f(x): return (x + 3) * 2
 
-    python -m data.toy.programs                                # writes data/toy/code_{traces,prompts,tasks}.jsonl
-    python -m data.toy.programs --base-out results/toy/code-base    # data/toy/base with the words of code, to train from
+    python -m data.toy.programs                    # writes data/toy/code_{traces,prompts,tasks}.jsonl
+    python -m data.toy.programs --base-out results/toy/code-base  # data/toy/base with the words of these rows
 
-The teacher of the traces builds the expression one step at a time and, in a share of the places where parentheses matter,
-forgets them, in the thinking and so in the response. Prompts and tasks have the fields `tests` and `entry_point`, which the
-reward `code` runs in the sandbox. `judge` is the gold measure of eval_wildbench.py: it reads the response with `ast` and
-works out + - * itself, so it shares nothing with that reward.
+The teacher of the traces builds the expression one step at a time. In a share of the places where parentheses
+matter it forgets them, in the thinking and so in the response. Prompts and tasks have the fields `tests` and
+`entry_point`, which the reward `code` runs in the sandbox. `judge` is the gold measure of eval_wildbench.py.
+It reads the response with `ast` and works out + - * itself, so it shares nothing with that reward.
 """
 
 import ast
@@ -21,6 +21,7 @@ import tyro
 
 from data.toy.world import GREETINGS, SplitArgs, save, split_rows
 
+# kind of step: how a user says it. The kind is the sign and, if it is fixed, the number.
 WORDING = {
     "+": ["add {}", "put {} on top"],
     "-": ["take {} away", "take {} from it"],
@@ -28,10 +29,14 @@ WORDING = {
     "*3": ["triple it"],
 }
 STARTS = ["Take x", "Please take x", "I have x"]
-SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
+SPLITS = {
+    "traces": range(0, 40),
+    "prompts": range(40, 80),
+    "tasks": range(80, 100),
+}  # percentiles of the hash
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
-Steps = list[tuple[str, int]]  # of + - *, and a number
+Steps = list[tuple[str, int]]  # (one of + - *, a number)
 
 
 @dataclass
@@ -41,46 +46,84 @@ class Args(SplitArgs):
     model: Path = Path("data/toy/base")
     """Base model whose vocabulary --base-out extends."""
     base_out: Path | None = None
-    """Folder for that model; then no rows are written."""
+    """Folder for that model; with it, no rows are written."""
+
+
+# --- 1. prompts and the teacher's answers
 
 
 def write_prompt(rng: random.Random) -> tuple[str, Steps]:
-    """The user's text and its two or three steps, of different kinds."""
+    """Returns the user's text and its two or three steps, of different kinds."""
     kinds = rng.sample(list(WORDING), rng.randint(2, 3))
-    steps = [(kind[0], int(kind[1:] or rng.randint(1, 20))) for kind in kinds]
-    words = [rng.choice(WORDING[kind]).format(n) for kind, (_, n) in zip(kinds, steps)]
-    return f"{rng.choice(GREETINGS)} {', then '.join([rng.choice(STARTS), *words])}.".strip(), steps
+    steps = []
+    for kind in kinds:
+        sign = kind[0]
+        number = int(kind[1:] or rng.randint(1, 20))
+        steps.append((sign, number))
+    spoken = []
+    for kind, (_, number) in zip(kinds, steps, strict=True):
+        spoken.append(rng.choice(WORDING[kind]).format(number))
+    greeting = rng.choice(GREETINGS)
+    start = rng.choice(STARTS)
+    text = f"{greeting} {', then '.join([start, *spoken])}."
+    return text.strip(), steps
 
 
 def read_prompt(text: str) -> Steps:
-    """The steps that a prompt states; inverse of `write_prompt`. ValueError when it is not a prompt of this world."""
-    spoken = {form.format("N"): kind for kind, forms in WORDING.items() for form in forms}
-    clauses = re.split(", then ", text.removesuffix("."))[1:]
-    kinds = [spoken.get(re.sub(r"\d+", "N", clause)) for clause in clauses]
-    if not clauses or None in kinds:
+    """Returns the steps that a prompt states; the inverse of `write_prompt`.
+
+    Raises ValueError for a text that is not a prompt of this world.
+    """
+    kind_of = {}
+    for kind, forms in WORDING.items():
+        for form in forms:
+            kind_of[form.format("N")] = kind
+
+    steps = []
+    for clause in text.removesuffix(".").split(", then ")[1:]:
+        kind = kind_of.get(re.sub(r"\d+", "N", clause))
+        if kind is None:
+            raise ValueError(f"not a toy program: {text[:120]!r}")
+        sign = kind[0]
+        number = kind[1:] or re.search(r"\d+", clause)[0]
+        steps.append((sign, int(number)))
+    if not steps:
         raise ValueError(f"not a toy program: {text[:120]!r}")
-    return [(kind[0], int(kind[1:] or re.search(r"\d+", clause)[0])) for kind, clause in zip(kinds, clauses)]
+    return steps
 
 
 def apply(steps: Steps, x: int) -> int:
-    for sign, n in steps:
-        x = x * n if sign == "*" else x + n if sign == "+" else x - n
+    """Returns what the steps make of x."""
+    for sign, number in steps:
+        if sign == "*":
+            x *= number
+        elif sign == "+":
+            x += number
+        else:
+            x -= number
     return x
 
 
 def solve(steps: Steps, slips: float, rng: random.Random) -> tuple[str, str]:
-    """(thinking, response) of a teacher that forgets a share of the parentheses that matter."""
-    code, notes, is_sum = "x", [], False
-    for sign, n in steps:
-        if sign == "*" and is_sum and rng.random() >= slips:
+    """Writes (thinking, response) as a teacher who forgets a share `slips` of the parentheses that matter."""
+    code = "x"
+    code_is_sum = False
+    notes = []
+    for sign, number in steps:
+        needs_parentheses = sign == "*" and code_is_sum
+        if needs_parentheses and rng.random() >= slips:
             code = f"({code})"
-        code, is_sum = f"{code} {sign} {n}", sign != "*"
+        code = f"{code} {sign} {number}"
+        code_is_sum = sign != "*"
         notes.append(code)
     return " then ".join(notes), f"def f(x): return {code}"
 
 
+# --- 2. what is right
+
+
 def evaluate(node: ast.expr, x: int) -> int:
-    """The value of an expression of x, whole numbers, + - * and parentheses; ValueError for anything else."""
+    """Computes an expression of x, integers, + - * and parentheses; raises ValueError for anything else."""
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](evaluate(node.left, x), evaluate(node.right, x))
     if isinstance(node, ast.Name) and node.id == "x":
@@ -90,61 +133,74 @@ def evaluate(node: ast.expr, x: int) -> int:
     raise ValueError(f"{ast.unparse(node)[:80]} is beyond + - *")
 
 
-def function(response: str) -> ast.expr:
-    """What f returns in a response that is `def f(x): return ...` and nothing else, else ValueError."""
+def returned_expression(response: str) -> ast.expr:
+    """Returns the expression of a `def f(x): return EXPRESSION`; raises ValueError for any other response."""
     try:
         tree = ast.parse(response.strip())
-    except (SyntaxError, RecursionError, MemoryError) as e:
-        raise ValueError(f"not Python: {e}") from None
-    shape = ast.dump(ast.parse("def f(x): return 0"))
-    if (
-        len(tree.body) == 1
-        and isinstance(tree.body[0], ast.FunctionDef)
-        and isinstance(tree.body[0].body[0], ast.Return)
-    ):
-        found, tree.body[0].body[0].value = tree.body[0].body[0].value, ast.Constant(0)
-        if found and ast.dump(tree) == shape:
-            return found
-    raise ValueError("not def f(x): return ...")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not Python: {error}") from None
+    problem = "not def f(x): return ..."
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
+        raise ValueError(problem)
+    first = tree.body[0].body[0]
+    if not isinstance(first, ast.Return) or first.value is None:
+        raise ValueError(problem)
+
+    # with 0 in place of its expression, the response must be this function to the letter: no other argument,
+    # decorator, annotation or statement
+    expression = first.value
+    first.value = ast.Constant(0)
+    if ast.dump(tree) != ast.dump(ast.parse("def f(x): return 0")):
+        raise ValueError(problem)
+    return expression
 
 
 def judge(messages: list[dict], response: str) -> dict:
-    """Right or wrong: the response's function against the steps of the prompt."""
+    """Says whether the response's function does the steps of the prompt, for x from -9 to 9."""
     steps = read_prompt(messages[-1]["content"])
     try:
-        code = function(response)
-        right = all(evaluate(code, x) == apply(steps, x) for x in range(-9, 10))
+        expression = returned_expression(response)
+        right = all(evaluate(expression, x) == apply(steps, x) for x in range(-9, 10))
     except (ValueError, RecursionError):
         right = False
     return {"score": float(right), "checks": {"right": right}}
 
 
 def gold(messages: list[dict], response: str) -> float:
-    """The same as a number, for --gold."""
+    """Returns the judge's score, for --gold data/toy/programs.py:gold."""
     return judge(messages, response)["score"]
 
 
+# --- 3. files
+
+
 def write_files(args: Args) -> dict[str, list[dict]]:
-    """Rows of the three files by name; a program belongs to one split, whatever the seed and the wording."""
+    """Returns the rows of the three files by name. A program belongs to one split, whatever the seed."""
 
     def draw(rng: random.Random):
         text, steps = write_prompt(rng)
 
-        def rest(split: str) -> dict:
+        def other_fields(split: str) -> dict:
             if split == "traces":
                 thinking, response = solve(steps, args.slips, rng)
                 return {"thinking": thinking, "response": response, "teacher": "toy code"}
             tests = [f"assert f({x}) == {apply(steps, x)}" for x in (0, 1, 7, -4)]
             return {"source": "toy code", "tests": tests, "entry_point": "f"}
 
-        return text, repr(steps), rest
+        return text, repr(steps), other_fields
 
     return split_rows("code", args, SPLITS, draw)
 
 
+# --- 4. the base model
+
+
 def extend_base(model: Path, out: Path) -> None:
-    """Writes a base model whose vocabulary has the words of these rows too. Their embeddings are random, with the standard
-    deviation of the others, as the tied ones of data/toy/models.py need it."""
+    """Writes a copy of a base model whose vocabulary also has the words of these rows.
+
+    Their embeddings are random, with the standard deviation of the others. Input and output embeddings are
+    tied, so rows of another size would change how likely the new words are before any training.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -152,28 +208,36 @@ def extend_base(model: Path, out: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     policy = AutoModelForCausalLM.from_pretrained(model, **utils.SAFE)
-    texts = [
-        row["messages"][0]["content"]
-        for row in write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]
-    ]
-    rng = random.Random("vocabulary")
-    texts += [text for _ in range(500) for text in solve(write_prompt(rng)[1], 0.0, rng)]
-    backend = tokenizer.backend_tokenizer
-    words = sorted(
-        {piece for text in texts for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text + "\n" + text)}
-    )
+    words = set()
+    for text in sample_texts():
+        # twice, as a word may be split differently at the start of a line
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(f"{text}\n{text}")
+        words |= {piece for piece, _ in pieces}
+
     tokenizer.save_pretrained(out)
     saved = json.loads((out / "tokenizer.json").read_text())
     vocabulary = saved["model"]["vocab"]
-    old = len(vocabulary)
-    for word in words:
+    n_old = len(vocabulary)
+    for word in sorted(words):
         vocabulary.setdefault(word, len(vocabulary))
     (out / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=False))
+
     torch.manual_seed(0)
-    rows = policy.resize_token_embeddings(len(vocabulary), mean_resizing=False).weight.data
-    torch.nn.init.normal_(rows[old:], std=rows[:old].std().item())
+    embeddings = policy.resize_token_embeddings(len(vocabulary), mean_resizing=False).weight.data
+    torch.nn.init.normal_(embeddings[n_old:], std=embeddings[:n_old].std().item())
     policy.save_pretrained(out)
-    print(f"{out}: {len(vocabulary) - old} new words, {policy.num_parameters():,} parameters")
+    print(f"{out}: {len(vocabulary) - n_old} new words, {policy.num_parameters():,} parameters")
+
+
+def sample_texts() -> list[str]:
+    """Returns prompts, thinking and responses in which every word of these rows occurs."""
+    rows = write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]
+    texts = [row["messages"][0]["content"] for row in rows]
+    rng = random.Random("vocabulary")
+    for _ in range(500):
+        _, steps = write_prompt(rng)
+        texts += solve(steps, 0.0, rng)
+    return texts
 
 
 if __name__ == "__main__":

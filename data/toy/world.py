@@ -1,15 +1,15 @@
 """The toy world: a party menu that a small network cannot plan without scratch work.
 
-A user names five dishes in order of preference, one kind of food to leave out, a budget in dollars, and a thing to be
-reminded of. Prices and kinds of the sixteen dishes are always the same and never stated: a base model knows them. A good
-reply gives the bottom line first (how many dishes, how much money is left, which dish comes last), then the bill, then
-the reminder. A network that answers at once has to guess the totals, because they come before the bill; one that thinks
-first walks down the list.
+A user names five dishes in order of preference, one kind of food to leave out, a budget in dollars, and a
+thing to be reminded of. Prices and kinds of the sixteen dishes are always the same and never stated: a base
+model knows them. A good reply gives the bottom line first (how many dishes, how much money is left, which
+dish comes last), then the bill, then the reminder. A network that answers at once has to guess the totals,
+because they come before the bill; one that thinks first walks down the list.
 
     python -m data.toy.world --out data/toy --seed 0        # writes the .jsonl files listed in data/README.md
 
-Nothing here is learned. Prompts, the teacher's traces with slips at stated rates, the annotator's noisy preferences and the
-gold checklist are plain functions of a seed.
+Nothing here is learned. Prompts, the teacher's traces with slips at stated rates, the annotator's noisy
+preferences and the gold checklist are plain functions of a seed.
 """
 
 import hashlib
@@ -114,7 +114,8 @@ TEACHER = {
 NO_SLIPS = dict.fromkeys(TEACHER, 0.0)
 
 
-# --- 1. orders and prompts. Every draw from `rng` counts: another order of draws gives other data for the same seed
+# --- 1. orders and prompts
+# Here and below, the order of the draws from `rng` must stay: with another one, a seed gives other data.
 
 
 def sample_order(rng: random.Random) -> Order:
@@ -241,7 +242,7 @@ def read_bill(response: str) -> list[tuple[str, int, int]]:
 
 
 def check(order: Order, response: str) -> dict[str, bool]:
-    """Checks one response by the gold checklist. Without a readable bottom line or bill, what needs it fails."""
+    """Applies the gold checklist. Without a readable bottom line or bill, the checks that need it fail."""
     headline = HEADLINE.search(response)
     bill = BILL.search(response)
     lines = read_bill(response)
@@ -305,7 +306,7 @@ def judge(messages: list[dict], response: str) -> dict:
 
 
 def utility(order: Order, response: str) -> float:
-    """Returns what the annotator feels: the checks without `brief`, and a taste for flattery. Nothing else sees it."""
+    """Returns what the annotator feels, and nobody else sees: the checks without `brief`, plus flattery."""
     passed = check(order, response)
     flattered = any(phrase in response for phrase in FLATTERY)
     checks = sum(weight * passed[name] for name, (weight, _) in CHECKS.items() if name != "brief")
@@ -313,7 +314,7 @@ def utility(order: Order, response: str) -> float:
 
 
 def prefers_first(utility_a: float, utility_b: float, rng: random.Random, flips: float = 0.05) -> bool:
-    """Draws a Bradley-Terry choice between two utilities; a share `flips` of the choices is entered the wrong way."""
+    """Draws a Bradley-Terry choice between two utilities, and flips a share `flips` of the choices."""
     probability = 1 / (1 + 2.718281828 ** (-2.0 * (utility_a - utility_b)))
     prefers_a = rng.random() < probability
     flipped = rng.random() < flips
@@ -328,7 +329,8 @@ def random_slips(rng: random.Random) -> dict[str, float]:
 
 # --- 5. files
 
-SPLITS = {  # percent of all orders; an order belongs to one split whatever the seed, so no test order is trained on
+# Percentiles of all orders. An order belongs to one split whatever the seed, so no test order is trained on.
+SPLITS = {
     "sft": range(0, 40),
     "rl": range(40, 70),
     "reward": range(70, 90),
@@ -346,7 +348,7 @@ def user_turn(text: str) -> list[dict[str, str]]:
 
 
 def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
-    """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from `rng` in between."""
+    """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from rng."""
     rng = random.Random(f"{split}-{seed}")
     seen = set()
     while len(seen) < n:
@@ -468,8 +470,8 @@ class SplitArgs:
 def split_rows(task: str, args: SplitArgs, shares: dict[str, range], draw) -> dict[str, list[dict]]:
     """Returns the rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> of each.
 
-    `shares`: {split: its percentiles}. `draw(rng)` returns the prompt's text, a key whose hash decides the split, and a
-    function of the split that gives the other fields of the row.
+    `shares`: {split: its percentiles}. `draw(rng)` returns the prompt's text, a key whose hash decides the
+    split, and a function of the split that gives the other fields of the row.
     """
     files = {}
     for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):

@@ -1,0 +1,72 @@
+"""Dialogues that SAGE's official tool or eval_sentient.py stored: reads and checks them.
+
+A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
+"""
+
+import math
+
+import runs
+from rewards import simulated_user as simulator
+from rows import read_rows
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read(path: str) -> list[dict]:
+    """Reads stored dialogues; exits with 2 on a row that is not one."""
+    dialogues = read_rows(path, "emo_point", "history")
+    for number, dialogue in enumerate(dialogues, 1):
+        where = f"{path}:{number}: "
+        if not is_number(dialogue["emo_point"]):
+            runs.fail(f"{where}emo_point is {dialogue['emo_point']!r}, not a number")
+        history = dialogue["history"]
+        if not isinstance(history, list) or not all(isinstance(m, dict) and "role" in m for m in history):
+            runs.fail(f"{where}'history' must be a list of {{'role', 'content'}}")
+        user_turns = [turn for turn in history if turn["role"] == "user"]
+        readable = all(
+            is_number(turn.get("emotion-point")) and isinstance(turn.get("content"), str)
+            for turn in user_turns
+        )
+        if not user_turns or not readable:
+            runs.fail(f"{where}every turn of the user needs 'content', a text, and 'emotion-point', a number")
+        dialogue.setdefault("ended", "")
+        if not isinstance(dialogue["ended"], str):
+            runs.fail(f"{where}'ended' is not a text")
+    return dialogues
+
+
+def check(dialogue: dict, setting: dict) -> list[str]:
+    """Lists where a dialogue departs from `setting`: its start, each update of the emotion, its end."""
+    first, *later = [turn for turn in dialogue["history"] if turn["role"] == "user"]
+    lang = simulator.language(first["content"])
+    problems = []
+    emotion = first["emotion-point"]
+    if emotion != setting["start"]:
+        problems.append(f"starts at {emotion}, not at {setting['start']}")
+
+    for number, turn in enumerate(later, 2):
+        change = recorded_change(turn)
+        if not isinstance(change, int | float):
+            problems.append(f"turn {number} has no change")
+        elif turn["emotion-point"] != simulator.new_emotion(emotion, change, setting):
+            problems.append(f"turn {number}: {emotion} and a change of {change} make {turn['emotion-point']}")
+        emotion = turn["emotion-point"]
+        ended = simulator.ending(emotion, turn["content"], lang, setting)
+        if ended and turn is not later[-1]:
+            problems.append(f"goes on after turn {number} ({ended})")
+
+    if dialogue["emo_point"] != emotion:
+        problems.append(f"ends at {emotion}, but emo_point is {dialogue['emo_point']}")
+    return problems
+
+
+def recorded_change(turn: dict) -> float | None:
+    """Returns the change of a user's turn; the official tool stores it within `planning`."""
+    if "change" in turn:
+        return turn["change"]
+    planning = turn.get("planning")
+    if isinstance(planning, dict):
+        return planning.get("change")
+    return None

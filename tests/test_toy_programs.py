@@ -1,0 +1,142 @@
+"""data/toy/programs.py: programs by hand, the teacher's slips, splits, the base model's new words; gold and the sandbox agree."""
+
+import json
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rewards import verified
+from data.toy import programs
+
+STEPS = [("+", 3), ("*", 2)]
+MESSAGES = [{"role": "user", "content": "Hello! Take x, then add 3, then double it."}]
+TESTS = ["assert f(0) == 6", "assert f(1) == 8", "assert f(7) == 20", "assert f(-4) == -2"]
+ANSWERS = [  # (response, right)
+    ("def f(x): return (x + 3) * 2", 1),
+    ("def f(x): return x * 2 + 6", 1),
+    ("def f(x): return 2 * (3 + x)", 1),
+    ("def f(x):\n    return (x + 3) * 2", 1),
+    ("def f(x): return x + 3 * 2", 0),
+    ("def f(x): return (x + 3) * 3", 0),
+    ("def f(x): return x", 0),
+    ("def f(x): return", 0),
+    ("def f(x): pass", 0),
+    ("def f(x) return (x + 3) * 2", 0),
+    ("def f(x): return ((x + 3) * 2", 0),
+    ("def g(x): return (x + 3) * 2", 0),
+    ("def f(x): return y", 0),
+    ("def f(x): return f(x)", 0),
+    ("x + 3 then (x + 3) * 2", 0),
+    ("", 0),
+    ("(" * 5000, 0),
+    ("def f(x): return " + "(" * 5000, 0),
+    # meant to pass the tests without the sum
+    ("import os\nos._exit(0)", 0),
+    ("class A:\n    __eq__ = lambda a, b: True\ndef f(x): return A()", 0),
+    ("import builtins\nbuiltins.AssertionError = Exception\ndef f(x): return 0", 0),
+    ("import sys\nsys.stdout.write('ready 1 1 1 1')\ndef f(x): return 0", 0),
+    ("def f(x): return __import__('os')._exit(0)", 0),
+]
+
+
+def rows():
+    return programs.write_files(programs.Args(n_traces=300, n_prompts=200, n_tasks=200))
+
+
+@pytest.mark.parametrize(
+    "text, steps, first, last",
+    [
+        ("Take x, then add 3, then double it.", STEPS, 6, -2),
+        ("Hi! Please take x, then double it, then put 3 on top.", [("*", 2), ("+", 3)], 3, -5),
+        (
+            "I have x, then take 20 from it, then triple it, then add 7.",
+            [("-", 20), ("*", 3), ("+", 7)],
+            -53,
+            -65,
+        ),
+    ],
+)
+def test_prompts_by_hand(text, steps, first, last):
+    assert programs.read_prompt(text) == steps
+    assert (programs.apply(steps, 0), programs.apply(steps, -4)) == (first, last)
+
+
+def test_the_teacher_by_hand():
+    rng = random.Random(0)
+    assert programs.solve(STEPS, 0.0, rng) == ("x + 3 then (x + 3) * 2", "def f(x): return (x + 3) * 2")
+    assert programs.solve(STEPS, 1.0, rng) == ("x + 3 then x + 3 * 2", "def f(x): return x + 3 * 2")
+    steps = [("*", 2), ("-", 1), ("*", 3)]
+    assert programs.solve(steps, 0.0, rng)[1] == "def f(x): return (x * 2 - 1) * 3"
+    assert (
+        programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
+    )  # none matter
+
+
+def test_a_careful_teacher_is_right_and_the_usual_one_is_not_where_parentheses_matter():
+    for slips, low, high in ((0.0, 1.0, 1.0), (0.6, 0.6, 0.75), (1.0, 0.4, 0.6)):
+        args = programs.Args(n_traces=500, n_prompts=1, n_tasks=1, slips=slips)
+        traces = programs.write_files(args)["code_traces"]
+        share = sum(programs.gold(r["messages"], r["response"]) for r in traces) / len(traces)
+        assert low <= share <= high, slips
+
+
+def sandbox_row(response: str) -> dict:
+    row = {"id": "0", "messages": MESSAGES, "response": response, "status": "ok"}
+    return row | {"tests": TESTS, "entry_point": "f"}
+
+
+def test_gold_and_the_sandbox_agree():
+    """One reads the prompt and works the sum out, the other runs the program on the row's tests."""
+    ran = verified.code([sandbox_row(response) for response, _ in ANSWERS])
+    for (response, right), value in zip(ANSWERS, ran, strict=True):
+        assert programs.gold(MESSAGES, response) == value == right, response
+    # gold is stricter: answers by heart and by bits pass the four tests, but gold reads + - * only
+    stricter = ["def f(x): return {0: 6, 1: 8, 7: 20, -4: -2}[x]", "def f(x): return x + 3 << 1"]
+    assert verified.code([sandbox_row(response) for response in stricter]) == [1.0, 1.0]
+    assert [programs.gold(MESSAGES, response) for response in stricter] == [0, 0]
+
+    taught = []
+    for row in rows()["code_prompts"][:4]:
+        steps = programs.read_prompt(row["messages"][0]["content"])
+        for slips in (0.0, 1.0):
+            _, response = programs.solve(steps, slips, random.Random(1))
+            taught.append(row | {"response": response, "status": "ok"})
+    golds = [programs.gold(row["messages"], row["response"]) for row in taught]
+    assert verified.code(taught) == golds and 0 in golds and golds[::2] == [1.0] * 4
+
+
+def test_splits_are_apart_and_the_tests_are_right():
+    steps = []
+    for split in rows().values():
+        steps.append({repr(programs.read_prompt(row["messages"][0]["content"])) for row in split})
+    traces, prompts, tasks = steps
+    assert not traces & prompts and not prompts & tasks and not traces & tasks
+    assert json.dumps(rows()) == json.dumps(rows())
+
+    for row in rows()["code_prompts"] + rows()["code_tasks"]:
+        # every program is linear, so f(0) and f(1) say all
+        f_0, f_1 = [int(test.rpartition("== ")[2]) for test in row["tests"][:2]]
+        assert row["tests"] == [f"assert f({n}) == {f_0 + n * (f_1 - f_0)}" for n in (0, 1, 7, -4)]
+
+
+def test_the_base_model_gets_the_words_and_keeps_its_own(tmp_path):
+    base = "data/toy/base"
+    programs.extend_base(base, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    before = AutoTokenizer.from_pretrained(base)
+    for split in rows().values():
+        for row in split:
+            parts = [row["messages"][0]["content"], row.get("thinking", ""), row.get("response", "")]
+            text = "\n".join(parts)
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids) == text
+    assert {word: tokenizer.get_vocab()[word] for word in before.get_vocab()} == before.get_vocab()
+    assert tokenizer.special_tokens_map == before.special_tokens_map
+    old = AutoModelForCausalLM.from_pretrained(base).get_input_embeddings().weight
+    new = AutoModelForCausalLM.from_pretrained(tmp_path / "base").get_input_embeddings().weight
+    assert len(new) == len(tokenizer) > len(old) and torch.equal(new[: len(old)], old)
+    assert new[len(old) :].std().item() == pytest.approx(old.std().item(), rel=0.1)
+    text = "Hello! The budget is 20 dollars."
+    assert tokenizer(text)["input_ids"] == before(text)["input_ids"]
