@@ -220,7 +220,7 @@ def save(
                 save_optimizer(path, learner.optimizer)
                 written.append(path)
         if accelerator.is_main_process:
-            save_tokenizer(folder, tokenizer, args.think_format)
+            save_tokenizer(folder, tokenizer, getattr(args, "think_format", None))  # None: a reward model
             written += [path for path in folder.iterdir() if path.is_file() and path not in written]
             written = [path for path in written if not path.name.startswith(("crc-rank", "complete"))]
         sums = {str(path.relative_to(folder)): crc32(path) for path in sorted(set(written))}
