@@ -332,7 +332,8 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     """Makes tensors of a micro-batch; all completions begin in the same column.
 
     Returns input_ids and attention_mask (B, prompt + T); completion_mask (B, T); loss_mask (B, T), which is 0 on
-    padding and on what others wrote into a completion; advantages (B, T).
+    padding and on what others wrote into a completion; advantages (B, T); and, where completions have them, the
+    log-probabilities of sampler, policy at the rollout and reference, values and returns (B, T).
     """
     prompts = [torch.tensor(completion.prompt_ids) for completion in completions]
     answers = [torch.tensor(completion.ids) for completion in completions]
@@ -350,10 +351,9 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     }
     if completions[0].loss_mask is not None:
         batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
-    if completions[0].sampler_logprobs is not None:
-        batch["sampler_logprobs"] = pad([completion.sampler_logprobs for completion in completions])
-    if completions[0].old_logprobs is not None:
-        batch["old_logprobs"] = pad([completion.old_logprobs for completion in completions])
+    for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
+        if getattr(completions[0], name) is not None:
+            batch[name] = pad([getattr(completion, name) for completion in completions])
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
@@ -373,6 +373,25 @@ def set_old_logprobs(
         logprobs, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             completion.old_logprobs = row[: len(completion.ids)]
+
+
+@torch.no_grad()
+def set_reference_logprobs(
+    model: nn.Module,
+    reference: nn.Module | None,
+    completions: list,
+    max_tokens: int,
+    pad_token_id: int,
+    accelerator,
+) -> None:
+    """Notes the reference's log-probabilities; see `reference_logprobs`."""
+    for members in micro_batches(completions, max_tokens, accelerator):
+        watchdog.beat()
+        batch = collate(members, pad_token_id, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs = reference_logprobs(model, reference, inputs)
+        for completion, row in zip(members, logprobs.tolist(), strict=True):
+            completion.reference_logprobs = row[: len(completion.ids)]
 
 
 @torch.no_grad()

@@ -83,6 +83,11 @@ class Completion:
     """1 on the policy's tokens, 0 on a user's turns; None: all are the policy's."""
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
+    reference_logprobs: list[float] | None = None
+    values: list[float] | None = None
+    """PPO: the critic's value of the text before each token, as it is at the rollout."""
+    returns: list[float] | None = None
+    """PPO: what those values should have been."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
@@ -200,7 +205,7 @@ class Sampler:
         self.llm = None
         self.policy = None
         self.batch_size = batch_size
-        self.sleeps = sleeps
+        self.sleeps = sleeps and use_vllm and utils.DEVICE == "cuda"  # only there vLLM can sleep
         self.asleep = False
         self.breaches = 0
         self.n_asked = 0
