@@ -377,10 +377,12 @@ def value_loss(
 
     The larger error counts: that of the value, or of the value held within `clip` of the rollout's.
     """
-    held = old_values + (values - old_values).clamp(-clip, clip)
+    moved = values - old_values
+    held = old_values + moved.clamp(-clip, clip)
     error = (values - returns).square()
     held_error = (held - returns).square()
-    return 0.5 * torch.max(error, held_error), held_error > error
+    is_clipped = (moved.abs() > clip) & (held_error > error)  # rounding alone can make the second one larger
+    return 0.5 * torch.max(error, held_error), is_clipped
 
 
 # --- the critic
