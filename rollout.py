@@ -98,6 +98,14 @@ class Completion:
             return len(self.ids)
         return sum(self.loss_mask)
 
+    @property
+    def mean_advantage(self) -> float:
+        """Mean over the tokens that the loss counts; 0 before there are advantages."""
+        counted = self.advantages
+        if self.loss_mask is not None:
+            counted = [a for a, is_policy in zip(self.advantages, self.loss_mask) if is_policy]
+        return sum(counted) / max(1, len(counted))
+
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         return {
@@ -112,8 +120,8 @@ class Completion:
             **({"contributions": self.contributions} if self.contributions else {}),
             "reward": None if math.isnan(self.reward) else self.reward,
             "missing": math.isnan(self.reward),
-            "advantage": sum(self.advantages) / max(1, len(self.advantages)),
-            "n_tokens": len(self.ids),
+            "advantage": self.mean_advantage,
+            "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
             **self.statistics,
         }
@@ -471,10 +479,13 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
-    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards."""
+    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards.
+
+    Lengths are of what the policy wrote.
+    """
     n = len(completions)
-    lengths = [len(completion.ids) for completion in completions]
-    ended = [len(completion.ids) for completion in completions if not completion.cut_off] or [0]
+    lengths = [completion.n_trained_tokens for completion in completions]
+    ended = [completion.n_trained_tokens for completion in completions if not completion.cut_off] or [0]
     metrics = {
         "completions/mean_length": fmean(lengths),
         "completions/min_length": min(lengths),
@@ -486,7 +497,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/format_ok": fmean(completion.status == "ok" for completion in completions),
         "think/truncated": fmean(completion.cut_off for completion in completions),
         "think/mean_tokens": fmean(completion.n_thinking_tokens for completion in completions),
-        "think/response_tokens": fmean(len(c.ids) - c.n_thinking_tokens for c in completions),
+        "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
         "reward/missing": sum(math.isnan(completion.reward) for completion in completions) / n,
     }
     for name in completions[0].rewards:
@@ -532,9 +543,10 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 class FormatGuard:
     """Ends a run whose first three steps can teach nothing: completions are cut off, or none has the format."""
 
-    def __init__(self, args):
-        """`args`: think_format, max_completion_tokens, allow_truncation of a training script."""
+    def __init__(self, args, limit: str = "max_completion_tokens"):
+        """`args`: think_format and allow_truncation of a training script, and its `limit` of tokens."""
         self.args = args
+        self.limit = limit
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
@@ -547,8 +559,8 @@ class FormatGuard:
         if self.steps_cut_off == 3:
             raise RuntimeError(
                 "more than half of the completions of the first three steps were cut off at "
-                f"{self.args.max_completion_tokens} tokens; raise --max-completion-tokens, or pass --allow-truncation "
-                "if that is meant"
+                f"{getattr(self.args, self.limit)} tokens; raise --{self.limit.replace('_', '-')}, or pass "
+                "--allow-truncation if that is meant"
             )
         if self.steps_malformed == 3:
             status, count = Counter(completion.status for completion in completions).most_common(1)[0]
