@@ -22,7 +22,7 @@ $(DONE):
 	@touch $@
 
 demo: setup
-	$(PY) demo.py
+	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
 test: setup
 	$(PY) -m ruff check .

@@ -40,7 +40,6 @@ import runs  # first: it sets environment variables that the libraries below rea
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
-from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -70,7 +69,7 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     """
     inner = policy.unwrap(model)
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(inner, PeftModel) and not merge:
+    if policy.has_adapter(inner) and not merge:
         return _save_adapter(folder, inner, accelerator)
 
     rank = accelerator.process_index
@@ -103,7 +102,7 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     return written
 
 
-def _save_adapter(folder: Path, model: PeftModel, accelerator: Accelerator) -> list[Path]:
+def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> list[Path]:
     """Saves the LoRA adapter; under FSDP2 its shards are gathered, which all processes must do."""
     weights = {}
     for name, weight in model.named_parameters():
@@ -137,7 +136,7 @@ def save_model(
     part = folder.with_name(folder.name + ".part")
     with watchdog.patient():
         save_weights(part, model, accelerator)
-        if isinstance(policy.unwrap(model), PeftModel):
+        if policy.has_adapter(policy.unwrap(model)):
             save_weights(folder.parent / "adapter", model, accelerator, merge=False)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:

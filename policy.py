@@ -20,7 +20,6 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -105,8 +104,15 @@ def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tup
     return model, missing
 
 
-def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> PeftModel:
+def has_adapter(model: nn.Module) -> bool:
+    """Tells whether a model is a peft model, without importing peft, which takes seconds."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
     """Adds a LoRA adapter on all linear layers, or loads the one of a checkpoint. Its weights are float32."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
     if resume_from:
         model = PeftModel.from_pretrained(model, resume_from, is_trainable=True)
     else:
@@ -188,7 +194,7 @@ class Policy(nn.Module):
         if generate is not None:
             return self.model.generate(**generate)
         causal_lm = self.model
-        if isinstance(causal_lm, PeftModel):
+        if has_adapter(causal_lm):
             causal_lm = causal_lm.get_base_model()
         n_completion = completion_mask.size(1)
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
@@ -451,7 +457,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the last layers gathered
-    if not isinstance(inner, PeftModel):
+    if not has_adapter(inner):
         for name, weight in inner.named_parameters():
             yield name, _whole(weight.detach())
         return

@@ -501,8 +501,11 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
     return metrics
 
 
-def reward_metrics(rewards_P_G: torch.Tensor) -> dict[str, float]:
-    """Returns mean and spread of the rewards of a step; NaN (no reward) counts in neither."""
+def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
+    """Returns mean and spread of the rewards of a step; NaN (no reward) counts in neither.
+
+    `name`: "preference" if that is the reward, "total" if several are combined; TRL logs them under it too.
+    """
     known = rewards_P_G[~rewards_P_G.isnan()]
     if not len(known):
         raise RuntimeError(
@@ -510,9 +513,13 @@ def reward_metrics(rewards_P_G: torch.Tensor) -> dict[str, float]:
             "time, or the prompts lack the fields that the rewards read"
         )
     spread = rewards_P_G.nan_to_num(nan=-math.inf).amax(1) - rewards_P_G.nan_to_num(nan=math.inf).amin(1)
+    mean = known.mean().item()
+    std = known.std().item()
     return {
-        "reward": known.mean().item(),
-        "reward_std": known.std().item(),
+        "reward": mean,
+        "reward_std": std,
+        f"rewards/{name}/mean": mean,
+        f"rewards/{name}/std": std,
         "frac_reward_zero_std": (spread <= 0).float().mean().item(),
     }
 

@@ -18,8 +18,8 @@ Deviations from the paper and its released code (verl):
    configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
    is equation 4.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group; the released code scores its whole text
-   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+3. A malformed completion gets a floor below its group. The released code scores what follows its first delimiter
+   (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
@@ -33,6 +33,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
@@ -573,7 +574,13 @@ def accumulate_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+    metrics = policy.mean_over_tokens(sums, n_tokens, accelerator)
+    # the shares of clipped tokens again, of the process with the smallest and the largest one: names of TRL's logs
+    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / max(1, own_tokens)
+    shares = accelerator.gather(own_shares.unsqueeze(0))
+    metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
+    metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
+    return metrics
 
 
 def check_arguments(args: Args, accelerator) -> None:
@@ -708,7 +715,8 @@ def main(args: Args) -> None:
                 dense.add_advantages(source, completions, args.group_size, args.scale_rewards != "none")
                 metrics |= source.metrics
             everyone = gather_object(completions)
-            metrics |= rollout.reward_metrics(all_rewards_P_G) | rollout.completion_metrics(everyone)
+            metrics |= rollout.reward_metrics(all_rewards_P_G, scorer.reward_name)
+            metrics |= rollout.completion_metrics(everyone) | scorer.metrics()
             metrics["reward/flat_groups"] = is_flat(all_rewards_P_G).float().mean().item()
 
             # 4. update
@@ -716,6 +724,7 @@ def main(args: Args) -> None:
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
+            updates = []
             for iteration in range(args.num_iterations):
                 for members in mini_batches(completions, args, step, iteration):
                     means = accumulate_gradients(
@@ -726,7 +735,8 @@ def main(args: Args) -> None:
                     sampler.check(means["sampling/logprob_gap"], step + 1)
                     optimizer.step()
                     optimizer.zero_grad()
-            metrics |= means
+                    updates.append(means)
+            metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
 
             # 5. log, save
             metrics |= {f"collapse/{name}": value for name, value in indicators.items()}

@@ -1,5 +1,4 @@
-"""Rewards by name, and how several of them become one: `--rewards math:1 format:gate --reward-args
-math.no_eos=-1`.
+"""Rewards by name, as in `--rewards math:1 format:gate --reward-args math.no_eos=-1`.
 
 A reward is a function of rows that returns one value a row (shared.py says what rows and values are):
 
@@ -9,10 +8,10 @@ A reward is a function of rows that returns one value a row (shared.py says what
     unsupervised.py  majority, self_certainty, negative_entropy, format, length, repetition
     shaping.py       cosine, overlong, and pass@k for the training loop
     dense.py         process, prime: rewards on steps or tokens, which the trainer adds by itself
+    combining.py     how several rewards become one
     gold.py          what is measured and never trained on
 
-To use a reward of yours, write a function in any file and name it as `--rewards
-path/to/file.py:function:WEIGHT`:
+To use a reward of yours, write a function in any file and name it path/to/file.py:function:WEIGHT:
 
     def brief(rows, per_token=0.01):
         return [-per_token * row["n_tokens"] for row in rows]
@@ -24,6 +23,7 @@ Besides rows it may ask for the parameters of CONTEXT. A parameter with a defaul
 line to REWARDS; if it reads a field of the prompt's row, add that to FIELDS.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,17 +58,11 @@ REWARDS = {
     "cosine": shaping.cosine,
     "overlong": shaping.overlong,
 }
-PREFERENCE = {"chat_template": "", "max_length": 0}  # see preference.py; options and defaults
-DENSE = {
-    "process": {"model": ""},
-    "prime": {"beta": 0.05, "learning_rate": 1e-6},
-}  # see dense.py; options and defaults
+# options of the reward model and of the rewards of dense.py, with their defaults
+PREFERENCE = {"chat_template": "", "max_length": 0}
+DENSE = {"process": {"model": ""}, "prime": {"beta": 0.05, "learning_rate": 1e-6}}
 KNOWN = ("preference", *DENSE, *REWARDS)
-UNSUPERVISED = {
-    "majority",
-    "self_certainty",
-    "negative_entropy",
-}  # a policy can exploit these: collapse is watched
+UNSUPERVISED = {"majority", "self_certainty", "negative_entropy"}  # a policy can exploit these
 RESERVED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # logged under names like a reward's
 CONTEXT = {
     "group_size": "completions of a prompt, which are neighbours in rows",
@@ -105,10 +99,10 @@ def _parse_word(word: str) -> tuple[str, str, str]:
 
 
 def parse_spec(words: list[str]) -> list[tuple[str, float | str]]:
-    """Reads --rewards: ["math:1.0", "format:gate", "own.py:brief:2"] -> [("math", 1.0), ("format", "gate"),
-    ("brief", 2.0)].
+    """Reads the words of --rewards into pairs of a name and a weight, or gate, veto, soft (see `combine`).
 
-    A rule is a weight, `gate`, `veto` or `soft`; see `combine`. ValueError says what is wrong.
+    ["math:1.0", "format:gate", "own.py:brief:2"] becomes [("math", 1.0), ("format", "gate"), ("brief", 2.0)].
+    ValueError says what is wrong.
     """
     spec = {}
     for word in words:
@@ -160,10 +154,16 @@ def _functions(args) -> dict[str, Callable]:
     for word in getattr(args, "rewards", ()):
         source, name, _ = _parse_word(word)
         if source:
-            functions[name] = runs.load_function(source)
+            functions[name] = _load_once(source)
         elif name in REWARDS:
             functions[name] = REWARDS[name]
     return functions
+
+
+@functools.cache
+def _load_once(source: str) -> Callable:
+    """Loads a user's function: its file may load a model of its own."""
+    return runs.load_function(source)
 
 
 def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
@@ -174,20 +174,22 @@ def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
 
 
 def reward_options(args) -> dict[str, dict]:
-    """Returns {reward: {option: value}} of every reward in `args.rewards`: its defaults and what
-    `args.reward_args` sets.
+    """Returns {reward: {option: value}} for every reward in `args.rewards`.
 
-    A word of --reward-args is NAME.OPTION=VALUE. ValueError says what is wrong.
+    The defaults hold where `args.reward_args`, words of the form NAME.OPTION=VALUE, says nothing else.
+    ValueError says what is wrong.
     """
-    options = {name: {} for name in reward_names(args)}
+    functions = _functions(args)
+    options = {}
     types = {}
-    for name, function in _functions(args).items():
-        for key, parameter in _parameters(function).items():
+    for name in reward_names(args):
+        options[name] = dict(DENSE.get(name, {}))
+        if name not in functions:
+            continue
+        for key, parameter in _parameters(functions[name]).items():
             if key not in CONTEXT and parameter.default is not parameter.empty:
                 options[name][key] = parameter.default
                 types[name, key] = parameter.annotation
-    for name in options.keys() & DENSE.keys():
-        options[name] = dict(DENSE[name])
     if "preference" in options:
         options["preference"] = dict(PREFERENCE)
 
@@ -213,10 +215,9 @@ def reward_options(args) -> dict[str, dict]:
 
 
 def check(args) -> None:
-    """Checks the rewards of `args` (of train_grpo.py or train_ppo.py), and prints how many prompts each
-    applies to.
+    """Checks the rewards of `args` (of train_grpo.py or train_ppo.py) before any model is loaded.
 
-    Exits with 2 if something is wrong. Loads no model.
+    Prints how many prompts each reward applies to. Exits with 2 if something is wrong.
     """
     spec = runs.or_fail(parse_spec, args.rewards)
     functions = _functions(args)
@@ -277,7 +278,9 @@ def _check_prompts(args, functions: dict[str, Callable], judged_names: list[str]
     rows = _read_prompts(args)
     for name in functions:
         field = FIELDS.get(name)
-        n_rows = sum(field in row for row in rows) if field else len(rows)
+        n_rows = len(rows)
+        if field:
+            n_rows = sum(row.get(field) is not None for row in rows)
         if not n_rows:
             runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
         calls = ""
@@ -305,11 +308,10 @@ def _read_prompts(args) -> list[dict]:
 
 
 def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
-    """Builds the reward of `args`, which `check` has checked. A judge's replies are stored in the folder
-    `run`.
+    """Builds the reward of `args`, which `check` has checked.
 
     Returns a function of the rows of whole groups and the group size. None where the reward is the preference
-    alone.
+    alone. A judge's replies are stored in the folder `run`.
     """
     spec = runs.or_fail(parse_spec, args.rewards)
     if _is_preference_alone(args, spec):

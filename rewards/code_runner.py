@@ -1,5 +1,4 @@
-"""Runs the tests of a data set against a program that a policy wrote. rewards/verified.py makes a reward of
-it.
+"""Runs the tests of a data set against a program that a policy wrote; verified.py makes a reward of it.
 
 The work is done in the sandbox by two processes, whose source is sent there as text: code_tests.py, which
 holds the tests and the verdicts, and code_program.py, which holds the program.
@@ -14,8 +13,7 @@ PROGRAM_PROCESS = Path(__file__).with_name("code_program.py").read_text()
 
 
 def count_passed(program: str, tests: list[str], entry_point: str, timeout: float) -> int | None:
-    """Counts the tests that a program passes. They run in their order, until `timeout` seconds of wall time
-    are over.
+    """Counts the tests that a program passes. They run in order, for `timeout` seconds of wall time.
 
     Returns None if a test cannot be run in this way: it is not Python, or it hands over what cannot be
     pickled. OSError if the processes do not start. `entry_point` names what is tested, even if that is the

@@ -1,5 +1,4 @@
-"""The process that runs the tests of a program. code_runner.py gives the text of this file to the sandbox,
-with a call of `main`.
+"""The process that runs the tests of a program. code_runner.py sends this text and a call of `main` there.
 
 It prints `ready`, then for each test 1 (passed), 0 (failed) or ? (cannot be run in this way).
 

@@ -1,9 +1,11 @@
-"""How several rewards become one: the rules of `combine`, in the order in which they act."""
+"""How several rewards become one: `combine`, and the rules that a reward can have in --rewards."""
 
 import statistics
 from math import isfinite
 
 from rewards.shared import FIELDS, Values, in_groups
+
+RULES = ("weight", "veto", "soft", "gate")  # in the order in which they act
 
 
 def combine(
@@ -14,8 +16,7 @@ def combine(
     normalise: str = "none",
     margin: float = 1.0,
 ) -> tuple[Values, dict[str, Values]]:
-    """Returns one total a row, and what each part contributes to it. A row's contributions add up to its
-    total.
+    """Returns one total a row, and what each part contributes to it. Contributions add up to the total.
 
     The rules act in this order:
     - weight: adds weight * value. With `normalise` every part is standardised first, within its `group` or
@@ -27,39 +28,39 @@ def combine(
 
     A part does not apply to a row whose prompt lacks its field; it adds 0 there and stops nothing. The total
     is None where a part that applies has no value, or where no part with a weight applies.
+
+    Args:
+        parts: value of each reward, by name.
+        spec: (name, weight or rule) of each reward, from parse_spec.
     """
     applies = {name: _applies(name, parts, rows) for name, _ in spec}
-    contributions = {}
-    sums = [0.0] * len(rows)
-    order = {"veto": 1, "soft": 2, "gate": 3}  # weights are first
-    for name, rule in sorted(spec, key=lambda part: order.get(part[1], 0)):
+    values = {}
+    for name, rule in spec:
         _check_finite(name, parts[name], rows)
-        column = [value if a else None for value, a in zip(parts[name], applies[name], strict=True)]
-        if rule == "veto":
-            column = [_vetoed(value, total) for value, total in zip(column, sums)]
-        elif rule == "gate":
-            column = [None if value is None else 0.0 for value in column]  # acts below, on whole groups
-        elif rule != "soft":
-            column = [None if v is None else rule * v for v in _normalised(column, normalise, group_size)]
-        contributions[name] = [value if a else 0.0 for value, a in zip(column, applies[name])]
-        sums = [total + (value or 0.0) for total, value in zip(sums, contributions[name])]
+        values[name] = _without(parts[name], applies[name])
+        if _kind(rule) == "weight":
+            values[name] = _normalised(values[name], normalise, group_size)
 
-    weighted = [name for name, rule in spec if rule not in order]
+    by_rule = sorted(spec, key=lambda part: RULES.index(_kind(part[1])))
+    contributions = {name: [] for name, _ in by_rule}
     totals = []
     for i in range(len(rows)):
-        no_weight = not any(applies[name][i] for name in weighted)
+        total = 0.0
+        for name, rule in by_rule:
+            contribution = _contribution(rule, values[name][i], applies[name][i], total)
+            contributions[name].append(contribution)
+            total += contribution or 0.0
         lacks_value = any(column[i] is None for column in contributions.values())
-        totals.append(None if no_weight or lacks_value else _total(contributions, i))
+        has_weight = any(applies[name][i] for name, rule in spec if _kind(rule) == "weight")
+        totals.append(total if has_weight and not lacks_value else None)
 
     gates = [name for name, rule in spec if rule == "gate"]
-    failed_gates = [_failed_gate(i, gates, parts, applies) for i in range(len(rows))]
-    for group in in_groups(list(range(len(rows))), group_size):
-        passing = [totals[i] for i in group if totals[i] is not None and not failed_gates[i]]
-        floor = min(passing, default=0.0) - margin
-        for i in group:
-            if failed_gates[i]:
-                totals[i] = _set_total(contributions, i, failed_gates[i], floor)
+    _close_gates(gates, values, totals, contributions, group_size, margin)
     return totals, contributions
+
+
+def _kind(rule: float | str) -> str:
+    return rule if isinstance(rule, str) else "weight"
 
 
 def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool]:
@@ -67,8 +68,10 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool
 
     For cosine that is a field that one of the verifiers reads.
     """
-    fields = [FIELDS[name]] if name in FIELDS else []
-    if name == "cosine":
+    fields = []
+    if name in FIELDS:
+        fields = [FIELDS[name]]
+    elif name == "cosine":
         fields = [FIELDS[verifier] for verifier in parts if verifier in FIELDS]
     if not fields:
         return [True] * len(rows)
@@ -76,60 +79,89 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool
 
 
 def _check_finite(name: str, values: Values, rows: list[dict]) -> None:
-    for row, value in zip(rows, values):
+    for row, value in zip(rows, values, strict=True):
         if value is not None and not isfinite(value):
             raise ValueError(
                 f"reward {name} is {value} for row {row['id']}; it must be finite, or None for no value"
             )
 
 
-def _normalised(column: Values, normalise: str, group_size: int) -> Values:
+def _without(values: Values, applies: list[bool]) -> Values:
+    """Removes the values of rows to which the reward does not apply."""
+    return [value if applied else None for value, applied in zip(values, applies)]
+
+
+def _normalised(values: Values, normalise: str, group_size: int) -> Values:
     if normalise == "none":
-        return column
-    size = group_size if normalise == "group" else len(column)
-    return [value for group in in_groups(column, size) for value in _standardised(group)]
+        return values
+    size = group_size if normalise == "group" else len(values)
+    out = []
+    for group in in_groups(values, size):
+        out += _standardised(group)
+    return out
 
 
 def _standardised(values: Values) -> Values:
     """Returns (value - mean) / std, with n - 1 in the std as in TRL; 0 where all are equal."""
     present = [value for value in values if value is not None]
-    mean = statistics.fmean(present) if present else 0.0
+    mean = statistics.fmean(present or [0.0])
     std = statistics.stdev(present) if len(present) > 1 else 0.0
     out = []
     for value in values:
         if value is None:
             out.append(None)
+        elif std > 1e-8:
+            out.append((value - mean) / std)
         else:
-            out.append((value - mean) / std if std > 1e-8 else 0.0)
+            out.append(0.0)
     return out
 
 
-def _vetoed(value: float | None, total: float) -> float | None:
-    """Returns what a veto adds to a total."""
+def _contribution(rule: float | str, value: float | None, applies: bool, total: float) -> float | None:
+    """Returns what a reward adds to the `total` of the rewards before it; None where it has no value."""
+    if not applies:
+        return 0.0
     if value is None:
         return None
-    return -total if value <= 0 < total else 0.0
+    if rule == "veto":
+        return -total if value <= 0 < total else 0.0
+    if rule == "soft":
+        return value
+    if rule == "gate":
+        return 0.0  # acts on whole groups, see _close_gates
+    return rule * value
 
 
-def _failed_gate(i: int, gates: list[str], parts: dict[str, Values], applies: dict[str, list[bool]]) -> str:
+def _close_gates(
+    gates: list[str],
+    values: dict[str, Values],
+    totals: Values,
+    contributions: dict[str, Values],
+    group_size: int,
+    margin: float,
+) -> None:
+    """Puts the rows that fail a gate below the others of their group, in place.
+
+    The first gate that a row fails contributes the difference.
+    """
+    for group in in_groups(list(range(len(totals))), group_size):
+        failed = {i: _failed_gate(i, gates, values) for i in group}
+        passing = [totals[i] for i in group if totals[i] is not None and not failed[i]]
+        floor = min(passing, default=0.0) - margin
+        for i in group:
+            if not failed[i]:
+                continue
+            for column in contributions.values():
+                column[i] = column[i] or 0.0
+            others = sum(column[i] for column in contributions.values())
+            contributions[failed[i]][i] = floor - others
+            totals[i] = sum(column[i] for column in contributions.values())
+
+
+def _failed_gate(i: int, gates: list[str], values: dict[str, Values]) -> str:
     """Returns the first gate that row i fails, or ""."""
     for name in gates:
-        value = parts[name][i]
-        if applies[name][i] and value is not None and value < 1:
+        value = values[name][i]
+        if value is not None and value < 1:
             return name
     return ""
-
-
-def _total(contributions: dict[str, Values], i: int) -> float:
-    return sum(column[i] for column in contributions.values())
-
-
-def _set_total(contributions: dict[str, Values], i: int, name: str, total: float) -> float:
-    """Changes the contribution of `name` so that row i has this total, and returns the sum.
-
-    Missing values become 0.
-    """
-    for column in contributions.values():
-        column[i] = column[i] or 0.0
-    contributions[name][i] = total - _total(contributions, i)
-    return _total(contributions, i)

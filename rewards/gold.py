@@ -31,8 +31,7 @@ def check(args) -> None:
 
 
 def load_gold(args, device: str, run: Path):
-    """Loads what `args.gold` names, and returns a function of (lists of messages, responses) -> list of
-    floats.
+    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats.
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
     float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. Returns None where it is empty. A
@@ -53,8 +52,9 @@ def load_gold(args, device: str, run: Path):
         for messages, response in zip(prompts, responses):
             watchdog.beat()
             value = function(messages, response)
-            # the trainer refuses anything that is not a number
-            values.append(float(value) if isinstance(value, numbers.Real) else value)
+            if isinstance(value, numbers.Real):  # the trainer refuses anything else
+                value = float(value)
+            values.append(value)
         return values
 
     return measure
@@ -141,8 +141,10 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
         "think_tokens": table["n_thinking_tokens"].mean(),
         "response_tokens": (table["n_tokens"] - table["n_thinking_tokens"]).mean(),
     }
-    known = {name: None if pd.isna(mean) else float(mean) for name, mean in means.items()}
-    return {"n": len(table), "n_gold": int(gold.count())} | known
+    line = {"n": len(table), "n_gold": int(gold.count())}
+    for name, mean in means.items():
+        line[name] = None if pd.isna(mean) else float(mean)
+    return line
 
 
 def _warn_of_overfitting(line: dict, best: dict) -> None:

@@ -1,5 +1,4 @@
-"""Rewards that a judge gives, a language model behind an endpoint: judge_mark, judge_yes, pairwise, rubric,
-factual.
+"""Rewards from a judge, a model behind an endpoint: judge_mark, judge_yes, pairwise, rubric, factual.
 
 `write_rubrics` makes the data of `rubric`. A judge that fails or cannot be read gives None, never a low
 score. An empty response gets the lowest value without a call; else it would be a way out of a low mark.
@@ -83,7 +82,6 @@ PROMPTS = {
     ),
 }
 QUESTION = "Is the answer correct, and does it do what the user asked?"
-ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": 20}
 
 
 def _between_tags(name: str, text: str) -> str:
@@ -111,9 +109,11 @@ def cases(rows: list[dict], needs: str = "response") -> list[str | None]:
 
     None where the response is empty or the prompt lacks the field `needs`.
     """
-    return [
-        case(row, answer=row["response"]) if not _is_empty(row) and row.get(needs) else None for row in rows
-    ]
+    out = []
+    for row in rows:
+        asked = not _is_empty(row) and row.get(needs)
+        out.append(case(row, answer=row["response"]) if asked else None)
+    return out
 
 
 def _empty_gets(worth: float, rows: list[dict], values: Values, needs: str = "response") -> Values:
@@ -159,11 +159,25 @@ def _ask(
         requests.append({"messages": [message], "temperature": 0.0, "max_tokens": 1024, **request})
 
     replies = iter(judge.ask(requests, parse, name=prompt))
-    out = []
-    for text in asked:
-        reply = None if text is None else next(replies)
-        out.append(None if reply is None or reply.error else reply)
-    return out
+    out = [None if text is None else next(replies) for text in asked]
+    return [reply if reply and not reply.error else None for reply in out]
+
+
+def _ask_values(
+    judge: Endpoint, prompt: str, asked: list[str | None], parse, texts: list[dict] | None = None, **request
+) -> list:
+    """Asks as `_ask` does, and returns what `parse` makes of each reply; None where there is none."""
+    replies = _ask(judge, prompt, asked, parse, texts, **request)
+    return [None if reply is None else reply.value for reply in replies]
+
+
+def _ask_for_token(
+    judge: Endpoint, prompt: str, asked: list[str | None], words: str, texts: list[dict] | None = None
+) -> list[dict[str, float] | None]:
+    """Returns `token_shares` of the words for each case."""
+    request = {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": 20}
+    replies = _ask(judge, prompt, asked, texts=texts, **request)
+    return [token_shares(reply, words) for reply in replies]
 
 
 # --- 2. what a judge says
@@ -232,11 +246,10 @@ def factual(
     """
     worth = {"correct": 1.0, "incorrect": incorrect, "not_attempted": not_attempted}
 
-    def read_verdict(text: str) -> str:
-        return read_choice(read_json(text), "verdict", tuple(worth))
+    def read_verdict(text: str) -> float:
+        return worth[read_choice(read_json(text), "verdict", tuple(worth))]
 
-    replies = _ask(judge, "factual", cases(rows, "reference"), read_verdict)
-    shares = [reply and worth[reply.value] for reply in replies]
+    shares = _ask_values(judge, "factual", cases(rows, "reference"), read_verdict)
     shares = _empty_gets(not_attempted, rows, shares, "reference")
     return verified_values(rows, shares, value, no_eos)
 
@@ -248,19 +261,23 @@ def judge_mark(rows: list[dict], judge: Endpoint, expected: bool = False) -> Val
     digits 1 to 9, which are one token in every tokenizer (2603.12246); that needs an endpoint with
     log-probabilities.
     """
+
+    def read_share(text: str) -> float:
+        return read_mark(read_json(text)) / 10
+
     if expected:
-        replies = _ask(judge, "digit", cases(rows), **ONE_TOKEN)
-        values = []
-        for reply in replies:
-            shares = token_shares(reply, "1 2 3 4 5 6 7 8 9")
-            values.append(shares and sum(int(digit) * share for digit, share in shares.items()) / 9)
-        return _empty_gets(0.0, rows, values)
+        digits = _ask_for_token(judge, "digit", cases(rows), "1 2 3 4 5 6 7 8 9")
+        values = [_expected_share(shares) for shares in digits]
+    else:
+        values = _ask_values(judge, "mark", cases(rows), read_share)
+    return _empty_gets(0.0, rows, values)
 
-    def read_reply(text: str) -> float:
-        return read_mark(read_json(text))
 
-    replies = _ask(judge, "mark", cases(rows), read_reply)
-    return _empty_gets(0.0, rows, [reply and reply.value / 10 for reply in replies])
+def _expected_share(digits: dict[str, float] | None) -> float | None:
+    """Returns the expected digit / 9 of the probabilities of the digits."""
+    if digits is None:
+        return None
+    return sum(int(digit) * probability for digit, probability in digits.items()) / 9
 
 
 def judge_yes(rows: list[dict], judge: Endpoint, question: str = QUESTION) -> Values:
@@ -268,9 +285,9 @@ def judge_yes(rows: list[dict], judge: Endpoint, question: str = QUESTION) -> Va
 
     0 for an empty response.
     """
-    replies = _ask(judge, "yes", cases(rows), texts=[{"question": question}] * len(rows), **ONE_TOKEN)
-    shares = [token_shares(reply, "yes no") for reply in replies]
-    return _empty_gets(0.0, rows, [share and share["yes"] for share in shares])
+    texts = [{"question": question}] * len(rows)
+    shares = _ask_for_token(judge, "yes", cases(rows), "yes no", texts)
+    return _empty_gets(0.0, rows, [None if share is None else share["yes"] for share in shares])
 
 
 def pairwise(
@@ -307,14 +324,19 @@ def pairwise(
     def read_winner(text: str) -> str:
         return read_choice(read_json(text), "better", ("a", "b", "tie"))
 
-    for (n, side), reply in zip(players, _ask(judge, "pair", asked, read_winner)):
-        if reply is None:
+    for (n, side), winner in zip(players, _ask_values(judge, "pair", asked, read_winner)):
+        if winner is None:
             games[n].append(None)
-        elif reply.value == "tie":
+        elif winner == "tie":
             games[n].append(0.5)
         else:
-            games[n].append(float(reply.value == side))
-    return [sum(results) / len(results) if results and None not in results else None for results in games]
+            games[n].append(float(winner == side))
+
+    values = []
+    for results in games:
+        complete = results and None not in results
+        values.append(sum(results) / len(results) if complete else None)
+    return values
 
 
 def _opponents(rows: list[dict], group_size: int, opponents: int, against: str) -> list[list[str]]:
@@ -351,8 +373,7 @@ def read_rubric(row: dict) -> list[tuple[str, float, bool]]:
 def rubric(
     rows: list[dict], judge: Endpoint, implicit: bool = False, saturation: float = 0.0, cap: float = 1.0
 ) -> Values:
-    """Returns the weighted share of criteria that the response meets, sum_j w_j c_j / sum_j w_j (RaR,
-    2507.17746).
+    """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
 
     The judge says yes or no to all criteria in one call. The reward is 0 if a criterion with "veto" is not
     met, and for an empty response. Rows need `rubric`, a list of {criterion, weight[, veto]}.
@@ -366,17 +387,17 @@ def rubric(
     rubrics = [read_rubric(row) if row.get("rubric") else [] for row in rows]
     prompt = "rubric_mark" if implicit else "rubric"
     texts = [{"rubric": _numbered(criteria)} for criteria in rubrics]
-    replies = _ask(judge, prompt, cases(rows, "rubric"), read_json, texts)
+    answers = _ask_values(judge, prompt, cases(rows, "rubric"), read_json, texts)
     values = []
-    for reply, criteria in zip(replies, rubrics):
+    for found, criteria in zip(answers, rubrics):
         try:
-            if reply is None:
+            if found is None:
                 share = None
             elif implicit:
-                share = _share_by_mark(reply.value)
+                share = _share_by_mark(found)
             else:
-                share = _share_by_criteria(reply.value, criteria)
-        except ValueError:  # not a readable reply
+                share = _share_by_criteria(found, criteria)
+        except ValueError:  # not what was asked for
             share = None
         if share:
             share = min(share, cap) / cap
@@ -422,8 +443,7 @@ IMPORTANCE = {
 
 
 def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
-    """Has the judge write a rubric, [{criterion, weight}], for each prompt {messages, reference} (RaR,
-    section 3).
+    """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
     7 to 20 criteria, with the weights of IMPORTANCE. None where the prompt has no reference or the rubric
     cannot be read.
@@ -444,5 +464,4 @@ def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
         return criteria
 
     asked = [case(row) if row.get("reference") else None for row in rows]
-    replies = _ask(judge, "write", asked, read_reply, max_tokens=4096)
-    return [reply and reply.value for reply in replies]
+    return _ask_values(judge, "write", asked, read_reply, max_tokens=4096)

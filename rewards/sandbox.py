@@ -111,8 +111,7 @@ def _filter() -> bytes:
 
 
 def _inside(limits: dict[str, int], user: int, report: int, rules: bytes) -> None:
-    """Gives up all rights, runs the program on stdin, then writes the first line of stdin to the pipe
-    `report`.
+    """Gives up all rights, runs the program on stdin, then writes stdin's first line to the pipe `report`.
 
     This is the first code in the sandbox. Its source is handed to a fresh interpreter, so it can use nothing
     of this module.

@@ -33,6 +33,7 @@ class Scorer:
         self.args = args
         self.accelerator = accelerator
         self.compose = rewards.load(args, run)
+        self.reward_name = "total" if self.compose else "preference"
         self.gold = load_gold(args, str(accelerator.device), run)
         self.reward_model = load_reward_model(args, str(accelerator.device))
         self.needs_entropies = bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args))
@@ -177,15 +178,16 @@ class Scorer:
             completion.contributions = {name: values[place] for name, values in scores.contributions.items()}
         return scores.totals[first : first + len(completions)], scores.indicators
 
-    def truncated_share(self) -> float:
-        """Returns the share of texts that were too long for the reward model, since the last call, over all processes."""
+    def metrics(self) -> dict[str, float]:
+        """Returns the share of texts that were too long for the reward model since the last call, over all processes."""
+        if self.reward_model is None:
+            return {}
         counts = [self.reward_model.n_truncated, self.reward_model.n_scored]
-        truncated, scored = self.accelerator.reduce(
-            torch.tensor(counts, device=self.accelerator.device), "sum"
-        ).tolist()
+        counts = torch.tensor(counts, device=self.accelerator.device)
+        truncated, scored = self.accelerator.reduce(counts, "sum").tolist()
         self.reward_model.n_truncated = 0
         self.reward_model.n_scored = 0
-        return truncated / max(1, scored)
+        return {"reward/truncated": truncated / max(1, scored)}
 
 
 def floor_bad(rewards: torch.Tensor, is_bad: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:

@@ -12,11 +12,11 @@ def cosine(
     right: tuple[float, float] = (1.0, 0.5),
     wrong: tuple[float, float] = (-1.0, -0.5),
 ) -> Values:
-    """Prefers short completions where the answer is right and long ones where it is wrong (2502.03373,
-    equation 1; TRL's numbers).
+    """Prefers short completions where the answer is right and long ones where it is wrong.
 
-    The value moves from `start` at 0 tokens to `end` at `max_tokens` along half a cosine. (start, end) is
-    `right` where `correct` is 1, `wrong` where it is 0; the value is None where `correct` is None.
+    The value moves from `start` at 0 tokens to `end` at `max_tokens` along half a cosine (2502.03373,
+    equation 1; the numbers are TRL's). (start, end) is `right` where `correct` is 1 and `wrong` where it is 0.
+    The value is None where `correct` is None.
     """
     values = []
     for row, verdict in zip(rows, correct, strict=True):

@@ -25,8 +25,7 @@ def in_groups(items: list, group_size: int) -> list[list]:
 
 
 def verified_values(rows: list[dict], shares: Values, value: float, no_eos: float | None) -> Values:
-    """Scales what a verifier found, the share (0 to 1) of a row that is right, as Tülu 3 does (2411.15124,
-    section 6).
+    """Scales the share (0 to 1) of a row that is right, as Tülu 3 does (2411.15124, section 6).
 
     Args:
         value: reward of a share of 1 (Tülu 3: 10).

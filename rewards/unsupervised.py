@@ -56,8 +56,7 @@ def majority(rows: list[dict], group_size: int) -> Values:
 
 
 def self_certainty(rows: list[dict]) -> Values:
-    """Returns the mean over tokens of KL(uniform || policy), in nats, 0 or more (INTUITOR, 2505.19590,
-    equation 2).
+    """Returns the mean over tokens of KL(uniform || policy), in nats (INTUITOR, 2505.19590, equation 2).
 
     The trainer logs it as `mean_kl_uniform`: -1/(|o| |V|) sum_t sum_j log(|V| p_tj) under the current policy.
     A frozen model in the policy's place gets exploited.

@@ -1,5 +1,4 @@
-r"""Rewards that a program verifies: math (a known answer), code (tests), instructions (IFEval's and IFBench's
-checkers).
+"""Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/test_rewards.py lists where). `code`
 compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or `in` of the

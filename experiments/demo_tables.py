@@ -1,0 +1,217 @@
+"""Renders what experiments/demo.sh measured: table.csv, table.md, curves.csv and two pictures.
+
+python -m experiments.demo_tables --results results/demo
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+import tyro
+
+
+@dataclass
+class Args:
+    results: Path = Path("results/demo")
+    """Folder whose runs/ has the run folders, and into which the files are written."""
+
+
+ROWS = {  # row of the table: its runs, one a seed
+    "SFT, thinking": ["sft-think"],
+    "SFT, no thinking": ["sft-plain"],
+    "RLMT: GRPO, thinking": ["grpo-think-s0", "grpo-think-s1"],
+    "RLMT: PPO, thinking": ["ppo-think"],
+    "RLMT: DPO, thinking": ["dpo-think"],
+    "RLMT: GRPO, thinking, reward on think+response": ["grpo-think-whole"],
+    "RLHF: GRPO, no thinking": ["grpo-plain-s0", "grpo-plain-s1"],
+    "RLHF: PPO, no thinking": ["ppo-plain"],
+    "RLHF: DPO, no thinking": ["dpo-plain"],
+}
+MEASURED = (  # columns that have the same name in an evaluation's summary
+    "standard_error",
+    "all_checks",
+    "proxy_reward",
+    "thinking_tokens",
+    "response_tokens",
+    "n",
+    "n_invalid",
+)
+CURVES = {  # metric of a training run: title of its plot
+    "reward/preference": "reward (proxy)",
+    "reward/gold": "gold score",
+    "think/mean_tokens": "thinking tokens",
+    "think/response_tokens": "response tokens",
+    "kl": "KL to the SFT model",
+}
+
+
+# --- 1. table
+
+
+def task_scores(evaluation: Path, temperature: float) -> pd.Series:
+    """Reads the gold score of every task, by the task's id."""
+    verdicts = pd.read_json(evaluation / "verdicts.jsonl", lines=True)
+    verdicts = verdicts[verdicts["temperature"] == temperature]
+    return verdicts.set_index("id")["score"]
+
+
+def row_standard_error(evaluations: list[Path], temperature: float) -> float:
+    """Computes the standard error, over tasks, of a row's mean gold score over its seeds.
+
+    All seeds answer the same tasks, so a hard task pulls all of them down: their errors are not independent.
+    A task is averaged over the seeds first; the standard error is that of these averages.
+    """
+    seeds = [task_scores(evaluation, temperature) for evaluation in evaluations]
+    return pd.concat(seeds, axis=1).mean(axis=1).sem()
+
+
+def collect(runs: Path) -> pd.DataFrame:
+    """Reads what the evaluations measured: one line a row, seed and temperature."""
+    lines = []
+    for row, names in ROWS.items():
+        evaluations = [runs / f"eval-{name}" for name in names]
+        for seed, evaluation in enumerate(evaluations):
+            summary = json.loads((evaluation / "summary.json").read_text())
+            for temperature, numbers in summary["temperatures"].items():
+                line = {
+                    "row": row,
+                    "seed": seed if len(names) > 1 else "",
+                    "temperature": float(temperature),
+                    "gold": numbers["score"],
+                    "low": numbers["interval"][0],
+                    "high": numbers["interval"][1],
+                    "format_ok": numbers["status"].get("ok", 0) / numbers["n"],
+                }
+                line |= {column: numbers[column] for column in MEASURED}
+                line["row_standard_error"] = row_standard_error(evaluations, float(temperature))
+                lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def gold_cell(seeds: pd.DataFrame) -> str:
+    """Writes the mean over seeds ± the row's standard error, and the range of several seeds in brackets."""
+    cell = f"{seeds['gold'].mean():.3f} ± {seeds['row_standard_error'].iloc[0]:.3f}"
+    if len(seeds) > 1:
+        cell += f" ({seeds['gold'].min():.3f} to {seeds['gold'].max():.3f})"
+    return cell
+
+
+def markdown(results: pd.DataFrame) -> str:
+    """Writes the table for people: one line a row, its seeds averaged."""
+    columns = [
+        "",
+        "seeds",
+        "tasks",
+        "gold, T=1",
+        "gold, greedy",
+        "all checks, greedy",
+        "proxy, T=1",
+        "format ok",
+        "think tokens",
+        "response tokens",
+    ]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row, part in results.groupby("row", sort=False):
+        sampled = part[part["temperature"] == 1]
+        greedy = part[part["temperature"] == 0]
+        cells = [
+            row,
+            str(len(sampled)),
+            str(sampled["n"].iloc[0]),
+            gold_cell(sampled),
+            gold_cell(greedy),
+            f"{greedy['all_checks'].mean():.2f}",
+            f"{sampled['proxy_reward'].mean():.2f}",
+            f"{sampled['format_ok'].mean():.3f}",
+            f"{sampled['thinking_tokens'].mean():.1f}",
+            f"{sampled['response_tokens'].mean():.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def explanation(reward_model: dict) -> str:
+    """Says what the columns mean; `reward_model` has its accuracy on held-out pairs."""
+    return (
+        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of "
+        "each task's mean over the seeds; it does not cover how runs differ: the seeds' range in brackets shows "
+        "that. Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
+        f"{reward_model['accuracy']:.3f} of {reward_model['n']} held-out pairs as the annotator did "
+        f"(ECE {reward_model['ece']:.3f})."
+    )
+
+
+# --- 2. curves
+
+
+def read_curves(runs: Path) -> pd.DataFrame:
+    """Reads the metrics of every training run with a reward, by the completions sampled before."""
+    lines = []
+    for path in sorted(runs.glob("*/metrics.jsonl")):
+        used = json.loads((path.parent / "config.json").read_text())["args"]
+        prompts = used.get("prompts_per_step") or used.get("prompts_per_round", 0)
+        completions = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
+        for text in path.read_text().splitlines():
+            metrics = json.loads(text)
+            if "reward" in metrics:
+                line = {"run": path.parent.name, "completions": completions * (metrics["step"] - 1)}
+                lines.append(line | {key: metrics.get(key, math.nan) for key in CURVES})
+    return pd.DataFrame(lines)
+
+
+def smooth(column: pd.Series) -> pd.Series:
+    """Averages over the last five steps; DPO's few rounds are left as they are."""
+    window = 5 if len(column) > 5 else 1
+    return column.rolling(window, min_periods=1).mean()
+
+
+def plot_curves(curves: pd.DataFrame, path: Path) -> None:
+    figure, axes = plt.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3.4))
+    for axis, (key, title) in zip(axes, CURVES.items()):
+        for name, part in curves.groupby("run"):
+            marker = "." if len(part) < 5 else ""
+            axis.plot(part["completions"], smooth(part[key]), label=name, marker=marker)
+        axis.set(title=title, xlabel="completions sampled before")
+    axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def plot_overoptimisation(curves: pd.DataFrame, path: Path) -> None:
+    """Plots gold against proxy: where gold falls while the proxy rises, the reward is over-optimised."""
+    figure, axis = plt.subplots(figsize=(5.5, 4.2))
+    for name, part in curves.groupby("run"):
+        axis.plot(smooth(part["reward/preference"]), smooth(part["reward/gold"]), marker=".", label=name)
+    axis.set(
+        xlabel="reward of the reward model (proxy)",
+        ylabel="gold score",
+        title="gold against proxy along training",
+    )
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def main(args: Args) -> None:
+    runs = args.results / "runs"
+    results = collect(runs)
+    results.round(4).to_csv(args.results / "table.csv", index=False)
+    reward_model = json.loads((runs / "reward" / "summary.json").read_text())["held_out"]
+    text = f"{markdown(results)}\n\n{explanation(reward_model)}\n"
+    (args.results / "table.md").write_text(text)
+
+    curves = read_curves(runs)
+    curves.round(5).to_csv(args.results / "curves.csv", index=False)
+    plot_curves(curves, args.results / "curves.png")
+    plot_overoptimisation(curves, args.results / "overoptimisation.png")
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,43 @@
+# Evaluates a model as the paper does: bash experiments/evaluate.sh MODEL NAME [BENCHMARK ...]
+#
+#   MODEL      folder or hub name of the model
+#   NAME       name of the run; a benchmark's results go to $RESULTS/NAME--BENCHMARK
+#   BENCHMARK  which ones; without any, the seven of table 1
+#
+# A benchmark that is finished is skipped; an interrupted one goes on. data/README.md says how the files in data/ are made.
+# The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
+set -euo pipefail
+: "${SEED:=0}" "${RESULTS:=results}"
+: "${MAX_TOKENS:=8192}"   # the paper's: 8192 with thinking, 4096 without
+: "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
+: "${JUDGE_FLAGS:=}"      # --judge-url URL --budget DOLLARS --price DOLLARS DOLLARS
+
+model=$1 name=$2
+shift 2
+if [ $# -eq 0 ]; then
+  set -- wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux
+fi
+
+for benchmark in "$@"; do
+  run=(--model "$model" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
+    --out "$RESULTS/$name--$benchmark" --resume)
+  wildbench=(eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random --temperatures 0.7)
+  others=(eval_benchmarks.py "$benchmark" --temperature 0.7)
+  gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
+  gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
+
+  case $benchmark in
+    wildbench) python "${wildbench[@]}" $gpt4o "${run[@]}" ;;
+    wildbench-g) python "${wildbench[@]}" --references gemini-flash $gpt41 "${run[@]}" ;;
+    alpacaeval2) python "${others[@]}" --data data/alpacaeval2 $gpt4o "${run[@]}" ;;
+    arenahard2) python "${others[@]}" --data data/arena_hard_v2 $gpt41 "${run[@]}" ;;
+    creativewriting3) python "${others[@]}" --data data/creative_writing $gpt41 "${run[@]}" ;;
+    popqa) python "${others[@]}" --data akariasai/PopQA "${run[@]}" ;;
+    ifbench) python "${others[@]}" --data allenai/IFBench_test "${run[@]}" ;;
+    ifeval) python "${others[@]}" --data google/IFEval "${run[@]}" ;;
+    mmlu_redux) python "${others[@]}" --data data/mmlu_redux "${run[@]}" ;;
+    math500) python "${others[@]}" --data HuggingFaceH4/MATH-500 "${run[@]}" ;;
+    zebralogic) python "${others[@]}" --data data/zebralogic "${run[@]}" ;;
+    *) echo "error: evaluate.sh knows no benchmark $benchmark" >&2 && exit 2 ;;
+  esac
+done

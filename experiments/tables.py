@@ -1,0 +1,250 @@
+"""Renders the paper's tables and the toy tables from runs.csv: our numbers beside the paper's.
+
+reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+import runs
+
+PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
+
+BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric, factor to the paper's scale)
+    "WB": ("wildbench", "wb_reward", 1),
+    "AE2": ("alpacaeval2", "lc_win_rate_paper", 1),
+    "AH2": ("arenahard2", "score_paper", 1),
+    "CWv3": ("creativewriting3", "overall_paper", 1),
+    "PopQA": ("popqa", "accuracy_paper", 100),
+    "IFBench": ("ifbench", "prompt_strict", 100),
+    "MMLU_Redux": ("mmlu_redux", "accuracy", 100),
+    "IFEval": ("ifeval", "prompt_strict", 100),
+    "WB_G": ("wildbench-g", "wb_reward", 1),
+    "MATH500": ("math500", "accuracy", 100),
+    "ZebraLogic": ("zebralogic", "accuracy", 100),
+}
+
+TOY_COLUMNS = {  # column: (metric, temperature, tasks; all if empty)
+    "gold, T=1": ("score", 1.0, ()),
+    "gold, greedy": ("score", 0.0, ()),
+    "proxy, T=1": ("proxy_reward", 1.0, ()),
+    "format ok": ("format_ok", 1.0, ()),
+    "think tokens": ("thinking_tokens", 1.0, ()),
+    "response tokens": ("response_tokens", 1.0, ()),
+}
+REWARDS_COLUMNS = {
+    "right, T=1": ("score", 1.0, ("sums_tasks", "code_tasks")),
+    "right, greedy": ("score", 0.0, ("sums_tasks", "code_tasks")),
+    "gold, T=1": ("score", 1.0, ("benchmark_tasks",)),
+    "gold, greedy": ("score", 0.0, ("benchmark_tasks",)),
+    "emotion": ("mean_emotion", 1.0, ("sentient",)),
+    "emotion, held-out user": ("mean_emotion", 1.0, ("sentient_held_out",)),
+    "success": ("success", 1.0, ("sentient",)),
+    "failure": ("failure", 1.0, ("sentient",)),
+    "format ok": ("format_ok", 1.0, ()),
+}
+COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
+
+VARIANCE = (
+    "± is half a 95 % interval. For one seed it is over the tasks: training again may differ by more. "
+    "For several seeds it is over the seeds (Student's t) and covers training and sampling, on these tasks."
+)
+
+
+# --- 1. what was measured
+
+
+def read_index(folder: Path) -> pd.DataFrame:
+    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name.
+
+    Runs with other names are left out. Of two lines for the same value the later one counts.
+    """
+    path = folder / "runs.csv"
+    if path.exists():
+        index = pd.read_csv(path)
+    else:
+        index = pd.DataFrame(columns=list(runs.INDEX))
+    parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
+    index = pd.concat([index, parts], axis=1).dropna(subset="row")
+    return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
+
+
+def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
+    """Computes mean and 95 % interval of one cell from its lines of the index, one a seed.
+
+    The interval is over tasks for one seed, and over seeds, by Student's t, for several: see `variance`.
+    Exits with 2 if the seeds were not judged alike, as their values have no common mean.
+    """
+    values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
+    seeds = len(values)
+    if seeds == 0:
+        empty = dict.fromkeys(("ours", "low", "high", "task", "fingerprint"))
+        return empty | {"seeds": 0, "variance": ""}
+    if values["fingerprint"].nunique() > 1:
+        names = ", ".join(values["run"])
+        runs.fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
+
+    mean = values["value"].mean()
+    if seeds == 1:
+        low, high = values[["low", "high"]].iloc[0]
+    else:
+        half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
+        low, high = mean - half, mean + half
+    return {
+        "ours": factor * mean,
+        "low": factor * low,
+        "high": factor * high,
+        "task": values["benchmark"].iloc[0],
+        "fingerprint": values["fingerprint"].iloc[0],
+        "seeds": seeds,
+        "variance": "tasks" if seeds == 1 else "seeds",
+    }
+
+
+def judged_unlike(table: pd.DataFrame) -> list[str]:
+    """Writes a sentence for each column of a table whose rows were not judged alike."""
+    sentences = []
+    for (column, _), cells in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
+        groups = cells.groupby("fingerprint", sort=False)["row"].unique().map(", ".join)
+        if len(groups) > 1:
+            sides = " against ".join(groups)
+            sentences.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}")
+    return sentences
+
+
+# --- 2. the paper's tables
+
+
+def printed_numbers() -> pd.DataFrame:
+    """Reads every number that the paper prints; averages are left out.
+
+    `row` is the row's name in experiments/table*.sh, "" for models of others.
+    """
+    printed = pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
+    return printed[printed["benchmark"].isin(BENCHMARKS)]
+
+
+def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
+    """Sets our number with its interval beside each printed one: one line a row and benchmark."""
+    printed = printed_numbers()
+    lines = []
+    for cell in printed[printed["table"] == table].itertuples():
+        evaluation, metric, factor = BENCHMARKS[cell.benchmark]
+        same = (index["row"] == cell.row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
+        numbers = summarize_seeds(index[same], factor)
+        paper = float(cell.value)
+
+        difference = None
+        if numbers["seeds"]:
+            status = "measured"
+            difference = numbers["ours"] - paper
+        elif same.any():
+            status = "no headline"
+        elif not cell.row:
+            status = "model of others"
+        elif cell.row in cannot_run:
+            status = "cannot be run"
+        else:
+            status = "not yet run"
+
+        row = cell.row or f"{cell.model_name or cell.backbone} ({cell.training})"
+        line = {"table": table, "row": row, "section": cell.section, "benchmark": cell.benchmark}
+        lines.append(line | numbers | {"paper": paper, "difference": difference, "status": status})
+    return pd.DataFrame(lines)
+
+
+def paper_cell(cell) -> str:
+    """Writes `ours ± half the interval (paper's)`, or the paper's number alone, in brackets."""
+    if pd.isna(cell.ours):
+        return f"({cell.paper:g})"
+    return f"{cell.ours:.1f} ± {(cell.high - cell.low) / 2:.1f} ({cell.paper:g})"
+
+
+def paper_markdown(table: pd.DataFrame) -> str:
+    columns = list(table["benchmark"].unique())
+    lines = ["| row | " + " | ".join(columns) + " | status |", "|" + "---|" * (len(columns) + 2)]
+    for (_, row), part in table.groupby(["section", "row"], sort=False):
+        cells = {cell.benchmark: paper_cell(cell) for cell in part.itertuples()}
+        states = part["status"].unique()
+        status = states[0] if len(states) == 1 else "partly measured"
+        lines.append(f"| {row} | " + " | ".join(cells.get(c, "") for c in columns) + f" | {status} |")
+    return "\n".join(lines)
+
+
+# --- 3. the toy tables
+
+
+def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
+    """Builds the table `toy` or `rewards`: one line a row and column."""
+    lines = []
+    for row in rows:
+        for column, (metric, temperature, tasks) in COLUMNS[table].items():
+            same = (index["row"] == row) & (index["metric"] == metric) & (index["temperature"] == temperature)
+            if tasks:
+                same &= index["benchmark"].isin(tasks)
+            values = index[same].drop_duplicates("seed")  # format_ok has a line for each of two users
+            numbers = summarize_seeds(values, 1)
+            if numbers["seeds"]:
+                status = "toy"
+            else:
+                status = "no headline" if len(values) else "not yet run"
+            line = {"table": table, "row": row, "benchmark": column}
+            lines.append(line | numbers | {"status": status})
+    return pd.DataFrame(lines)
+
+
+def toy_cell(cell) -> str:
+    if pd.isna(cell.ours):
+        return ""
+    if pd.isna(cell.low):
+        return f"{cell.ours:.3g}"
+    return f"{cell.ours:.3f} ± {(cell.high - cell.low) / 2:.3f}"
+
+
+def toy_markdown(table: pd.DataFrame) -> str:
+    columns = list(table["benchmark"].unique())
+    lines = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
+    for row, part in table.groupby("row", sort=False):
+        cells = {cell.benchmark: toy_cell(cell) for cell in part.itertuples()}
+        seeds = part["seeds"].max() or "not yet run"
+        lines.append(f"| {row} | {seeds} | " + " | ".join(cells[c] for c in columns) + " |")
+    return "\n".join(lines)
+
+
+# --- 4. all of them
+
+
+def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> dict[str, str]:
+    """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
+
+    `rows` has the rows of each table, `cannot_run` those without a command. Below a table it says what
+    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    """
+    folder = results / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    index = read_index(results)
+    toy_index = read_index(results / "toy")
+    texts = {}
+    for table in rows:
+        if table in COLUMNS:
+            name = table
+            numbers = toy_table(table, rows[table], toy_index)
+            rounded = numbers.round(4)
+            markdown = toy_markdown(numbers)
+        else:
+            name = f"table{table}"
+            numbers = paper_table(table, index, cannot_run)
+            rounded = numbers
+            markdown = paper_markdown(numbers)
+
+        rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
+        notes = [VARIANCE]
+        for sentence in judged_unlike(numbers):
+            print(f"WARNING: {name}, {sentence}", file=sys.stderr)
+            notes.append(sentence)
+        texts[name] = "\n\n".join([markdown, *notes])
+        (folder / f"{name}.md").write_text(texts[name] + "\n")
+    return texts
