@@ -78,6 +78,7 @@ class Args:
     temperature: float = 0.7
     """0 is greedy. SAGE does not state one; 0.7 is our choice."""
     top_p: float = 1.0
+    """1: samples from the full distribution."""
     max_tokens: int = 4096
     """New tokens per reply (RLVER: 5000)."""
     batch_size: int = 64
