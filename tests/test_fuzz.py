@@ -21,12 +21,12 @@ from test_endpoint import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench
-import ppo
 import rewards
 import rollout
 import runs
 from rewards import simulated_user as simulator
 import train_dpo
+import train_ppo
 import train_rlver
 import train_sft_warmstart
 import training
@@ -762,7 +762,7 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
         dtype=torch.float64,
     )
     rewards_, values_, mask = table(floats), table(floats), table(st.sampled_from([0.0, 1.0]))
-    advantages, returns = ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
+    advantages, returns = train_ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
     for i in range(n):
         own = [t for t in range(length) if mask[i, t]]
         v = [values_[i, t].item() for t in own] + [0.0]
