@@ -557,7 +557,7 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
-    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
+    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
     prompts = fails(training.load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
