@@ -191,7 +191,7 @@ class Policy(nn.Module):
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            position_ids: (1, prompt + T), for several texts in one row, see `collate_packed`; without attention_mask.
+            position_ids: (1, prompt + T), for several texts in one row and no attention_mask; see `collate_packed`.
             with_likeliest: also return a third (B, T), 1 where the token is the likeliest one.
             generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
                 that FSDP2 gathers the weights.
@@ -476,7 +476,7 @@ def set_entropy_statistics(
 
 
 def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """Returns the learning rate of a step (from 0): it rises from 0, then falls along a cosine, to 0 after the last."""
+    """Returns the learning rate of a step (from 0): it rises from 0, then falls to 0 along a cosine."""
     warmup_steps = math.ceil(warmup_ratio * steps)
     if step < warmup_steps:
         return peak * step / warmup_steps
