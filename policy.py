@@ -86,14 +86,16 @@ def is_sharded_launch() -> bool:
 def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
-    Only a `new_head` may be missing. Exits with 2 if another weight is missing (it would be random), is not
-    finite, or the folder cannot be read.
+    Only a `new_head` may be missing, or have another shape. Exits with 2 if that holds for another weight (it would
+    be random), if a weight is not finite, or if the folder cannot be read.
     """
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head, **utils.SAFE}
     try:
-        model, info = auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs)
+        model, info = auto_class.from_pretrained(path, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
     missing = list(info["missing_keys"])
+    missing += [name for name, *_ in info["mismatched_keys"]]
     bad = missing
     if new_head:
         bad = [name for name in missing if name.startswith(model.base_model_prefix + ".")]

@@ -93,6 +93,7 @@ class Args:
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+# constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
@@ -279,13 +280,11 @@ def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
         str(folder or args.model),
         new_head=True,
         num_labels=1,
-        ignore_mismatched_sizes=True,  # a head of several outputs
         dtype=torch.float32,
     )
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
-    model.config.pad_token_id = (
-        tokenizer.pad_token_id
-    )  # the score is read at the last token that is not this one
+    # the score is read at the last token that is not this one
+    model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

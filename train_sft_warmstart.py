@@ -106,11 +106,8 @@ ADAM_BETA_1 = 0.9  # paper table 5
 ADAM_BETA_2 = 0.95
 MAX_TOO_LONG = 0.01  # share of the traces that may be longer than --max-length
 
-COLUMNS = {
-    "loss": "loss",
-    "lr": "learning_rate",
-    "acc": "mean_token_accuracy",
-}  # on the screen: key in metrics.jsonl
+# on the screen: key in metrics.jsonl
+COLUMNS = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
 
 PLAIN = {"think_format": "plain"}
 LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
@@ -281,9 +278,8 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
         last = i == len(batches) - 1
         gradients_stay_local = not last and not accelerator.is_fsdp2
         with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
-            logprobs, entropies, likeliest = model(
-                **batch, with_likeliest=True
-            )  # (B, T), 0 where no token is
+            # (B, T), 0 where there is no completion token
+            logprobs, entropies, likeliest = model(**batch, with_likeliest=True)
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)

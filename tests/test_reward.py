@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,17 @@ def test_a_head_of_several_outputs_is_replaced(reward_models, tokenizer):
     args = Args(model=reward_models["two_labels"], gradient_checkpointing=False)
     model = train_reward.load_model(args, None, tokenizer)
     assert model.score.weight.shape[0] == 1 and model.config.num_labels == 1
+
+
+def test_other_weights_of_a_wrong_shape_are_refused(reward_models, tokenizer, tmp_path, capsys):
+    """They would be random."""
+    folder = tmp_path / "model"
+    shutil.copytree(reward_models["chatml"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(SystemExit):
+        train_reward.load_model(Args(model=str(folder)), None, tokenizer)
+    assert "1 weights are missing, e.g. model.embed_tokens.weight" in capsys.readouterr().err
 
 
 # --- the script

@@ -334,9 +334,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(train, tmp_p
     with pytest.raises(FloatingPointError):
         train(learning_rate=1e30)
     run = tmp_path / "run"
-    checkpoints = list(run.glob("checkpoint-*/complete"))
-    for mark in checkpoints:
-        assert all(weight.isfinite().all() for weight in weights_of(mark.parent).values())
-    assert checkpoints and f"--resume continues from {checkpoints[-1].parent.name}" in capsys.readouterr().err
+    steps = sorted(int(mark.parent.name.removeprefix("checkpoint-")) for mark in run.glob("*/complete"))
+    for step in steps:
+        assert all(weight.isfinite().all() for weight in weights_of(run / f"checkpoint-{step}").values())
+    assert f"--resume continues from checkpoint-{steps[-1]}" in capsys.readouterr().err
     rows = [json.loads(line) for line in (run / "not_finite-rank0.jsonl").read_text().splitlines()]
     assert len(rows) == 8 and rows[0]["ids"]
