@@ -242,9 +242,8 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
         kept, dropped = train_sft_warmstart.build_rows([row], tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
         for sample in kept:
-            ids, labels = sample["input_ids"], sample["labels"]
-            assert labels == [-100] * len(prompt) + ids[len(prompt) :] and ids[: len(prompt)] == prompt
-            supervised = [i for i in labels if i != -100]
+            supervised = sample.ids
+            assert sample.prompt_ids == prompt
             assert supervised[-1] == tokenizer.eos_token_id and control_count(tokenizer, supervised) == 1
             written = tokenizer.decode(supervised[:-1], clean_up_tokenization_spaces=False)
             parts = utils.split_thinking(written, think_format)

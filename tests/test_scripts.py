@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -82,6 +83,8 @@ DPO = [
     "8",
     "--batch-size",
     "4",
+    "--micro-batch-size",
+    "2",
     "--epochs",
     "2",
     "--save-steps",
@@ -167,42 +170,6 @@ def sft(toy_data, shared) -> Path:
 # --- each stage writes what it says
 
 
-def test_sft_writes_a_servable_folder(sft):
-    assert {
-        "config.json",
-        "command.txt",
-        "env.txt",
-        "metrics.jsonl",
-        "dropped.jsonl",
-        "summary.json",
-        "model",
-    } <= set(os.listdir(sft))
-    config, summary = (
-        json.loads((sft / "config.json").read_text()),
-        json.loads((sft / "summary.json").read_text()),
-    )
-    assert (
-        config["args"]["epochs"] == 14
-        and config["processes"] == 1
-        and summary["n_rows"] == 96
-        and summary["steps"] == 84
-    )
-    losses = [r["loss"] for r in jsonl(sft / "metrics.jsonl") if "loss" in r]
-    assert len(losses) == 84 and losses[-1] < 0.5 * losses[0]
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-    tokenizer = AutoTokenizer.from_pretrained(sft / "model")
-    AutoModelForCausalLM.from_pretrained(sft / "model")
-    assert (
-        tokenizer.chat_template
-        and tokenizer.eos_token == "<|im_end|>"
-        and tokenizer.pad_token != tokenizer.eos_token
-    )
-    own = AutoTokenizer.from_pretrained("data/toy/base").eos_token_id  # what the base model had for an end
-    assert GenerationConfig.from_pretrained(sft / "model").eos_token_id == [own, tokenizer.eos_token_id]
-    assert json.loads((sft / "model" / "think_format.json").read_text()) == {"think_format": "think"}
-
-
 def test_grpo_and_evaluation_follow(sft, toy_data, here, tmp_path):
     out = tmp_path / "grpo"
     run(
@@ -279,83 +246,6 @@ def test_grpo_and_evaluation_follow(sft, toy_data, here, tmp_path):
     )
 
 
-def test_reward_model_learns_and_is_read_back(toy_data, tmp_path):
-    run(
-        "train_reward.py",
-        "--preset",
-        "toy",
-        "--pairs",
-        toy_data / "preference_pairs.jsonl",
-        "--held-out",
-        0.2,
-        "--out",
-        tmp_path / "rm",
-    )
-    summary = json.loads((tmp_path / "rm" / "summary.json").read_text())
-    held = summary["held_out"]
-    assert (
-        held["n"] == int(0.2 * (128 - summary["dropped"]))
-        and summary["n_pairs"] + held["n"] + summary["dropped"] == 128
-    )
-    assert (
-        0 <= held["accuracy"] <= 1
-        and 0 <= held["ece"] <= 0.5
-        and sum(b["n"] for b in held["bins"]) == held["n"]
-    )
-
-
-def test_sft_packing(toy_data, tmp_path):
-    run(
-        "train_sft_warmstart.py",
-        "--preset",
-        "toy",
-        "--traces",
-        toy_data / "sft_traces.jsonl",
-        "--epochs",
-        1,
-        "--packing",
-        "--max-length",
-        256,
-        "--batch-size",
-        4,
-        "--micro-batch-size",
-        4,
-        "--out",
-        tmp_path / "x",
-    )
-    assert (tmp_path / "x" / "model" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("quantised", [False, True])
-def test_sft_lora_is_merged_into_the_weights_it_started_from(toy_data, tmp_path, quantised):
-    run(
-        "train_sft_warmstart.py",
-        "--preset",
-        "toy",
-        "--traces",
-        toy_data / "sft_traces.jsonl",
-        "--epochs",
-        3,
-        "--lora-r",
-        4,
-        "--learning-rate",
-        1e-2,
-        *["--load-in-4bit"] * quantised,
-        "--out",
-        tmp_path / "x",
-    )
-    losses = [r["loss"] for r in jsonl(tmp_path / "x" / "metrics.jsonl") if "loss" in r]
-    assert losses[-1] < 0.7 * losses[0]
-    merged, start = (
-        load_file(f / "model.safetensors") for f in (tmp_path / "x" / "model", ROOT / "data/toy/base")
-    )
-    name = "model.layers.0.mlp.up_proj"
-    adapter = load_file(tmp_path / "x" / "adapter" / "adapter_model.safetensors")
-    a, b = (adapter[f"base_model.model.{name}.lora_{x}.weight"].float() for x in "AB")
-    assert torch.allclose(merged[f"{name}.weight"], start[f"{name}.weight"] + 2 * b @ a, atol=1e-5)
-    assert merged.keys() == start.keys()
-
-
 def test_grpo_lora_with_vllm(sft, toy_data, tmp_path):
     """The adapter is merged into the sampler at every step: the canary would stop the run otherwise."""
     run(
@@ -424,6 +314,78 @@ def test_ppo_lora_with_vllm(toy_data, tmp_path):
     assert (tmp_path / "x" / "adapter").exists() and (tmp_path / "x" / "model" / "model.safetensors").exists()
 
 
+def test_dpo_rounds(sft, toy_data, tmp_path):
+    args = [
+        *DPO,
+        "--model",
+        sft / "model",
+        "--prompts",
+        toy_data / "rl_prompts.jsonl",
+        "--out",
+        tmp_path / "x",
+    ]
+    run(*args, "--rounds", 2, "--lora-r", 4, "--learning-rate", 1e-3)
+    rows, rounds = jsonl(tmp_path / "x" / "completions.jsonl"), jsonl(tmp_path / "x" / "metrics.jsonl")
+    assert len(rows) == 2 * 8 * 4 and [r["step"] for r in rounds] == [1, 2]
+    for number in (1, 2):
+        part = [r for r in rows if r["step"] == number]
+        for side, pick in (("chosen", max), ("rejected", min)):
+            paired = [r for r in part if r["pair"] == side]
+            assert len(paired) == rounds[number - 1]["pairs"] > 0
+            for r in paired:
+                valid = [x["reward"] for x in part if x["id"] == r["id"] and x["status"] == "ok"]
+                assert r["status"] == "ok" and r["reward"] == pick(valid)
+        assert rounds[number - 1]["pairs"] + sum(rounds[number - 1]["skipped"].values()) == 8
+        steps = jsonl(tmp_path / "x" / f"round-{number}" / "metrics.jsonl")
+        for key in ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"):
+            assert all(r[key] == r[key] for r in steps), key
+        assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3)  # the reference is what sampled
+    assert all(r["reward"] is None or r["status"] == "ok" for r in rows if r["pair"])
+    assert {r["step"]: r["id"] for r in rows}[1] != {r["step"]: r["id"] for r in rows}[
+        2
+    ]  # other prompts in each round
+
+
+def test_dpo_without_a_pair_says_so(toy_data, tmp_path):
+    """The base model writes no thinking, so nothing is valid."""
+    done = run(
+        *DPO,
+        "--model",
+        "data/toy/base",
+        "--prompts",
+        toy_data / "rl_prompts.jsonl",
+        "--max-completion-tokens",
+        8,
+        "--out",
+        tmp_path / "x",
+        ok=False,
+    )
+    assert done.returncode == 2 and "no prompt gave a pair ({'no_valid': 8})" in done.stderr, done.stderr[
+        -2000:
+    ]
+    assert "Traceback" not in done.stderr
+    assert len(jsonl(tmp_path / "x" / "completions.jsonl")) == 32
+
+
+def test_dpo_offline_on_a_preference_file(toy_data, here, tmp_path):
+    args = [
+        "train_dpo.py",
+        "--preset",
+        "toy",
+        "--rounds",
+        1,
+        "--model",
+        "data/toy/base",
+        "--pairs",
+        toy_data / "preference_pairs.jsonl",
+    ]
+    run(*args, "--out", tmp_path / "x")
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert summary["rounds"][0]["steps"] == 8 and not (tmp_path / "x" / "completions.jsonl").exists()
+    done = here(*args[:3], "--model", "data/toy/base", *args[-2:])
+    assert done.returncode == 2 and "leave --rounds at 1" in done.stderr
+
+
 def test_vllm_stops_at_the_end_of_turn_that_was_trained(sft, toy_data, tmp_path):
     """The tokenizer in the folder names another end, as base models' do; both samplers must stop at the template's."""
     shutil.copytree(sft / "model", tmp_path / "model")
@@ -464,8 +426,8 @@ BAD = [
     ([*GRPO, "--reward-model", "data"], "data is no model folder"),
     ([*GRPO, "--reward-model", "data/toy/base"], "has no chat template; pass --reward-chat-template"),
     (
-        ["train_sft_warmstart.py", "--preset", "toy", "--model", "data/toy/base", "--batch-size", "10"],
-        "not a multiple",
+        ["train_sft_warmstart.py", "--preset", "toy", "--model", "data/toy/base", "--load-in-4bit"],
+        "add --lora-r",
     ),
     ([*PPO, "--critic", "nowhere"], "nowhere is no model folder"),
     ([*PPO, "--steps", "0"], "--steps 0: use 1 or more"),
@@ -479,6 +441,8 @@ BAD = [
     ([*GRPO, "--async-rollouts", "--rollout", "vllm"], "correct for it: --importance-correction"),
     ([*GRPO, "--stall-minutes", "0"], "use more than 0"),
     ([*PPO, "--prompts-per-step", "9"], "cannot be split"),
+    ([*DPO, "--model", "data/toy/base", "--samples-per-prompt", "1"], "can give no pair"),
+    ([*DPO, "--model", "data/toy/base", "--batch-size", "3"], "not a multiple"),
 ]
 
 
@@ -512,11 +476,6 @@ def test_bad_rows_name_their_line(toy_data, here, tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join([lines[0], '{"id": "x", "question": "?"}']))
     done = here(*GRPO, "--prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "p.jsonl:2: no field 'messages'" in done.stderr
-    (tmp_path / "t.jsonl").write_text(
-        '{"id": "x", "messages": [{"role": "user", "content": "a"}], "thinking": "b"}\n'
-    )
-    done = here("train_sft_warmstart.py", "--preset", "toy", "--traces", tmp_path / "t.jsonl")
-    assert done.returncode == 2 and "t.jsonl:1: no field 'response'" in done.stderr
 
 
 def test_a_prompt_must_end_with_the_user(toy_data, here, tmp_path):
@@ -524,19 +483,6 @@ def test_a_prompt_must_end_with_the_user(toy_data, here, tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"id": "x", "messages": turns}) + "\n")
     done = here(*GRPO, "--prompts", tmp_path / "p.jsonl")
     assert done.returncode == 2 and "p.jsonl:1: 'messages' must end with the user's turn" in done.stderr
-
-
-def test_traces_that_would_lose_their_end_are_refused(toy_data, here):
-    done = here(
-        "train_sft_warmstart.py",
-        "--preset",
-        "toy",
-        "--traces",
-        toy_data / "sft_traces.jsonl",
-        "--max-length",
-        100,
-    )
-    assert done.returncode == 2 and "would lose their end" in done.stderr
 
 
 def test_a_folder_that_exists_is_not_touched(sft, toy_data, here):
@@ -620,23 +566,42 @@ def test_rl_killed_and_resumed_ends_with_the_same_bits(
     assert jsonl(unbroken / "completions.jsonl") == jsonl(killed / "completions.jsonl")
 
 
-def test_sft_killed_and_resumed_ends_with_the_same_bits(toy_data, tmp_path):
+def test_dpo_killed_and_resumed_ends_with_the_same_bits(sft, toy_data, tmp_path):
+    """Killed while the first round samples, and again while the second one trains."""
     args = [
-        "train_sft_warmstart.py",
-        "--preset",
-        "toy",
-        "--traces",
-        toy_data / "sft_traces.jsonl",
-        "--epochs",
+        *DPO,
+        "--rounds",
         2,
-        "--save-steps",
-        3,
+        "--model",
+        sft / "model",
+        "--prompts",
+        toy_data / "rl_prompts.jsonl",
+        "--gold-prompts",
+        toy_data / "held_out_prompts.jsonl",
     ]
     run(*args, "--out", tmp_path / "whole")
-    kill_and_resume(args, tmp_path / "killed", 7)
-    assert same_weights(tmp_path / "whole", tmp_path / "killed") and numbers(tmp_path / "whole") == numbers(
-        tmp_path / "killed"
+    out = tmp_path / "killed"
+    start_and_kill(args, out, lambda: len(list_of_lines(out / "round-1" / "samples-0.jsonl")) >= 9)
+    sampled = list_of_lines(out / "round-1" / "samples-0.jsonl")
+    assert 9 <= len(sampled) < 32
+    start_and_kill(
+        [*args, "--resume"], out, lambda: len(list_of_lines(out / "round-2" / "metrics.jsonl")) >= 2
     )
+    kept = {json.loads(line)["key"]: line for line in list_of_lines(out / "round-1" / "samples-0.jsonl")}
+    assert all(kept[json.loads(line)["key"]] == line for line in sampled[:-1])
+    run(*args, "--out", out, "--resume")
+    assert same_weights(tmp_path / "whole", out)
+    for name in ("metrics.jsonl", "round-1/metrics.jsonl", "round-2/metrics.jsonl"):
+        assert numbers(tmp_path / "whole" / Path(name).parent) == numbers(out / Path(name).parent)
+    assert jsonl(tmp_path / "whole" / "completions.jsonl") == jsonl(out / "completions.jsonl")
+    measured = jsonl(out / "held_out.jsonl")
+    assert [r["step"] for r in measured] == [1, 2] and measured == jsonl(
+        tmp_path / "whole" / "held_out.jsonl"
+    )
+    best = load_file(out / "best_by_gold" / "model.safetensors")
+    final = load_file(out / "model" / "model.safetensors")
+    last_is_best = measured[1]["gold"] > measured[0]["gold"]
+    assert all(torch.equal(best[k], final[k]) for k in final) == last_is_best
 
 
 # --- two processes
@@ -653,32 +618,6 @@ def launch(n: int, *args) -> None:
         0,
     ]
     run(*(start if n == 2 else []), *args)
-
-
-def test_sft_under_two_processes_is_one(toy_data, tmp_path):
-    for n in (1, 2):
-        launch(
-            n,
-            "train_sft_warmstart.py",
-            "--preset",
-            "toy",
-            "--traces",
-            toy_data / "sft_traces.jsonl",
-            "--epochs",
-            1,
-            "--micro-batch-size",
-            8,
-            "--out",
-            tmp_path / str(n),
-        )
-    one, two = numbers(tmp_path / "1"), numbers(tmp_path / "2")
-    assert (
-        json.loads((tmp_path / "2" / "config.json").read_text())["processes"] == 2
-        and len(one) == len(two) == 6
-    )
-    assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-5)
-    x, y = (load_file(tmp_path / n / "model" / "model.safetensors") for n in "12")
-    assert all(torch.allclose(x[k], y[k], atol=1e-5) for k in x)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dense"])
@@ -773,6 +712,17 @@ def test_fsdp2_computes_in_bfloat16_and_sums_in_float32():
     }
 
 
+def test_dpo_and_lora_under_fsdp2(sft, toy_data, tmp_path):
+    """DPO's reference is read before training, LoRA's with it: both start from a loss of ln 2, with equal log-probabilities."""
+    common = ["--model", sft / "model", "--prompts", toy_data / "rl_prompts.jsonl"]
+    steps = []
+    for name, flags in (("full", []), ("lora", ["--lora-r", 4])):
+        fsdp(*DPO, *common, "--rounds", 1, *flags, "--out", tmp_path / name)
+        steps.append(jsonl(tmp_path / name / "round-1" / "metrics.jsonl")[0])
+    assert [s["loss"] for s in steps] == pytest.approx([math.log(2)] * 2, abs=1e-5)
+    assert steps[0]["logps/chosen"] == pytest.approx(steps[1]["logps/chosen"], rel=1e-5)
+
+
 def test_one_process_sees_one_gpu(monkeypatch):
     """TRL refuses a process that sees several; under accelerate each one has its own by its rank."""
     monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
@@ -792,6 +742,34 @@ def test_loading_that_leaves_ranks_without_weights_is_refused(toy_data, here, mo
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     done = here(*PPO, "--prompts", toy_data / "rl_prompts.jsonl")
     assert done.returncode == 2 and "set it to false in the launch config" in done.stderr
+
+
+def test_dpo_under_two_processes_is_one(sft, toy_data, tmp_path):
+    """vLLM samples under two processes; training on what it sampled, again under two and under one, gives the same losses."""
+    args = [*DPO, "--model", sft / "model", "--rounds", 1]
+    launch(
+        2,
+        *args,
+        "--prompts",
+        toy_data / "rl_prompts.jsonl",
+        "--rollout",
+        "vllm",
+        "--out",
+        tmp_path / "sampled",
+    )
+    rows = jsonl(tmp_path / "sampled" / "completions.jsonl")
+    assert len(rows) == 32 and len({r["text"] for r in rows}) > 16
+    for n in (1, 2):
+        launch(
+            n, *args, "--completions", tmp_path / "sampled" / "completions.jsonl", "--out", tmp_path / str(n)
+        )
+    steps = [jsonl(tmp_path / n / "round-1" / "metrics.jsonl") for n in ("sampled", "1", "2")]
+    assert len(steps[0]) == len(steps[1]) == len(steps[2]) > 2
+    for key in ("loss", "rewards/margins", "grad_norm"):
+        for other in steps[1:]:
+            assert [r[key] for r in steps[0]] == pytest.approx([r[key] for r in other], rel=1e-3, abs=1e-5), (
+                key
+            )
 
 
 def test_grpo_script_runs_under_two_processes_with_vllm(toy_data, tmp_path):
