@@ -7,8 +7,8 @@
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-It serves the training loops (in this process, weights synced in place), the rounds of DPO and the evaluations (an
-engine in a process of its own, seeds a request).
+It serves the training loops (an engine in this process, weights synced in place, or a server, see vllm_server.py),
+the rounds of DPO and the evaluations (an engine in a process of its own, a seed for each request).
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import policy
 import utils
+import vllm_server
 import watchdog
 
 # nats a token that sampler and trainer may differ by: rounding of bfloat16 is about 0.01, of float32 about 1e-6
@@ -188,11 +189,13 @@ class Sampler:
     """Samples completions of a model by vLLM, or by transformers' generate.
 
     Args:
-        model: folder or hub name; None: transformers samples from the policy that `sync` gives.
+        model: folder or hub name; None: weights come by `sync`.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
         batch_size: completions that transformers' generate samples at once.
-        in_process: vLLM runs in this process, so that `sync` can set its weights; `close` needs the other way.
+        in_process: weights come by `sync`: vLLM runs in this process, or transformers samples from the policy itself.
+            False: vLLM runs in a process of its own, whose memory `close` gives back.
+        server: samples, if there is one; with use_vllm False and in_process True.
     """
 
     def __init__(
@@ -206,7 +209,9 @@ class Sampler:
         in_process: bool = False,
         sleeps: bool = False,
         batch_size: int = 128,
+        server: vllm_server.Server | None = None,
     ):
+        self.server = server
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
@@ -220,7 +225,7 @@ class Sampler:
         if use_vllm:
             self.llm = self._start_vllm(model, max_length, vllm_memory, in_process)
             self.sleep()
-        elif model:
+        elif model and not in_process:
             self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=utils.DTYPE, **utils.SAFE)
             self.policy.to(utils.DEVICE).eval()
             self.policy.get_input_embeddings().register_forward_pre_hook(_beat)
@@ -259,6 +264,9 @@ class Sampler:
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
+        if self.server:
+            self.server.update(trained)
+            return
         if self.llm is None:
             self.policy = getattr(trained, "module", trained)  # without DDP
             return
@@ -301,6 +309,8 @@ class Sampler:
 
     def close(self) -> None:
         """Frees the model. vLLM's process ends, and with it its GPU memory."""
+        if self.server:
+            self.server.close()
         if self.llm is not None:
             self.llm.llm_engine.engine_core.shutdown()
             for child in multiprocessing.active_children():
@@ -319,10 +329,34 @@ class Sampler:
 
         `seeds`: one for each prompt, so that leaving out those in `done` changes no other; None: torch's generator.
         """
-        if self.llm is None:
-            yield from self._sample_transformers(prompts, seeds, done)
-        else:
+        if self.server:
+            yield from self._sample_server(prompts, seeds, done)
+        elif self.llm:
             yield from self._sample_vllm(prompts, seeds, done)
+        else:
+            yield from self._sample_transformers(prompts, seeds, done)
+
+    def _vllm_parameters(self) -> dict:
+        return {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_tokens,
+            "stop_token_ids": self.ends,
+            "ignore_eos": True,  # only the ends above count
+            "stop": [self.sampling.stop] if self.sampling.stop else [],
+            "include_stop_str_in_output": True,
+            "logprobs": 0,  # of the sampled token alone
+        }
+
+    def _sample_server(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
+        if not seeds:  # from NumPy's generator, which is seeded at every step
+            seeds = np.random.randint(2**31, size=len(prompts)).tolist()
+        places = [place for place in range(len(prompts)) if place not in done]
+        requests = []
+        for place in places:
+            requests.append({"prompt": prompts[place], "seed": seeds[place], **self._vllm_parameters()})
+        for number, ids, logprobs, finished in self.server.complete(requests):
+            yield places[number], Sample(ids, logprobs, finished)
 
     def _sample_vllm(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
         from vllm import SamplingParams
@@ -334,15 +368,8 @@ class Sampler:
             if place in done:
                 continue
             parameters = SamplingParams(
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                max_tokens=self.sampling.max_tokens,
-                stop_token_ids=self.ends,
-                ignore_eos=True,  # only the ends above count
-                stop=self.sampling.stop or None,
-                include_stop_str_in_output=True,
+                **self._vllm_parameters(),
                 detokenize=bool(self.sampling.stop),
-                logprobs=0,  # of the sampled token alone
                 seed=seeds[place] if seeds else None,
             )
             engine.add_request(str(first + place), {"prompt_token_ids": prompt}, parameters)
@@ -388,16 +415,18 @@ class Sampler:
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
-                    synced_gpus=policy.is_sharded_launch(),
                 )
             for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
+                if place in done:  # sampled again, so that the others of its batch are as they were
+                    continue
                 ids = self._until_end(sequence)
                 yield place, Sample(ids, None, self._has_ended(ids))
         self.policy.train(was_training)
 
     def _generate(self, **options) -> torch.Tensor:
         if isinstance(self.policy, policy.Policy):
-            return self.policy(generate=options)
+            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+            return self.policy(generate=options | {"synced_gpus": policy.is_sharded_launch()})
         return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
@@ -582,6 +611,7 @@ def generate(
     use_vllm: bool = False,
     seed: int = 0,
     batch_size: int = 64,
+    vllm_memory: float = 0.85,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -589,7 +619,15 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
+    sampler = Sampler(
+        model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=longest,
+        vllm_memory=vllm_memory,
+        batch_size=batch_size,
+    )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:

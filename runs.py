@@ -281,6 +281,7 @@ FREE = (
     "micro_batch_size",
     "micro_batch_tokens",
     "reward_tokens_per_batch",
+    "vllm_server_url",
     "vllm_memory",
     "vllm_sleep",
     "allow_truncation",
