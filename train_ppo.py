@@ -18,8 +18,8 @@ The critic is a model of its own with its own optimizer.
 
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-2. A malformed completion gets a floor below all others of the step; the released code scores its whole text
-   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+2. A malformed completion gets a floor below all others of the step. The released code scores what follows its
+   first delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
    cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
