@@ -208,22 +208,21 @@ def save(
     """
     folder = run / f"checkpoint-{step}"
     with watchdog.patient():
+        written = []
         if accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)  # one that was not written to its end
+            folder.mkdir(exist_ok=True)
+            save_tokenizer(folder, tokenizer, getattr(args, "think_format", None))  # None: a reward model
+            written = list(folder.iterdir())  # now, as nobody else has written anything yet
         accelerator.wait_for_everyone()
 
-        written = []
         for name, learner in learners.items():
             written += save_weights(folder / name, learner.model, accelerator, merge=False)
             if _is_sharded(learner.optimizer) or accelerator.is_main_process:
                 path = _optimizer_path(folder, name, learner.optimizer)
                 save_optimizer(path, learner.optimizer)
                 written.append(path)
-        if accelerator.is_main_process:
-            save_tokenizer(folder, tokenizer, args.think_format)
-            written += [path for path in folder.iterdir() if path.is_file() and path not in written]
-            written = [path for path in written if not path.name.startswith(("crc-rank", "complete"))]
-        sums = {str(path.relative_to(folder)): crc32(path) for path in sorted(set(written))}
+        sums = {str(path.relative_to(folder)): crc32(path) for path in sorted(written)}
         watchdog.write(folder / f"crc-rank{accelerator.process_index}.json", json.dumps(sums, indent=1))
 
         accelerator.wait_for_everyone()  # every process has written its part
@@ -245,8 +244,12 @@ def crc32(path: Path) -> int:
     return value
 
 
-def _run_key(run: Path) -> str:
-    return runs.run_key(json.loads((run / "config.json").read_text())["args"])
+def _run_key(folder: Path) -> str:
+    """Returns the key of the run whose checkpoints are in `folder`; a round of DPO is a folder within its run."""
+    config = folder / "config.json"
+    if not config.exists():
+        config = folder.parent / "config.json"
+    return runs.run_key(json.loads(config.read_text())["args"])
 
 
 def _delete_older(run: Path, newest: Path, keep: int) -> None:

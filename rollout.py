@@ -7,8 +7,8 @@
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-It serves the training loops (in this process, weights synced in place), the rounds of DPO and the evaluations (an
-engine in a process of its own, seeds a request).
+It serves the training loops (an engine in this process, weights synced in place, or a server, see vllm_server.py),
+the rounds of DPO and the evaluations (an engine in a process of its own, a seed for each request).
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import policy
 import utils
+import vllm_server
 import watchdog
 
 # nats a token that sampler and trainer may differ by: rounding of bfloat16 is about 0.01, of float32 about 1e-6
@@ -83,6 +84,11 @@ class Completion:
     """1 on the policy's tokens, 0 on a user's turns; None: all are the policy's."""
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
+    reference_logprobs: list[float] | None = None
+    values: list[float] | None = None
+    """PPO: the critic's value of the text before each token, as it is at the rollout."""
+    returns: list[float] | None = None
+    """PPO: what those values should have been."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
@@ -92,6 +98,14 @@ class Completion:
         if self.loss_mask is None:
             return len(self.ids)
         return sum(self.loss_mask)
+
+    @property
+    def mean_advantage(self) -> float:
+        """Mean over the tokens that the loss counts; 0 before there are advantages."""
+        counted = self.advantages
+        if self.loss_mask is not None:
+            counted = [a for a, is_policy in zip(self.advantages, self.loss_mask) if is_policy]
+        return sum(counted) / max(1, len(counted))
 
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
@@ -107,8 +121,8 @@ class Completion:
             **({"contributions": self.contributions} if self.contributions else {}),
             "reward": None if math.isnan(self.reward) else self.reward,
             "missing": math.isnan(self.reward),
-            "advantage": sum(self.advantages) / max(1, len(self.advantages)),
-            "n_tokens": len(self.ids),
+            "advantage": self.mean_advantage,
+            "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
             **self.statistics,
         }
@@ -175,11 +189,13 @@ class Sampler:
     """Samples completions of a model by vLLM, or by transformers' generate.
 
     Args:
-        model: folder or hub name; None: transformers samples from the policy that `sync` gives.
+        model: folder or hub name; None: weights come by `sync`.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
         batch_size: completions that transformers' generate samples at once.
-        in_process: vLLM runs in this process, so that `sync` can set its weights; `close` needs the other way.
+        in_process: weights come by `sync`: vLLM runs in this process, or transformers samples from the policy itself.
+            False: vLLM runs in a process of its own, whose memory `close` gives back.
+        server: samples, if there is one; with use_vllm False and in_process True.
     """
 
     def __init__(
@@ -193,21 +209,23 @@ class Sampler:
         in_process: bool = False,
         sleeps: bool = False,
         batch_size: int = 128,
+        server: vllm_server.Server | None = None,
     ):
+        self.server = server
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
         self.llm = None
         self.policy = None
         self.batch_size = batch_size
-        self.sleeps = sleeps
+        self.sleeps = sleeps and use_vllm and utils.DEVICE == "cuda"  # only there vLLM can sleep
         self.asleep = False
         self.breaches = 0
         self.n_asked = 0
         if use_vllm:
             self.llm = self._start_vllm(model, max_length, vllm_memory, in_process)
             self.sleep()
-        elif model:
+        elif model and not in_process:
             self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=utils.DTYPE, **utils.SAFE)
             self.policy.to(utils.DEVICE).eval()
             self.policy.get_input_embeddings().register_forward_pre_hook(_beat)
@@ -246,6 +264,9 @@ class Sampler:
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
+        if self.server:
+            self.server.update(trained)
+            return
         if self.llm is None:
             self.policy = getattr(trained, "module", trained)  # without DDP
             return
@@ -288,6 +309,8 @@ class Sampler:
 
     def close(self) -> None:
         """Frees the model. vLLM's process ends, and with it its GPU memory."""
+        if self.server:
+            self.server.close()
         if self.llm is not None:
             self.llm.llm_engine.engine_core.shutdown()
             for child in multiprocessing.active_children():
@@ -306,10 +329,34 @@ class Sampler:
 
         `seeds`: one for each prompt, so that leaving out those in `done` changes no other; None: torch's generator.
         """
-        if self.llm is None:
-            yield from self._sample_transformers(prompts, seeds, done)
-        else:
+        if self.server:
+            yield from self._sample_server(prompts, seeds, done)
+        elif self.llm:
             yield from self._sample_vllm(prompts, seeds, done)
+        else:
+            yield from self._sample_transformers(prompts, seeds, done)
+
+    def _vllm_parameters(self) -> dict:
+        return {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_tokens,
+            "stop_token_ids": self.ends,
+            "ignore_eos": True,  # only the ends above count
+            "stop": [self.sampling.stop] if self.sampling.stop else [],
+            "include_stop_str_in_output": True,
+            "logprobs": 0,  # of the sampled token alone
+        }
+
+    def _sample_server(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
+        if not seeds:  # from NumPy's generator, which is seeded at every step
+            seeds = np.random.randint(2**31, size=len(prompts)).tolist()
+        places = [place for place in range(len(prompts)) if place not in done]
+        requests = []
+        for place in places:
+            requests.append({"prompt": prompts[place], "seed": seeds[place], **self._vllm_parameters()})
+        for number, ids, logprobs, finished in self.server.complete(requests):
+            yield places[number], Sample(ids, logprobs, finished)
 
     def _sample_vllm(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
         from vllm import SamplingParams
@@ -321,15 +368,8 @@ class Sampler:
             if place in done:
                 continue
             parameters = SamplingParams(
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                max_tokens=self.sampling.max_tokens,
-                stop_token_ids=self.ends,
-                ignore_eos=True,  # only the ends above count
-                stop=self.sampling.stop or None,
-                include_stop_str_in_output=True,
+                **self._vllm_parameters(),
                 detokenize=bool(self.sampling.stop),
-                logprobs=0,  # of the sampled token alone
                 seed=seeds[place] if seeds else None,
             )
             engine.add_request(str(first + place), {"prompt_token_ids": prompt}, parameters)
@@ -375,16 +415,18 @@ class Sampler:
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
-                    synced_gpus=policy.is_sharded_launch(),
                 )
             for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
+                if place in done:  # sampled again, so that the others of its batch are as they were
+                    continue
                 ids = self._until_end(sequence)
                 yield place, Sample(ids, None, self._has_ended(ids))
         self.policy.train(was_training)
 
     def _generate(self, **options) -> torch.Tensor:
         if isinstance(self.policy, policy.Policy):
-            return self.policy(generate=options)
+            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+            return self.policy(generate=options | {"synced_gpus": policy.is_sharded_launch()})
         return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
@@ -466,10 +508,13 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
-    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards."""
+    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards.
+
+    Lengths are of what the policy wrote.
+    """
     n = len(completions)
-    lengths = [len(completion.ids) for completion in completions]
-    ended = [len(completion.ids) for completion in completions if not completion.cut_off] or [0]
+    lengths = [completion.n_trained_tokens for completion in completions]
+    ended = [completion.n_trained_tokens for completion in completions if not completion.cut_off] or [0]
     metrics = {
         "completions/mean_length": fmean(lengths),
         "completions/min_length": min(lengths),
@@ -481,7 +526,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/format_ok": fmean(completion.status == "ok" for completion in completions),
         "think/truncated": fmean(completion.cut_off for completion in completions),
         "think/mean_tokens": fmean(completion.n_thinking_tokens for completion in completions),
-        "think/response_tokens": fmean(len(c.ids) - c.n_thinking_tokens for c in completions),
+        "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
         "reward/missing": sum(math.isnan(completion.reward) for completion in completions) / n,
     }
     for name in completions[0].rewards:
@@ -527,9 +572,10 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 class FormatGuard:
     """Ends a run whose first three steps can teach nothing: completions are cut off, or none has the format."""
 
-    def __init__(self, args):
-        """`args`: think_format, max_completion_tokens, allow_truncation of a training script."""
+    def __init__(self, args, limit: str = "max_completion_tokens"):
+        """`args`: think_format and allow_truncation of a training script, and its `limit` of tokens."""
         self.args = args
+        self.limit = limit
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
@@ -542,8 +588,8 @@ class FormatGuard:
         if self.steps_cut_off == 3:
             raise RuntimeError(
                 "more than half of the completions of the first three steps were cut off at "
-                f"{self.args.max_completion_tokens} tokens; raise --max-completion-tokens, or pass --allow-truncation "
-                "if that is meant"
+                f"{getattr(self.args, self.limit)} tokens; raise --{self.limit.replace('_', '-')}, or pass "
+                "--allow-truncation if that is meant"
             )
         if self.steps_malformed == 3:
             status, count = Counter(completion.status for completion in completions).most_common(1)[0]
@@ -565,6 +611,7 @@ def generate(
     use_vllm: bool = False,
     seed: int = 0,
     batch_size: int = 64,
+    vllm_memory: float = 0.85,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -572,7 +619,15 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
+    sampler = Sampler(
+        model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=longest,
+        vllm_memory=vllm_memory,
+        batch_size=batch_size,
+    )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:

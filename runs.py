@@ -73,6 +73,7 @@ AT_LEAST_ONE = (
     "rollout_batch_size",
     "max_prompt_tokens",
     "max_completion_tokens",
+    "max_turn_tokens",
     "save_steps",
 )
 
@@ -280,6 +281,7 @@ FREE = (
     "micro_batch_size",
     "micro_batch_tokens",
     "reward_tokens_per_batch",
+    "vllm_server_url",
     "vllm_memory",
     "vllm_sleep",
     "allow_truncation",

@@ -18,8 +18,8 @@ Deviations from the paper and its released code (verl):
    configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
    is equation 4.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group; the released code scores its whole text
-   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+3. A malformed completion gets a floor below its group. The released code scores what follows its first delimiter
+   (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
@@ -48,6 +48,7 @@ import rewards
 import rollout
 import rows
 import utils
+import vllm_server
 import watchdog
 from rewards import dense, gold, shaping, unsupervised
 from rewards.scorer import Scorer
@@ -80,6 +81,8 @@ class Args:
     allow_truncation: bool = False
     """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
     good format."""
+    vllm_server_url: str = ""
+    """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
@@ -599,9 +602,19 @@ def check_arguments(args: Args, accelerator) -> None:
             f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
             f"{args.updates_per_rollout} equal parts"
         )
-    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
+    if args.vllm_server_url and not torch.cuda.is_available():
+        runs.fail(
+            "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
+        )
+    by_server = "with --vllm-server-url" if args.vllm_server_url else ""
+    without_vllm = "" if by_server or rollout.use_vllm(args.rollout) else "without --rollout vllm"
     runs.refuse_unused(
-        {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
+        {
+            "--rollout": by_server,
+            "--vllm-memory": by_server or without_vllm,
+            "--vllm-sleep": by_server or without_vllm,
+            "--importance-correction": without_vllm,
+        }
     )
 
 
@@ -617,11 +630,12 @@ def main(args: Args) -> None:
             f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
         )
     held_out = rows.load_held_out(args, tokenizer, prompts)
-    use_vllm = rollout.use_vllm(args.rollout)
+    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
+    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
     accelerator.print(
         f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on {accelerator.num_processes} "
         f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"rollouts by {samples_by}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
     )
@@ -630,6 +644,10 @@ def main(args: Args) -> None:
     accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference=bool(args.beta))))
     if args.dry_run:
         return
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
+    server = None
+    if args.vllm_server_url:
+        server = vllm_server.Server(args.vllm_server_url, max_length)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
@@ -666,10 +684,11 @@ def main(args: Args) -> None:
         tokenizer,
         sampling,
         use_vllm,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        max_length=max_length,
         vllm_memory=args.vllm_memory,
         in_process=True,
         sleeps=args.vllm_sleep,
+        server=server,
     )
 
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)

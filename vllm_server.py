@@ -1,0 +1,147 @@
+"""Completions from a vLLM server on GPUs of its own, instead of an engine on the GPUs that train.
+
+Start the server with the model that the run starts from, and the run with --vllm-server-url http://HOST:8000:
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs \\
+        --weight-transfer-config '{"backend": "nccl"}'
+
+VLLM_SERVER_DEV_MODE opens routes by which anybody who reaches the port can change the model: keep it to your machines.
+Completions come over HTTP. Weights go over NCCL, by vLLM's weight transfer
+(https://docs.vllm.ai/en/latest/training/weight_transfer/); untested: that needs two GPUs.
+"""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import requests
+import torch
+from accelerate import PartialState
+
+import policy
+import watchdog
+
+REQUESTS_AT_ONCE = 512  # of one process; the server queues what it cannot take
+STREAM = {
+    "stream": True,
+    "stream_interval": 16,
+    "return_token_ids": True,
+}  # a part of the reply every 16 tokens
+
+
+class Server:
+    """A vLLM server. Every process samples its own prompts from it; the main process sends it the weights.
+
+    Args:
+        url: http://HOST:PORT
+        max_length: tokens of the longest prompt and completion together.
+
+    Exits with 2 if no server answers, or if it was started in another way than the run needs.
+    """
+
+    def __init__(self, url: str, max_length: int):
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.transfer = None
+        try:
+            served = self._call("GET", "v1/models").json()["data"][0]
+            self.n_workers = self._call("GET", "get_world_size").json()["world_size"]
+        except requests.ConnectionError as error:
+            runs.fail(f"--vllm-server-url {url}: no server answers ({type(error).__name__})")
+        except (RuntimeError, ValueError, LookupError) as error:
+            runs.fail(f"--vllm-server-url: {error}; start `vllm serve` with VLLM_SERVER_DEV_MODE=1")
+        if served["max_model_len"] < max_length:
+            runs.fail(
+                f"--vllm-server-url: the server takes {served['max_model_len']} tokens, and prompt and completion may "
+                f"have {max_length}; start it with --max-model-len {max_length}"
+            )
+
+    def _call(self, method: str, route: str, **options) -> requests.Response:
+        """Calls a route; RuntimeError with the server's words if it refuses."""
+        response = requests.request(method, f"{self.url}/{route}", **options)
+        if not response.ok:
+            raise RuntimeError(f"{self.url}/{route} answers {response.status_code}: {response.text[:300]}")
+        return response
+
+    # --- completions
+
+    def complete(self, bodies: list[dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
+        """Yields (place in `bodies`, token ids, log-probabilities, finished) as completions end.
+
+        `bodies`: of /v1/completions, with a prompt of token ids. `finished` is False at the token limit.
+        """
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            place_of = {pool.submit(self._complete, body): place for place, body in enumerate(bodies)}
+            for future in as_completed(place_of):
+                yield place_of[future], *future.result()
+
+    def _complete(self, body: dict) -> tuple[list[int], list[float], bool]:
+        ids = []
+        logprobs = []
+        ending = None
+        with self._call("POST", "v1/completions", json=body | STREAM, stream=True) as response:
+            for line in response.iter_lines():
+                watchdog.beat()
+                if not line.startswith(b"data: {"):  # an empty line, or [DONE]
+                    continue
+                part = json.loads(line.removeprefix(b"data: "))
+                if "error" in part:
+                    raise RuntimeError(f"{self.url} broke off a completion: {part['error']}")
+                choice = part["choices"][0]
+                ids += choice["token_ids"]
+                logprobs += choice["logprobs"]["token_logprobs"]
+                ending = choice["finish_reason"]
+        if ending not in ("stop", "length"):
+            raise RuntimeError(f"{self.url} broke off a completion (finish_reason {ending})")
+        return ids, logprobs, ending == "stop"
+
+    # --- weights
+
+    def update(self, trained: torch.nn.Module) -> None:
+        """Sends the weights of the policy being trained; all processes must call it. Untested: needs two GPUs."""
+        if self.transfer is None:
+            self.transfer = self._connect(trained)
+        is_main = PartialState().is_main_process
+        if is_main:
+            self._call("POST", "pause", params={"mode": "wait"})  # also empties the prefix cache
+        self.transfer.send_weights()
+        if is_main:
+            self._call("POST", "resume")
+        PartialState().wait_for_everyone()  # nobody samples before the server has all weights
+
+    def _connect(self, trained: torch.nn.Module):
+        """Opens the NCCL group of the main process and the server's workers."""
+        from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+        from vllm.utils.network_utils import get_ip, get_open_port
+
+        group = NCCLTrainerInitInfo(
+            master_address=get_ip(),
+            master_port=get_open_port(),
+            world_size=1 + self.n_workers,
+            rank=PartialState().process_index,
+        )
+        client = HTTPVLLMWeightSyncClient(self.url)
+        return WeightTransferTrainerFactory.trainer_init(group, client=client, source=PolicyWeights(trained))
+
+    def close(self) -> None:
+        if self.transfer:
+            self.transfer.shutdown()
+
+
+class PolicyWeights:
+    """The whole weights of the policy as vLLM's weight transfer reads them; see its class WeightSource."""
+
+    def __init__(self, trained: torch.nn.Module):
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        self.trained = trained
+        self.described = []
+        for name, weight in policy.whole_weights(trained):
+            self.described.append(ParamMeta(name, weight.dtype, tuple(weight.shape)))
+
+    def metadata(self) -> list:
+        return self.described
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return policy.whole_weights(self.trained)
