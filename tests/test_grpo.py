@@ -17,8 +17,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 import policy
 import rollout
+import rows
 import train_grpo
+import utils
 from data.toy import world
+from rewards.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
 DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
@@ -257,6 +260,12 @@ def test_two_processes_make_the_updates_of_one(updates, kind):
     for expected, found in zip(updates["one"]["steps"], updates[kind]["steps"], strict=True):
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert updates[kind]["weights"] == pytest.approx(updates["one"]["weights"], rel=1e-5)
+    assert any(name.startswith("LoRA") for name in updates[kind]["weights"])
+    for expected, found in zip(updates["one"]["statistics"], updates[kind]["statistics"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert (
+        updates[kind]["gradients are summed in"] == "torch.float32"
+    )  # in bfloat16 a sum of 1,500 is off by a nat
 
 
 # --- the script
@@ -420,3 +429,42 @@ def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
         alone, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         torch.testing.assert_close(alone[0], torch.tensor(one.old_logprobs), rtol=1e-4, atol=1e-5)
     assert rollout.share_of([1, 2, 3, 4], SimpleNamespace(num_processes=2, process_index=1)) == [3, 4]
+
+
+OWN_REWARD = """
+def odd_words(rows):  # of a prompt with an even number nothing can be learned
+    return [float(int(row["id"][-1]) % 2) * (i % 4) for i, row in enumerate(rows)]
+"""
+
+
+def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_REWARD)
+    args = train_grpo.Args(
+        prompts=str(prompts),
+        think_format="plain",
+        on_bad_format="score",
+        rewards=(f"{tmp_path}/own.py:odd_words:1",),
+        group_size=4,
+        dynamic_sampling=30,
+    )
+    accelerator = policy.start_accelerator()
+    tokenizer = utils.load_tokenizer("data/toy/base")
+    utils.prepare_tokenizer(tokenizer, "plain")
+    kept, _ = rows.load_prompts(str(prompts), tokenizer, 256)
+    sampling = rollout.Sampling(1.0, 4)
+    sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
+    scorer = Scorer(args, tokenizer, tmp_path, accelerator)
+
+    completions = train_grpo.sample_groups(kept[:6], sampler, scorer, tokenizer, args)
+    scorer.score(completions, 4, None)
+    before = list(completions)
+    found = train_grpo.replace_flat_groups(
+        completions, kept, sampler, scorer, None, tokenizer, 0, args, accelerator
+    )
+    assert 1 <= found["dynamic_sampling/attempts"] <= 30
+    for start in range(0, 24, 4):
+        group = completions[start : start + 4]
+        assert len({one.id for one in group}) == 1 and int(group[0].id[-1]) % 2
+        assert [one.reward for one in group] == [0.0, 1.0, 2.0, 3.0]
+        if int(before[start].id[-1]) % 2:  # one with a signal stays as it is
+            assert all(one is other for one, other in zip(group, before[start : start + 4], strict=True))
