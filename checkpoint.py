@@ -244,8 +244,12 @@ def crc32(path: Path) -> int:
     return value
 
 
-def _run_key(run: Path) -> str:
-    return runs.run_key(json.loads((run / "config.json").read_text())["args"])
+def _run_key(folder: Path) -> str:
+    """Returns the key of the run whose checkpoints are in `folder`; a round of DPO is a folder within its run."""
+    config = folder / "config.json"
+    if not config.exists():
+        config = folder.parent / "config.json"
+    return runs.run_key(json.loads(config.read_text())["args"])
 
 
 def _delete_older(run: Path, newest: Path, keep: int) -> None:

@@ -3,6 +3,7 @@
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
+    python eval_benchmarks.py traits --help      # which traits of planning a checkpoint shows: benchmarks/traits.py
     # stored responses: neither a model nor a judge
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json
 
@@ -34,8 +35,9 @@ from typing import Annotated, Literal
 import runs  # isort: skip
 import tyro
 
-from benchmarks import BENCHMARKS, arenahard2, shared
+from benchmarks import arenahard2, shared
 from benchmarks.scoring import read_stored, row_key
+from benchmarks.table import BENCHMARKS
 
 
 @dataclass
@@ -369,4 +371,10 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, {}))
+    if sys.argv[1:2] == ["traits"]:  # compares two files of plans, with arguments of its own
+        from benchmarks import traits
+
+        del sys.argv[1]
+        traits.main(runs.parse_args(traits.Args, {}))
+    else:
+        main(runs.parse_args(Args, {}))

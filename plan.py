@@ -71,6 +71,23 @@ def vllm_gib(path: str, share: float) -> float:
     return frozen_gib(path, AutoModelForCausalLM) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
 
 
+def is_model(gold: str) -> bool:
+    """Tells whether --gold names a reward model, rather than nothing, a function or a judge."""
+    return bool(gold) and ".py:" not in gold and not gold.startswith("judge:")
+
+
+def of_dpo(args, use_vllm: bool) -> dict[str, float]:
+    """Returns {part: GiB} of a round of DPO, whose parts are there one after the other."""
+    parts = {}
+    if use_vllm:
+        parts["sampling: vLLM"] = vllm_gib(args.model, args.vllm_memory)
+    parts["scoring"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+    if is_model(args.gold):
+        parts["scoring"] += frozen_gib(args.gold, AutoModelForSequenceClassification)
+    parts["training: policy"] = trained_gib(args.model, args.lora_r)
+    return parts
+
+
 def of_rl(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO, PPO or RLVER run."""
     parts = {"policy": trained_gib(args.model, args.lora_r)}
@@ -80,7 +97,7 @@ def of_rl(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
         parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if use_vllm:
         parts["vLLM"] = vllm_gib(args.model, args.vllm_memory)
-    if args.gold and ".py:" not in args.gold and not args.gold.startswith("judge:"):
+    if is_model(args.gold):
         parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
     options = rewards.reward_options(args)
     if "process" in options and ".py:" not in options["process"]["model"]:

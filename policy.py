@@ -1,6 +1,6 @@
 """The model that is trained: loading it, log-probabilities of completions, micro-batches, and its weights as a whole.
 
-Shared by the loops of train_grpo.py, train_ppo.py, train_rlver.py and train_dpo.py.
+Shared by the loops of all training scripts.
 
 Axes: B completions of a micro-batch, T tokens of its longest completion, V tokens of the vocabulary.
 """
@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -181,6 +182,8 @@ class Policy(nn.Module):
         completion_mask: torch.Tensor | None = None,
         entropy_gradient: bool = False,
         generate: dict | None = None,
+        position_ids: torch.Tensor | None = None,
+        with_likeliest: bool = False,
     ):
         """Returns log-probabilities and entropies (B, T) of completion tokens, nats, 0 where there is no token.
 
@@ -188,6 +191,8 @@ class Policy(nn.Module):
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
+            position_ids: (1, prompt + T), for several texts in one row, see `collate_packed`; without attention_mask.
+            with_likeliest: also return a third (B, T), 1 where the token is the likeliest one.
             generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
                 that FSDP2 gathers the weights.
         """
@@ -197,9 +202,10 @@ class Policy(nn.Module):
         if has_adapter(causal_lm):
             causal_lm = causal_lm.get_base_model()
         n_completion = completion_mask.size(1)
-        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        if position_ids is None:
+            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
         output = causal_lm.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
 
         # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
@@ -209,27 +215,24 @@ class Policy(nn.Module):
         head = causal_lm.get_output_embeddings()
 
         tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
-        logprobs = []
-        entropies = []
+        chunks = []
         for start in range(0, len(targets), tokens_at_once):
             chunk = hidden[start : start + tokens_at_once]
             chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient)
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, with_likeliest)
             if len(targets) <= tokens_at_once:
-                logprob, entropy = self._of_chunk(*arguments)
+                chunks.append(self._of_chunk(*arguments))
             else:  # the backward pass computes a chunk's logits again, so that one chunk's are there at a time
-                logprob, entropy = recompute(self._of_chunk, *arguments, use_reentrant=False)
-            logprobs.append(logprob)
-            entropies.append(entropy)
+                chunks.append(recompute(self._of_chunk, *arguments, use_reentrant=False))
 
-        zeros = torch.zeros(is_token.shape, dtype=logprobs[0].dtype, device=input_ids.device)
-        return zeros.masked_scatter(is_token, torch.cat(logprobs)), zeros.masked_scatter(
-            is_token, torch.cat(entropies)
+        zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
+        return tuple(
+            zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
         )
 
     def _of_chunk(
-        self, hidden, weight, bias, targets, entropy_gradient: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden, weight, bias, targets, entropy_gradient: bool, with_likeliest: bool
+    ) -> tuple[torch.Tensor, ...]:
         """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -242,7 +245,9 @@ class Policy(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities = (logits - normaliser.unsqueeze(-1)).exp()
             entropies = normaliser - (probabilities * logits).sum(-1)
-        return logprobs, entropies
+        if not with_likeliest:
+            return logprobs, entropies
+        return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
 
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
@@ -274,14 +279,25 @@ def unwrap(model: nn.Module) -> nn.Module:
 # --- 3. micro-batches
 
 
-def micro_batches(completions: list, max_tokens: int, accelerator: Accelerator | None = None) -> list[list]:
+def n_tokens_of(completion) -> int:
+    """Returns the tokens of prompt and completion."""
+    return len(completion.prompt_ids) + len(completion.ids)
+
+
+def micro_batches(
+    completions: list,
+    max_tokens: int,
+    accelerator: Accelerator | None = None,
+    length: Callable[[object], int] = n_tokens_of,
+) -> list[list]:
     """Groups completions of about equal length, longest first, into micro-batches of at most `max_tokens` tokens.
 
     Prompt, completion and padding count; one that is longer than `max_tokens` is a micro-batch alone. All
     processes get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
+    `length` counts the tokens of a row.
     """
-    longest_first = sorted(completions, key=_length, reverse=True)
-    lengths = [_length(completion) for completion in longest_first]
+    longest_first = sorted(completions, key=length, reverse=True)
+    lengths = [length(completion) for completion in longest_first]
     sizes = _chunk_sizes(lengths, max_tokens)
     if accelerator is not None and accelerator.num_processes > 1:
         most = torch.tensor(len(sizes), device=accelerator.device)
@@ -296,10 +312,6 @@ def micro_batches(completions: list, max_tokens: int, accelerator: Accelerator |
         batches.append(longest_first[start : start + size])
         start += size
     return batches
-
-
-def _length(completion) -> int:
-    return len(completion.prompt_ids) + len(completion.ids)
 
 
 def _chunk_sizes(lengths: list[int], max_tokens: int) -> list[int]:
@@ -338,29 +350,60 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     """Makes tensors of a micro-batch; all completions begin in the same column.
 
     Returns input_ids and attention_mask (B, prompt + T); completion_mask (B, T); loss_mask (B, T), which is 0 on
-    padding and on what others wrote into a completion; advantages (B, T).
+    padding and on what others wrote into a completion; advantages (B, T); and, where completions have them, the
+    log-probabilities of sampler, policy at the rollout and reference, values and returns (B, T).
     """
-    prompts = [torch.tensor(completion.prompt_ids) for completion in completions]
-    answers = [torch.tensor(completion.ids) for completion in completions]
-    prompt_ids = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
-    prompt_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
-    answer_ids = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
-    answer_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
-
-    batch = {
-        "input_ids": torch.cat([prompt_ids, answer_ids], dim=1),
-        "attention_mask": torch.cat([prompt_mask, answer_mask], dim=1),
-        "completion_mask": answer_mask,
-        "loss_mask": answer_mask,
-        "advantages": pad([completion.advantages for completion in completions]),
-    }
+    prompt_ids = [completion.prompt_ids for completion in completions]
+    completion_ids = [completion.ids for completion in completions]
+    batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
+    batch["loss_mask"] = batch["completion_mask"]
+    batch["advantages"] = pad([completion.advantages for completion in completions])
     if completions[0].loss_mask is not None:
         batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
-    if completions[0].sampler_logprobs is not None:
-        batch["sampler_logprobs"] = pad([completion.sampler_logprobs for completion in completions])
-    if completions[0].old_logprobs is not None:
-        batch["old_logprobs"] = pad([completion.old_logprobs for completion in completions])
+    for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
+        if getattr(completions[0], name) is not None:
+            batch[name] = pad([getattr(completion, name) for completion in completions])
     return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def collate_ids(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device
+) -> dict[str, torch.Tensor]:
+    """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
+
+    Prompts are padded on the left, completions on the right, so all completions begin in the same column.
+    """
+    prompts = [torch.tensor(ids) for ids in prompt_ids]
+    answers = [torch.tensor(ids) for ids in completion_ids]
+    left = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    left_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+    right = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
+    right_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
+    batch = {
+        "input_ids": torch.cat([left, right], dim=1),
+        "attention_mask": torch.cat([left_mask, right_mask], dim=1),
+        "completion_mask": right_mask,
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def collate_packed(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], device
+) -> dict[str, torch.Tensor]:
+    """Makes the inputs of Policy with all texts in one row, of N tokens; none attends to another.
+
+    Returns input_ids and position_ids (1, N) and completion_mask (1, N - 1), which leaves out the first token.
+    transformers takes positions that begin again for the beginning of another text.
+    """
+    ids = []
+    positions = []
+    mask = []
+    for prompt, answer in zip(prompt_ids, completion_ids, strict=True):
+        ids += prompt + answer
+        positions += range(len(prompt) + len(answer))
+        mask += [0] * len(prompt) + [1] * len(answer)
+    batch = {"input_ids": ids, "position_ids": positions, "completion_mask": mask[1:]}
+    return {name: torch.tensor([row], device=device) for name, row in batch.items()}
 
 
 def pad(rows: list[list[float]]) -> torch.Tensor:
@@ -379,6 +422,25 @@ def set_old_logprobs(
         logprobs, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             completion.old_logprobs = row[: len(completion.ids)]
+
+
+@torch.no_grad()
+def set_reference_logprobs(
+    model: nn.Module,
+    reference: nn.Module | None,
+    completions: list,
+    max_tokens: int,
+    pad_token_id: int,
+    accelerator,
+) -> None:
+    """Notes the reference's log-probabilities; see `reference_logprobs`."""
+    for members in micro_batches(completions, max_tokens, accelerator):
+        watchdog.beat()
+        batch = collate(members, pad_token_id, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs = reference_logprobs(model, reference, inputs)
+        for completion, row in zip(members, logprobs.tolist(), strict=True):
+            completion.reference_logprobs = row[: len(completion.ids)]
 
 
 @torch.no_grad()
@@ -413,6 +475,15 @@ def set_entropy_statistics(
 # --- 4. around an optimizer step
 
 
+def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
+    """Returns the learning rate of a step (from 0): it rises from 0, then falls along a cosine, to 0 after the last."""
+    warmup_steps = math.ceil(warmup_ratio * steps)
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return peak * (1 + math.cos(math.pi * progress)) / 2
+
+
 def mean_over_tokens(
     sums: dict[str, torch.Tensor], n_tokens: int, accelerator: Accelerator
 ) -> dict[str, float]:
@@ -427,14 +498,13 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
     return _whole(norm).item()
 
 
-def check_finite(metrics: dict[str, float], completions: list, step: int, run: Path) -> None:
-    """Ends the run before an update that is not a number; keeps this process's completions for a look."""
+def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) -> None:
+    """Ends the run before an update that is not a number; keeps this process's rows (dataclasses) for a look."""
     for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
         if not math.isfinite(metrics.get(name, 0.0)):
             path = run / f"not_finite-rank{PartialState().process_index}.jsonl"
-            rows = [{**completion.row(), "ids": completion.ids} for completion in completions]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its completions are in {path}")
+            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its rows are in {path}")
 
 
 # --- 5. whole weights: for the sampler, for checkpoints

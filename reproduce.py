@@ -59,6 +59,7 @@ class Args:
     """Run folder whose completions become one page, --out."""
     # how
     seeds: tuple[int, ...] = (0,)
+    """Random seeds; each has run folders of its own."""
     as_released: bool = False
     """Train with the values of the paper's released code, where they differ from the paper's."""
     results: Path = Path("results")

@@ -84,6 +84,11 @@ class Completion:
     """1 on the policy's tokens, 0 on a user's turns; None: all are the policy's."""
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
+    reference_logprobs: list[float] | None = None
+    values: list[float] | None = None
+    """PPO: the critic's value of the text before each token, as it is at the rollout."""
+    returns: list[float] | None = None
+    """PPO: what those values should have been."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
@@ -93,6 +98,14 @@ class Completion:
         if self.loss_mask is None:
             return len(self.ids)
         return sum(self.loss_mask)
+
+    @property
+    def mean_advantage(self) -> float:
+        """Mean over the tokens that the loss counts; 0 before there are advantages."""
+        counted = self.advantages
+        if self.loss_mask is not None:
+            counted = [a for a, is_policy in zip(self.advantages, self.loss_mask) if is_policy]
+        return sum(counted) / max(1, len(counted))
 
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
@@ -108,8 +121,8 @@ class Completion:
             **({"contributions": self.contributions} if self.contributions else {}),
             "reward": None if math.isnan(self.reward) else self.reward,
             "missing": math.isnan(self.reward),
-            "advantage": sum(self.advantages) / max(1, len(self.advantages)),
-            "n_tokens": len(self.ids),
+            "advantage": self.mean_advantage,
+            "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
             **self.statistics,
         }
@@ -205,7 +218,7 @@ class Sampler:
         self.llm = None
         self.policy = None
         self.batch_size = batch_size
-        self.sleeps = sleeps
+        self.sleeps = sleeps and use_vllm and utils.DEVICE == "cuda"  # only there vLLM can sleep
         self.asleep = False
         self.breaches = 0
         self.n_asked = 0
@@ -401,7 +414,6 @@ class Sampler:
                     **batch,
                     generation_config=config,
                     stopping_criteria=[self._after_each_token(width)],
-                    synced_gpus=policy.is_sharded_launch(),
                 )
             for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
                 if place in done:  # sampled again, so that the others of its batch are as they were
@@ -412,7 +424,8 @@ class Sampler:
 
     def _generate(self, **options) -> torch.Tensor:
         if isinstance(self.policy, policy.Policy):
-            return self.policy(generate=options)
+            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+            return self.policy(generate=options | {"synced_gpus": policy.is_sharded_launch()})
         return self.policy.generate(**options)
 
     def _has_ended(self, ids: list[int]) -> bool:
@@ -493,10 +506,13 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
-    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards."""
+    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards.
+
+    Lengths are of what the policy wrote.
+    """
     n = len(completions)
-    lengths = [len(completion.ids) for completion in completions]
-    ended = [len(completion.ids) for completion in completions if not completion.cut_off] or [0]
+    lengths = [completion.n_trained_tokens for completion in completions]
+    ended = [completion.n_trained_tokens for completion in completions if not completion.cut_off] or [0]
     metrics = {
         "completions/mean_length": fmean(lengths),
         "completions/min_length": min(lengths),
@@ -508,7 +524,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/format_ok": fmean(completion.status == "ok" for completion in completions),
         "think/truncated": fmean(completion.cut_off for completion in completions),
         "think/mean_tokens": fmean(completion.n_thinking_tokens for completion in completions),
-        "think/response_tokens": fmean(len(c.ids) - c.n_thinking_tokens for c in completions),
+        "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
         "reward/missing": sum(math.isnan(completion.reward) for completion in completions) / n,
     }
     for name in completions[0].rewards:
@@ -554,9 +570,10 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 class FormatGuard:
     """Ends a run whose first three steps can teach nothing: completions are cut off, or none has the format."""
 
-    def __init__(self, args):
-        """`args`: think_format, max_completion_tokens, allow_truncation of a training script."""
+    def __init__(self, args, limit: str = "max_completion_tokens"):
+        """`args`: think_format and allow_truncation of a training script, and its `limit` of tokens."""
         self.args = args
+        self.limit = limit
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
@@ -569,8 +586,8 @@ class FormatGuard:
         if self.steps_cut_off == 3:
             raise RuntimeError(
                 "more than half of the completions of the first three steps were cut off at "
-                f"{self.args.max_completion_tokens} tokens; raise --max-completion-tokens, or pass --allow-truncation "
-                "if that is meant"
+                f"{getattr(self.args, self.limit)} tokens; raise --{self.limit.replace('_', '-')}, or pass "
+                "--allow-truncation if that is meant"
             )
         if self.steps_malformed == 3:
             status, count = Counter(completion.status for completion in completions).most_common(1)[0]
@@ -592,6 +609,7 @@ def generate(
     use_vllm: bool = False,
     seed: int = 0,
     batch_size: int = 64,
+    vllm_memory: float = 0.85,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
@@ -599,7 +617,15 @@ def generate(
     Leaving out the prompts in `done` changes no other completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    sampler = Sampler(model, tokenizer, sampling, use_vllm, max_length=longest, batch_size=batch_size)
+    sampler = Sampler(
+        model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=longest,
+        vllm_memory=vllm_memory,
+        batch_size=batch_size,
+    )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:

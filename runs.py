@@ -73,6 +73,7 @@ AT_LEAST_ONE = (
     "rollout_batch_size",
     "max_prompt_tokens",
     "max_completion_tokens",
+    "max_turn_tokens",
     "save_steps",
 )
 

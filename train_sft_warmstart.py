@@ -1,31 +1,44 @@
 """Warm start: supervised fine-tuning on (prompt, thinking, response) traces (paper section 2.3, tables 5 and A).
 
-The loss is on the assistant's tokens only, by position: prompt tokens are never trained on, the end-of-turn token always
-is. `--no-think` trains on the same rows with the thinking left out, which gives the start of the RLHF twin.
+The loss is the mean of -log p(token) over the assistant's tokens of a step, its end of turn included. Prompt tokens are
+never trained on. `--think-format plain` trains on the same rows without their thinking, for the start of the RLHF twin.
 
-    python train_sft_warmstart.py --model data/toy/base --traces data/toy/sft_traces.jsonl --preset toy
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py --preset table1/llama3.1-8b-sft-think \\
-        --traces data/traces.jsonl
+    python train_sft_warmstart.py --preset toy                                                  # CPU, minutes
+    python train_sft_warmstart.py --traces data/traces.jsonl --lora-r 64 --learning-rate 4e-5   # 1 GPU
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
+        --preset table1/llama3.1-8b-sft-think --traces data/traces.jsonl                        # 8 GPUs, a paper row
 
-Deviation from the released code: the thinking target is the same in SFT, DPO and RL (there, one newline after </think> in
-DPO data and two in SFT data). Hardware and hours as the paper's README reports them: 8 H100, about 2.5 hours; not measured
-here. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and
-model/, an ordinary Hugging Face folder (with LoRA: merged, the adapter beside it in adapter/).
+Deviations from the paper's released code:
+1. The thinking target is the same in SFT, DPO and RL. The released DPO data has one newline after </think>, its SFT
+   data two.
+2. `--packing` changes no loss: it only lays the rows of a micro-batch end to end instead of padding them.
+3. An epoch leaves out what is left over when its rows are split into steps.
+
+This is a loop, not TRL's SFTTrainer: by public means that one neither skips the logits of prompts on a CPU nor adds up
+gradients in float32 under FSDP2.
+Hours as the paper's README reports them: about 2.5 on 8 H100; not measured here. Writes results/<run>/: config.json,
+command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary Hugging Face
+folder (LoRA is merged; the adapter alone is in adapter/).
 """
 
+import contextlib
+import time
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
-import runs  # first: it turns telemetry off before trl is imported  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
-from datasets import Dataset
-from peft import LoraConfig, prepare_model_for_kbit_training
+from peft import prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
-from trl import SFTConfig, SFTTrainer
 
-from rows import read_rows
-import training
+import checkpoint
+import policy
+import rollout
+import rows
 import utils
+import watchdog
 
 
 @dataclass
@@ -35,36 +48,37 @@ class Args:
     """Hub name or folder of the model to start from."""
     traces: str = "data/traces.jsonl"
     """Trace rows {id, messages, thinking, response, teacher}; see data/README.md."""
-    think: bool = True
-    """Train on thinking and response; --no-think: on the response alone, same rows."""
+    think_format: str = "think"
+    """think: train on thinking and response; plain: on the response alone, same rows."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
+    path."""
     max_length: int = 20000
     """Tokens of prompt and completion together; longer rows are dropped, counted and listed (released script: 20000)."""
     # optimisation
     epochs: float = 2
-    """Paper table 5."""
+    """Passes over the traces (paper table 5)."""
     batch_size: int = 16
-    """Rows an optimizer step, over all GPUs (paper table 5). With --packing: packed rows."""
-    micro_batch_size: int = 1
-    """Rows a forward, per GPU (released script)."""
+    """Rows an optimizer step, over all GPUs (paper table 5)."""
     learning_rate: float = 4e-6
-    """Paper table 5. LoRA wants about ten times as much."""
+    """Peak (paper table 5). LoRA wants about ten times as much."""
     warmup_ratio: float = 0.1
-    """Share of the steps (paper table 5); then cosine decay to zero."""
+    """Share of the steps in which the rate rises (paper table 5); then cosine decay to zero."""
     weight_decay: float = 1e-4
-    """Paper table 5; Adam betas are 0.9 and 0.95."""
+    """Paper table 5."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward, per GPU, padding included; a longer row is alone. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass (released script)."""
+    """Recompute activations in the backward pass (released script): less memory, about a third more time."""
     packing: bool = False
-    """Fill rows of `max_length` tokens with several traces, none attending to another; faster with the package flash-attn."""
+    """Lay rows end to end instead of padding them, none attending to another. Pays with the package flash-attn."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
     load_in_4bit: bool = False
     """QLoRA: the frozen weights in 4 bit (needs --lora-r)."""
     # run
     preset: str = ""
-    """A name from PRESETS at the top of this script; flags override it."""
+    """A name from PRESETS; flags override it."""
     as_released: bool = False
     """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 100
@@ -72,23 +86,38 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
     seed: int = 0
-    """Of the order of the data, of sampling and of new weights."""
+    """Random seed for the order of the data and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last complete checkpoint."""
+    """Continue from the run's last whole checkpoint."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
-PLAIN = {"think": False}  # the twin of the same rows, their thinking left out
-LLAMA_INSTRUCT, QWEN = {"model": "meta-llama/Llama-3.1-8B-Instruct"}, {"model": "Qwen/Qwen2.5-7B"}
-QWEN_INSTRUCT, MINI = {"model": "Qwen/Qwen2.5-7B-Instruct"}, {"traces": "data/traces_gpt4.1mini.jsonl"}
-PRESETS: dict[str, dict] = {  # the defaults are table 5's, for Llama-3.1-8B
+# constants: edit inline; config.json holds them and --resume compares them
+MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
+ADAM_BETA_1 = 0.9  # paper table 5
+ADAM_BETA_2 = 0.95
+MOST_TOO_LONG = 0.01  # share of the traces that may be longer than --max-length
+
+COLUMNS = {
+    "loss": "loss",
+    "lr": "learning_rate",
+    "acc": "mean_token_accuracy",
+}  # on the screen: key in metrics.jsonl
+
+PLAIN = {"think_format": "plain"}
+LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
+QWEN = {"model": "Qwen/Qwen2.5-7B"}
+QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
+MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 5's, for Llama-3.1-8B
     "table1/llama3.1-8b-sft-think": {},
     "table1/llama3.1-8b-sft-plain": PLAIN,
     "table1/llama3.1-8b-instruct-sft-think": LLAMA_INSTRUCT,
@@ -99,156 +128,263 @@ PRESETS: dict[str, dict] = {  # the defaults are table 5's, for Llama-3.1-8B
     "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
     "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
     "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
-    "toy": {
+    "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",
         "traces": "data/toy/sft_traces.jsonl",
         "max_length": 512,
-        "micro_batch_size": 16,
+        "micro_batch_tokens": 4096,
         "learning_rate": 2e-3,
         "gradient_checkpointing": False,
-    },  # our choice: what a 0.9M model needs
+    },
 }
-RELEASED = {
-    name: {"batch_size": 8} for name in PRESETS if "qwen" in name
-}  # 8 GPUs x 1; table 5 prints 16 for all
+# 8 GPUs x 1; table 5 prints 16 for all
+RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}
+
+
+# --- rows
+
+
+@dataclass
+class Trace:
+    """A row to train on."""
+
+    id: str
+    prompt_ids: list[int]
+    ids: list[int]
+    """The completion with its end of turn: the tokens in the loss."""
+
+
+def flaw_of(trace: dict, text: str, tokenizer, think_format: str) -> str:
+    """Returns why a trace, written as the completion `text`, cannot be trained on; "" if it can."""
+    status = utils.split_thinking(text, think_format).status
+    if status != "ok":
+        return status
+    if any(tag in trace["thinking"] + trace["response"] for tag in utils.TAGS):
+        return "tag_inside_text"
+    if utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    if not trace["thinking"].strip():  # dropped without thinking too, so that both twins see the same rows
+        return "empty_thinking"
+    return ""
 
 
 def build_rows(
-    rows: list[dict], tokenizer, think_format: str, max_length: int
-) -> tuple[list[dict], list[dict]]:
-    """Tokenised rows {input_ids, labels} and the dropped ones {id, reason, tokens}.
+    traces: list[dict], tokenizer, think_format: str, max_length: int
+) -> tuple[list[Trace], list[dict]]:
+    """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A row is dropped when its own text breaks the think format (tags or control tokens inside, nothing to answer) or when it is
-    longer than `max_length` tokens. Labels are -100 on the prompt and the token ids on the completion and its end of turn.
+    A trace is dropped if its text breaks the think format (tags or control tokens inside, nothing to answer) or if it
+    is longer than `max_length` tokens.
     """
-    kept, dropped = [], []
-    for row in rows:
-        text = utils.join_thinking(row["thinking"], row["response"], think_format)
-        status = utils.split_thinking(text, think_format).status
-        if status == "ok" and any(tag in row["thinking"] + row["response"] for tag in utils.TAGS):
-            status = "tag_inside_text"
-        if status == "ok" and utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
-            status = "control_token"
-        if status == "ok" and not row["thinking"].strip():
-            status = "empty_thinking"  # dropped without thinking too, so that both twins see the same rows
-        if status != "ok":
-            dropped.append({"id": row["id"], "reason": status})
+    kept = []
+    dropped = []
+    for trace in traces:
+        text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
+        flaw = flaw_of(trace, text, tokenizer, think_format)
+        if flaw:
+            dropped.append({"id": trace["id"], "reason": flaw})
             continue
-        prompt, completion = (
-            utils.encode_prompt(tokenizer, row["messages"]),
+        row = Trace(
+            trace["id"],
+            utils.encode_prompt(tokenizer, trace["messages"]),
             utils.encode_completion(tokenizer, text),
         )
-        if len(prompt) + len(completion) > max_length:
-            dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(prompt) + len(completion)})
-            continue
-        kept.append({"input_ids": prompt + completion, "labels": [-100] * len(prompt) + completion})
+        n_tokens = policy.n_tokens_of(row)
+        if n_tokens > max_length:
+            dropped.append({"id": trace["id"], "reason": "too_long", "tokens": n_tokens})
+        else:
+            kept.append(row)
     return kept, dropped
 
 
-def main(args: Args) -> None:
-    think_format = "think" if args.think else "plain"
-    state = training.processes()
-    world = state.num_processes
-    accumulation, rest = divmod(args.batch_size, args.micro_batch_size * world)
-    if rest:
+def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dict]]:
+    """Reads the traces and says how many are dropped; exits with 2 if those are so many that something is wrong."""
+    traces = rows.read_rows(args.traces, "messages", "thinking", "response")
+    kept, dropped = build_rows(traces, tokenizer, args.think_format, args.max_length)
+    reasons = dict(Counter(row["reason"] for row in dropped))
+    n_tokens = sum(policy.n_tokens_of(row) for row in kept)
+    accelerator.print(
+        f"{len(traces)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
+        f"{n_tokens / max(1, len(kept)):.0f} tokens a row"
+    )
+    if reasons.get("too_long", 0) > MOST_TOO_LONG * len(traces):
+        longest = max(row.get("tokens", 0) for row in dropped)
         runs.fail(
-            f"--batch-size {args.batch_size} is not a multiple of --micro-batch-size {args.micro_batch_size} x "
-            f"{world} processes"
+            f"{reasons['too_long']} of {len(traces)} traces are longer than --max-length {args.max_length}; "
+            f"{longest} fits all"
+        )
+    if len(kept) < len(traces) / 2:
+        runs.fail(
+            f"{args.traces}: only {len(kept)} of {len(traces)} traces can be trained on ({reasons}); thinking and "
+            "response must not contain tags: data/prepare.py traces takes texts apart"
+        )
+    if len(kept) < args.batch_size:
+        runs.fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
+    return kept, dropped
+
+
+# --- model
+
+
+def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
+    """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
+    torch.manual_seed(args.seed)
+    if args.load_in_4bit:
+        model = load_in_4bit(args, folder)
+    else:
+        model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    if args.packing and is_flash_attn_2_available():
+        model.set_attn_implementation("flash_attention_2")
+    return policy.Policy(model, temperature=1.0)
+
+
+def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
+    """Loads the weights in 4 bit, frozen, and adds a LoRA adapter: QLoRA (2305.14314)."""
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model, _ = policy.load_weights(
+        AutoModelForCausalLM, args.model, dtype=utils.DTYPE, quantization_config=quantization
+    )
+    model = prepare_model_for_kbit_training(
+        model, args.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    return policy.add_lora(model, args.lora_r, folder, task_type="CAUSAL_LM").train()
+
+
+def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: int, accelerator) -> dict:
+    """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+
+    The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
+    """
+    own_tokens = sum(len(trace.ids) for trace in traces)
+    n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
+
+    sums = torch.zeros(3, device=accelerator.device)
+    batches = policy.micro_batches(traces, args.micro_batch_tokens, accelerator)
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        prompt_ids = [trace.prompt_ids for trace in members]
+        completion_ids = [trace.ids for trace in members]
+        if args.packing:
+            batch = policy.collate_packed(prompt_ids, completion_ids, accelerator.device)
+        else:
+            batch = policy.collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+
+        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+            logprobs, entropies, likeliest = model(
+                **batch, with_likeliest=True
+            )  # (B, T), 0 where no token is
+            loss = -logprobs.sum() / n_tokens
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss * accelerator.num_processes)
+        sums += torch.stack([-logprobs.detach().sum(), entropies.sum(), likeliest.sum()])
+
+    named_sums = dict(zip(("loss", "entropy", "mean_token_accuracy"), sums, strict=True))
+    return policy.mean_over_tokens(named_sums, n_tokens, accelerator)
+
+
+def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
+    """Saves the model folder. An adapter that was trained on 4-bit weights is merged into the whole ones."""
+    if args.load_in_4bit:
+        checkpoint.save_weights(run / "adapter", model, accelerator, merge=False)
+        accelerator.wait_for_everyone()
+        model = policy.load_policy(args.model, args.lora_r, False, run / "adapter")
+    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+
+
+def check_arguments(args: Args, accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
+    runs.or_fail(utils.check_think_format, args.think_format)
+    if utils.THINK_FORMATS[args.think_format].instruction:
+        runs.fail(
+            f"--think-format {args.think_format} is asked for by an instruction, without a warm start; use think or plain"
+        )
+    if args.batch_size < accelerator.num_processes:
+        runs.fail(
+            f"--batch-size {args.batch_size} leaves some of {accelerator.num_processes} processes without a row"
         )
     if args.load_in_4bit and not args.lora_r:
-        runs.fail("--load-in-4bit trains adapters only; add --lora-r 64, say")
+        runs.fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
 
-    # --- 1. data
-    rows = read_rows(args.traces, "messages", "thinking", "response")
-    tokenizer = runs.load_tokenizer(args.model)
-    state.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    kept, dropped = build_rows(rows, tokenizer, think_format, args.max_length)
-    reasons = {r: sum(d["reason"] == r for d in dropped) for r in sorted({d["reason"] for d in dropped})}
-    tokens = sum(len(r["input_ids"]) for r in kept)
-    state.print(
-        f"{len(rows)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
-        f"{tokens / max(1, len(kept)):.0f} tokens a row"
-    )
-    if reasons.get("too_long", 0) > 0.01 * len(rows):
-        longest = max(d.get("tokens", 0) for d in dropped)
-        runs.fail(
-            f"{reasons['too_long']} of {len(rows)} traces are longer than --max-length {args.max_length} and would lose "
-            f"their end; {longest} fits all"
-        )
-    if len(kept) < len(rows) / 2:
-        runs.fail(
-            f"{args.traces}: only {len(kept)} of {len(rows)} traces can be trained on ({reasons}); no tags belong into "
-            "thinking and response: data/prepare.py traces takes texts apart"
-        )
-    state.print(
-        f"{args.batch_size} rows a step = {args.micro_batch_size} x {accumulation} accumulated x {world} processes"
-    )
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
+
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_tokenizer(args.model)
+    accelerator.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
+    traces, dropped = load_rows(args, tokenizer, accelerator)
+    steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
+    accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     if args.dry_run:
-        ids, n = kept[0]["input_ids"], kept[0]["labels"].count(-100)
-        prompt, completion = tokenizer.decode(ids[:n]), tokenizer.decode(ids[n:])
-        state.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
+        prompt = tokenizer.decode(traces[0].prompt_ids)
+        completion = tokenizer.decode(traces[0].ids)
+        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
-    run = runs.start_run(args, "sft", args.model)
-    runs.write_dropped(run, dropped)
+    run = runs.start_run(args, "sft", args.model, runs.constants(globals()))
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
 
-    # --- 2. model
-    quantization = (
-        BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
-        if args.load_in_4bit
-        else None
-    )
-    torch.manual_seed(args.seed)
-    model, _ = training.load_weights(
-        AutoModelForCausalLM,
-        args.model,
-        dtype=utils.DTYPE if args.lora_r else "float32",  # full training keeps float32 master weights
-        quantization_config=quantization,
-        attn_implementation="flash_attention_2" if args.packing and is_flash_attn_2_available() else "sdpa",
-    )
-    if args.load_in_4bit:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
-    lora = LoraConfig(
-        r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    # --- model
+    folder, first_step = checkpoint.resume(run, args, accelerator)
+    model = load_model(args, folder)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA_1, ADAM_BETA_2), weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    learners = {"": checkpoint.Learner(model, optimizer)}
+    if folder:
+        checkpoint.load_optimizer(folder, "", optimizer)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
 
-    # --- 3. train
-    training.skip_prompt_logits()
-    columns = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
-    trainer = SFTTrainer(
-        model=model,
-        args=SFTConfig(
-            **training.common_config(args, run),
-            num_train_epochs=args.epochs,
-            per_device_train_batch_size=args.micro_batch_size,
-            gradient_accumulation_steps=accumulation,
-            learning_rate=args.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=args.warmup_ratio,
-            weight_decay=args.weight_decay,
-            adam_beta1=0.9,
-            adam_beta2=0.95,
-            max_grad_norm=1.0,
-            max_length=args.max_length if args.packing else None,
-            packing=args.packing,
-        ),
-        train_dataset=Dataset.from_list(kept),
-        processing_class=tokenizer,
-        peft_config=lora if args.lora_r else None,
-        callbacks=[training.RunLogger(run, columns, think_format)],
-    )
-    training.train(trainer, run, args.resume)
+    # --- train
+    logger = runs.StepLogger(run, first_step, steps, COLUMNS)
+    with checkpoint.guard(run, accelerator):
+        for step in range(first_step, steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            members = rollout.prompts_of_step(traces, step, args.batch_size, args.seed)
+            # sorted, so that the processes get rows of about equal length
+            members.sort(key=policy.n_tokens_of, reverse=True)
+            own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-    # --- 4. save
-    training.save_model(trainer, run / "model", think_format)
-    summary = {"steps": trainer.state.global_step, "n_rows": len(kept), "dropped": reasons, "tokens": tokens}
-    if state.is_main_process:
-        summary["loss"] = training.mean_loss(run)
-    training.finish(run, summary)
+            learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
+            metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+            policy.check_finite(metrics, own_members, step + 1, run)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            metrics["learning_rate"] = learning_rate
+            metrics["epoch"] = (step + 1) * args.batch_size / len(traces)
+            n_tokens = sum(policy.n_tokens_of(trace) for trace in members)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+
+    # --- save
+    save_model(run, model, tokenizer, args, accelerator)
+    summary = {
+        "steps": steps,
+        "n_rows": len(traces),
+        "dropped": dict(Counter(row["reason"] for row in dropped)),
+        "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
+    }
+    if accelerator.is_main_process:
+        losses = [row["loss"] for row in runs.read_kept(run / "metrics.jsonl")]
+        summary["loss"] = sum(losses) / len(losses)
+    checkpoint.finish(run, summary)
 
 
 if __name__ == "__main__":

@@ -324,10 +324,12 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
 
 
-def load_policy_tokenizer(args) -> Tokenizer:
+def load_policy_tokenizer(
+    args, n_tokens: int = 0, flags: str = "--max-prompt-tokens and --max-completion-tokens"
+) -> Tokenizer:
     """Loads and prepares the tokenizer of `args.model` for `args.think_format`; exits with 2 where they do not fit.
 
-    Checks that prompt and completion, as long as the flags allow, fit the model's context.
+    Checks that `n_tokens`, which `flags` allow, fit the model's context; 0: those of prompt and completion.
     """
     or_fail(check_think_format, args.think_format)
     tokenizer = load_tokenizer(args.model)
@@ -341,12 +343,9 @@ def load_policy_tokenizer(args) -> Tokenizer:
     PartialState().print(line)
 
     context = getattr(load_config(args.model).get_text_config(), "max_position_embeddings", 10**9)
-    n_tokens = args.max_prompt_tokens + args.max_completion_tokens
+    n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
     if n_tokens > context:
-        fail(
-            f"--max-prompt-tokens and --max-completion-tokens: {n_tokens} tokens are more than the {context} of "
-            f"{args.model}'s context"
-        )
+        fail(f"{flags}: {n_tokens} tokens are more than the {context} of {args.model}'s context")
     return tokenizer
 
 

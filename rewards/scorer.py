@@ -64,23 +64,9 @@ class Scorer:
 
     def _set_preferences(self, completions: list) -> None:
         """Sets rewards["preference"]; it stays None for a completion that gets a floor and needs no score."""
-        readable = []
-        texts = []
-        for completion in completions:
-            text = self._text_to_score(completion)
-            completion.rewards["preference"] = None
-            if text is not None:
-                readable.append(completion)
-                texts.append(text)
+        texts = [self._text_to_score(completion) for completion in completions]
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            scores = self.reward_model.score([completion.messages for completion in readable], texts)
-        watchdog.beat()
-        for completion, score in zip(readable, scores, strict=True):
-            if not math.isfinite(score):
-                raise RuntimeError(
-                    f"the reward model gave {score} for prompt {completion.messages} and completion {completion.text!r}"
-                )
-            completion.rewards["preference"] = score
+            set_preferences(self.reward_model, completions, texts)
 
     def _text_to_score(self, completion) -> str | None:
         if completion.status == "ok" or self.args.on_bad_format == "score":
@@ -106,7 +92,7 @@ class Scorer:
         for batch in self._batches:
             batch.result()
         self._batches = []
-        self._set_gold(completions)
+        set_gold(self.gold, completions)
 
         if self.needs_entropies:
             policy.set_entropy_statistics(model, completions, self.args.temperature, self.accelerator)
@@ -143,25 +129,12 @@ class Scorer:
         else:
             for completion in completions:
                 completion.rewards["preference"] = None
-        self._set_gold(completions)
+        set_gold(self.gold, completions)
 
     def _first_place(self, completions: list) -> int:
         """Returns the place of this process's first completion among those of all processes."""
         counts = gather_object([len(completions)])
         return sum(counts[: self.accelerator.process_index])
-
-    def _set_gold(self, completions: list) -> None:
-        if self.gold is None:
-            return
-        messages = [completion.messages for completion in completions]
-        values = self.gold(messages, [completion.response for completion in completions])
-        for completion, value in zip(completions, values, strict=True):
-            if not isinstance(value, float) or math.isinf(value):
-                raise RuntimeError(
-                    f"--gold gave {value!r} for prompt {completion.messages} and completion {completion.text!r}; "
-                    "it must be a float, NaN for none"
-                )
-            completion.rewards["gold"] = None if math.isnan(value) else value
 
     def _compose(self, completions: list, group_size: int) -> tuple[list[float | None], dict[str, float]]:
         """Combines all rewards on the main process, which asks the judge; returns this process's totals."""
@@ -188,6 +161,39 @@ class Scorer:
         self.reward_model.n_truncated = 0
         self.reward_model.n_scored = 0
         return {"reward/truncated": truncated / max(1, scored)}
+
+
+def set_preferences(reward_model, completions: list, texts: list[str | None]) -> None:
+    """Sets rewards["preference"] to the score of each text; a completion whose text is None gets None."""
+    readable = []
+    for completion, text in zip(completions, texts, strict=True):
+        completion.rewards["preference"] = None
+        if text is not None:
+            readable.append((completion, text))
+    messages = [completion.messages for completion, _ in readable]
+    scores = reward_model.score(messages, [text for _, text in readable])
+    watchdog.beat()
+    for (completion, _), score in zip(readable, scores, strict=True):
+        if not math.isfinite(score):
+            raise RuntimeError(
+                f"the reward model gave {score} for prompt {completion.messages} and completion {completion.text!r}"
+            )
+        completion.rewards["preference"] = score
+
+
+def set_gold(measure, completions: list) -> None:
+    """Sets rewards["gold"] by `measure`, see gold.load_gold; does nothing if that is None."""
+    if measure is None:
+        return
+    messages = [completion.messages for completion in completions]
+    values = measure(messages, [completion.response for completion in completions])
+    for completion, value in zip(completions, values, strict=True):
+        if not isinstance(value, float) or math.isinf(value):
+            raise RuntimeError(
+                f"--gold gave {value!r} for prompt {completion.messages} and completion {completion.text!r}; "
+                "it must be a float, NaN for none"
+            )
+        completion.rewards["gold"] = None if math.isnan(value) else value
 
 
 def floor_bad(rewards: torch.Tensor, is_bad: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:

@@ -1,35 +1,45 @@
-"""Pairs from scored completions and from files, the DPO loss against hand-worked numbers, and work that survives a kill."""
+"""train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed and resumed."""
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 import zlib
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import PartialState
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 from trl import DPOConfig, DPOTrainer
 
+import policy
 import train_dpo
 import utils
-from train_dpo import build_pairs, read_pairs, share
+from data.toy import world
+from train_dpo import Pair, build_pairs, read_pairs
 
-
-def row(
-    name: str, reward: float | None, status: str = "ok", step: int = 1, ids: list[int] | None = None
-) -> dict:
-    return {
-        "step": step,
-        "id": name,
-        "reward": reward,
-        "status": status,
-        "ids": ids or [zlib.crc32(repr((name, reward)).encode())],
-    }
+ROOT = Path(__file__).parents[1]
+BASE = str(ROOT / "data/toy/base")
+DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
+FSDP2 = [
+    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
+    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+]
 
 
 # --- pairs
+
+
+def row(prompt_id: str, reward: float | None, status: str = "ok", step: int = 1, ids: list | None = None):
+    ids = ids or [zlib.crc32(repr((prompt_id, reward)).encode())]
+    return {"step": step, "id": prompt_id, "reward": reward, "status": status, "ids": ids}
 
 
 def test_best_against_worst():
@@ -45,37 +55,32 @@ def test_best_against_worst():
 def test_what_is_never_paired():
     rows = [row("tie", 1.0), row("tie", 1.0), row("tie", 1.0)]
     rows += [row("one", 1.0), row("one", None, "truncated")]
-    rows += [
-        row("none", None, status)
-        for status in ("no_open", "no_close", "nested", "empty_response", "truncated")
-    ]
+    for status in ("no_open", "no_close", "nested", "empty_response", "truncated"):
+        rows.append(row("none", None, status))
     rows += [row("good", 1.0), row("good", 9.0, "truncated"), row("good", -9.0, "nested"), row("good", 2.0)]
     pairs, skipped = build_pairs(rows, 2)
-    assert [(p["id"], p["chosen"]["reward"], p["rejected"]["reward"]) for p in pairs] == [("good", 2.0, 1.0)]
+    found = [(pair["id"], pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in pairs]
+    assert found == [("good", 2.0, 1.0)]
     assert skipped == {"tie": 1, "too_few_valid": 1, "no_valid": 1}
     assert build_pairs(rows, 3) == ([], Counter(tie=1, too_few_valid=2, no_valid=1))
+    assert build_pairs([], 2) == ([], Counter())
 
 
 def test_duplicates_and_rounds():
-    """Equal completions have equal rewards, so they tie; the same prompt in two rounds makes two groups."""
-    pairs, skipped = build_pairs(
-        [row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)], 2
-    )
-    assert [(p["chosen"]["reward"], p["rejected"]["reward"]) for p in pairs] == [(3.0, 2.0)] and skipped == {
-        "tie": 1
-    }
-    assert build_pairs([row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])], 2) == (
-        [],
-        Counter(tie=1),
-    )
-    assert build_pairs([], 2) == ([], Counter())
+    """The rewards of equal texts may differ a little; the same prompt in two rounds makes two groups."""
+    rows = [row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)]
+    pairs, skipped = build_pairs(rows, 2)
+    assert [(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in pairs] == [(3.0, 2.0)]
+    assert skipped == {"tie": 1}
+    twins = [row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])]
+    assert build_pairs(twins, 2) == ([], Counter(tie=1))
 
 
 @pytest.fixture
 def tokenizer():
-    tok = AutoTokenizer.from_pretrained("data/toy/base")
-    utils.prepare_tokenizer(tok, "think")
-    return tok
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    utils.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
 
 
 def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
@@ -94,120 +99,383 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
         {**full, "rejected": "ham 5", "rejected_thinking": "ham"},
         {**full, "chosen": "ham " * 200},
         {**full, "chosen_thinking": None, "chosen": "<think> ham </think> cheese"},
+        {**full, "rejected": "cheese <|im_end|>"},
     ]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    args = train_dpo.Args(pairs=str(tmp_path / "p.jsonl"), max_completion_tokens=100)
-    pairs, skipped = read_pairs(args, tokenizer, "think")
-    assert skipped == {"malformed": 1, "tie": 1, "too_long": 1} and len(pairs) == 2
-    assert pairs[0]["prompt_ids"] == utils.encode_prompt(tokenizer, user)
-    assert pairs[0]["chosen_ids"] == utils.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
-    assert tokenizer.decode(pairs[1]["chosen_ids"]) == "<think> ham </think> cheese<|im_end|>"
-    pairs, skipped = read_pairs(args, tokenizer, "plain")
-    assert tokenizer.decode(pairs[0]["chosen_ids"]) == "ham 5<|im_end|>"
-    assert skipped == {"tie": 1, "too_long": 1, "malformed": 1}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    args = train_dpo.Args(pairs=str(path), max_completion_tokens=100)
+    pairs, skipped = read_pairs(args, tokenizer)
+    assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
+    assert pairs[0].prompt_ids == utils.encode_prompt(tokenizer, user)
+    assert pairs[0].chosen_ids == utils.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
+    assert tokenizer.decode(pairs[1].chosen_ids) == "<think> ham </think> cheese<|im_end|>"
+
+    args.think_format = "plain"
+    pairs, skipped = read_pairs(args, tokenizer)
+    assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
+    assert skipped == {"tie": 1, "too_long": 1, "malformed": 2}
 
 
 # --- the loss
 
 
-def dpo_loss(chosen: float, rejected: float, ref_chosen: float, ref_rejected: float, beta: float) -> float:
-    """-log sigmoid(beta ((log p(c) - log ref(c)) - (log p(r) - log ref(r)))), Rafailov et al. 2023, equation 7."""
-    return math.log1p(math.exp(-beta * ((chosen - ref_chosen) - (rejected - ref_rejected))))
+def test_loss_at_known_margins():
+    def loss(*logps: float) -> tuple[float, float, float]:
+        found = train_dpo.dpo_loss(*[torch.tensor([logp]) for logp in logps], beta=0.1)
+        return tuple(value.item() for value in found)
+
+    assert loss(-5.0, -7.0, -5.0, -7.0) == pytest.approx((math.log(2), 0.0, 0.0))
+    # implicit rewards 0.1 * (-1 + 2) and 0.1 * (-3 + 2.5), a margin of 0.15
+    assert loss(-1.0, -3.0, -2.0, -2.5) == pytest.approx((math.log(1 + math.exp(-0.15)), 0.1, -0.05))
+    assert loss(-400.0, 0.0, 0.0, 0.0)[0] == pytest.approx(40.0)  # and not infinity
 
 
-def log_prob(model, prompt: list[int], completion: list[int]) -> float:
-    """Sum over the completion's tokens, one forward a token."""
-    total = 0.0
-    for n, token in enumerate(completion):
-        with torch.no_grad():
-            total += (
-                model(torch.tensor([prompt + completion[:n]])).logits[0, -1].log_softmax(-1)[token].item()
-            )
-    return total
+LINE = 198  # decoding and encoding do not keep two line ends apart
+PAIRS = [
+    Pair("a", [7, 8, 9], [LINE, LINE, 2], [11, 12, 13, 14, 2]),
+    Pair("b", [7, 8, 9, 10, 11, 12], [20, 2], [21, 2]),
+    Pair("c", [5] * 20, [30, 31, 32] * 9, [40, 2]),
+    Pair("d", [6, 7], [30, 31, 32, 2], [40, 41] * 12),
+    Pair("e", [6], [50], [51, 52]),
+]
 
 
-def test_dpo_loss_on_sampled_tokens(tokenizer, tmp_path):
-    """Two pairs of unequal lengths, one with tokens that do not survive decoding; log 2 at first, then as by hand."""
-    assert dpo_loss(-1.0, -3.0, -2.0, -2.5, 0.1) == pytest.approx(math.log(1 + math.exp(-0.15)))
-    line = tokenizer.convert_tokens_to_ids("\n")
-    assert tokenizer(tokenizer.decode([line, line]), add_special_tokens=False)["input_ids"] != [line, line]
-    end = tokenizer.eos_token_id
-    pairs = [
-        {"prompt_ids": [7, 8, 9], "chosen_ids": [line, line, end], "rejected_ids": [11, 12, 13, 14, end]},
-        {"prompt_ids": [7, 8, 9, 10, 11, 12], "chosen_ids": [20, end], "rejected_ids": [21, end]},
-    ]
-    Dataset.from_list(pairs).save_to_disk(tmp_path / "pairs")
-    trainer = train_dpo.TokenDPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained("data/toy/base"),
-        args=DPOConfig(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=2,
-            beta=0.1,
-            precompute_ref_log_probs=True,
-            max_length=None,
-            bf16=False,
-            use_cpu=True,
-            report_to=[],
-            gradient_checkpointing=False,
-        ),
-        train_dataset=Dataset.load_from_disk(tmp_path / "pairs"),
-        processing_class=tokenizer,
-    )
-    assert [
-        {k: r[k] for k in pairs[0]} for r in trainer.train_dataset
-    ] == pairs  # not decoded, rendered or cut
-    batch = trainer.data_collator(list(trainer.train_dataset))
-    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-6)
-    reference, policy = (AutoModelForCausalLM.from_pretrained("data/toy/base") for _ in range(2))
-    torch.manual_seed(0)
+class RealDPOTrainer(DPOTrainer):
+    """TRL's trainer on token ids as they are."""
+
+    def _prepare_dataset(self, dataset, *args, **kwargs):
+        return dataset
+
+
+def perturb(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes a policy that differs from its reference."""
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for a, b in zip(trainer.model.parameters(), policy.parameters()):
-            a += 0.1 * torch.randn_like(a)
-            b.copy_(a)
-    losses = []
-    for p in pairs:
-        sides = [
-            log_prob(m, p["prompt_ids"], p[s])
-            for m in (policy, reference)
-            for s in ("chosen_ids", "rejected_ids")
-        ]
-        losses.append(dpo_loss(*sides, 0.1))
-    assert abs(losses[0] - math.log(2)) > 1e-3
-    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(sum(losses) / 2, abs=1e-4)
+        for weight in model.parameters():
+            weight += 0.1 * weight.std().nan_to_num() * torch.randn(weight.shape, generator=generator)
+    return model
 
 
-def test_trl_still_takes_ready_datasets():
-    import inspect
+def gradient_of(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
-    found = list(inspect.signature(DPOTrainer._prepare_dataset).parameters)
-    assert found[:2] == ["self", "dataset"], (
-        "TRL moved DPOTrainer._prepare_dataset; adapt train_dpo.py, or pin trl==1.16.0"
+
+@pytest.fixture(scope="module")
+def ours() -> dict[int, tuple[dict, torch.Tensor]]:
+    """Means and gradient of one step, by --micro-batch-tokens: one pair a forward, two or so, all at once."""
+    accelerator = policy.start_accelerator()
+    found = {}
+    for micro_batch_tokens in (1, 100, 10_000):
+        args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
+        pairs = train_dpo.longest_first(
+            [Pair(p.id, p.prompt_ids, p.chosen_ids, p.rejected_ids) for p in PAIRS]
+        )
+        model = policy.Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
+        train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
+        perturb(model.model)
+        means = train_dpo.accumulate_gradients(pairs, len(pairs), model, args, 0, accelerator)
+        found[micro_batch_tokens] = (means, gradient_of(model.model))
+    return found
+
+
+def test_loss_gradient_and_metrics_are_trls(ours, tmp_path):
+    rows = []
+    for pair in PAIRS:
+        columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+        rows.append({name: getattr(pair, name) for name in columns})
+    config = DPOConfig(
+        output_dir=str(tmp_path),
+        beta=0.3,
+        max_length=None,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        gradient_checkpointing=False,
     )
+    trainer = RealDPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(BASE),
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(BASE),
+    )
+    perturb(trainer.model).train()
+    loss = trainer.compute_loss(trainer.model, trainer.data_collator(rows))
+    loss.backward()
+
+    means, gradient = ours[10_000]
+    assert abs(loss.item() - math.log(2)) > 1e-2
+    assert means["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, gradient_of(trainer.model), rtol=1e-4, atol=1e-5)
+    distance = (gradient - gradient_of(trainer.model)).norm() / gradient.norm()
+    assert distance < 1e-5
+    logged = trainer._metrics["train"]
+    for name in ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"):
+        assert means[name] == pytest.approx(logged[name][0], rel=1e-4, abs=1e-5), name
+    for name in ("logps/chosen", "logps/rejected"):
+        assert means[name] == pytest.approx(logged[name][0], rel=1e-5), name
 
 
-# --- work that is kept
+@pytest.mark.parametrize("micro_batch_tokens", [100, 10_000])
+def test_micro_batches_are_one_by_one(ours, micro_batch_tokens):
+    expected_means, expected_gradient = ours[1]
+    means, gradient = ours[micro_batch_tokens]
+    assert means == pytest.approx(expected_means, rel=1e-4, abs=1e-6)
+    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5
 
 
-def test_work_that_was_done_is_kept(tmp_path):
-    PartialState(cpu=True)
-    asked = []
+def test_shares_are_equally_many_and_nothing_counts_twice():
+    for n_pairs in (1, 4, 5):
+        pairs = PAIRS[:n_pairs]
+        shares = []
+        for rank in range(2):
+            process = SimpleNamespace(num_processes=2, process_index=rank)
+            shares.append(train_dpo.share_of(pairs, process))
+        assert len(shares[0]) == len(shares[1])
+        counted = [pair.id for share in shares for pair in share if pair.weight == 1.0]
+        assert sorted(counted) == [pair.id for pair in pairs]
 
-    def work(keys, done):
-        for key in (k for k in keys if k not in done):
-            asked.append(key)
-            if key == "c" and asked.count("c") == 1:
-                raise KeyboardInterrupt
-            yield key, {"twice": key * 2}
 
-    with pytest.raises(KeyboardInterrupt):
-        share(tmp_path, "doubles", list("abcd"), work)
-    with open(tmp_path / "doubles-0.jsonl", "a") as f:
-        f.write('{"key": "d", "twi')  # as a kill in the middle of a line leaves it
-    (tmp_path / "doubles-1.jsonl").write_text(
-        '{"key": "e", "twice": "ee"}\n'
-    )  # what a second process had done
-    rows = share(tmp_path, "doubles", list("abcde"), work)
-    assert asked == ["a", "b", "c", "c", "d"] and {k: r["twice"] for k, r in rows.items()} == {
-        k: k * 2 for k in "abcde"
-    }
-    assert share(tmp_path, "doubles", list("abcde"), work) == rows and len(asked) == 5
+def test_order_of_pairs():
+    """Two epochs of five pairs, two a step: 2, 2, 1 and again."""
+    args = train_dpo.Args(batch_size=2, seed=3)
+
+    def epoch(number: int, first_step: int) -> list[list[str]]:
+        steps = [train_dpo.pairs_of_step(PAIRS, first_step + i, number, args) for i in range(3)]
+        return [[pair.id for pair in step] for step in steps]
+
+    epochs = [epoch(1, 0), epoch(1, 3), epoch(2, 0), epoch(2, 3)]
+    for steps in epochs:
+        assert [len(step) for step in steps] == [2, 2, 1]
+        assert sorted(sum(steps, [])) == list("abcde")
+    assert len({json.dumps(steps) for steps in epochs}) > 2
+    assert epoch(1, 0) == epochs[0]
+
+
+@pytest.mark.parametrize("n_steps, warmup", [(8, 0.05), (1, 0.05), (100, 0.1), (5, 0.0)])
+def test_learning_rate_is_transformers_cosine(n_steps, warmup):
+    args = train_dpo.Args(learning_rate=0.5, warmup_ratio=warmup)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(n_steps * warmup), n_steps)
+    for step in range(n_steps):
+        expected = schedule.lr_lambdas[0](step) * 0.5
+        assert train_dpo.learning_rate(step, n_steps, args) == pytest.approx(expected)
+
+
+# --- the script: the base model answers without thinking, and about half of its answers end in time
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A folder with training prompts, held-out prompts, and preference pairs."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, split, n in (("prompts", "rl", 20), ("held_out", "test", 4)):
+        rows = []
+        for i, _, text, _ in world.orders_of(split, n, 0):
+            rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    pairs = []
+    for i in range(10):
+        messages = [{"role": "user", "content": f"I have {i} dollars."}]
+        pairs.append({"id": i, "messages": messages, "chosen": f"You get {i}.", "rejected": "No"})
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in pairs))
+    return folder
+
+
+# some 8 pairs a round: steps of 3, 3 and 2 or fewer pairs, twice
+TINY = [
+    *["--preset", "toy", "--think-format", "plain", "--model", BASE, "--max-completion-tokens", "64"],
+    *["--prompts-per-round", "8", "--samples-per-prompt", "6", "--rollout-batch-size", "8"],
+    *["--batch-size", "3", "--epochs", "2", "--save-steps", "1", "--learning-rate", "3e-4"],
+]
+
+
+def start(data: Path, out: Path, *more, launcher: list[str] = ()) -> list[str]:
+    flags = [*TINY, "--prompts", data / "prompts.jsonl", "--out", out, *more]
+    return [sys.executable, *launcher, "train_dpo.py", *map(str, flags)]
+
+
+def finish(command: list[str]) -> subprocess.CompletedProcess:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done
+
+
+def kill(command: list[str], reached) -> None:
+    """Starts a run and kills it (SIGKILL) as soon as `reached()`."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not reached():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def without_clocks(path: Path) -> list[dict]:
+    rows = rows_of(path)
+    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> Path:
+    """A run of two rounds that nothing disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    finish(start(data, out, "--rounds", 2, "--gold-prompts", data / "held_out.jsonl"))
+    return out
+
+
+def test_what_a_run_writes(whole):
+    completions = rows_of(whole / "completions.jsonl")
+    rounds = rows_of(whole / "metrics.jsonl")
+    assert len(completions) == 2 * 8 * 6 and [metrics["step"] for metrics in rounds] == [1, 2]
+    for metrics in rounds:
+        number = metrics["step"]
+        members = [row for row in completions if row["step"] == number]
+        assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8 and metrics["pairs"] > 2
+        for side, pick in (("chosen", max), ("rejected", min)):
+            paired = [row for row in members if row["pair"] == side]
+            assert len(paired) == metrics["pairs"]
+            for one in paired:
+                rivals = [row for row in members if row["id"] == one["id"] and row["status"] == "ok"]
+                assert one["status"] == "ok" and one["reward"] == pick(row["reward"] for row in rivals)
+        malformed = [row for row in members if row["status"] != "ok"]
+        assert malformed and all(row["reward"] is None for row in malformed)
+        assert all(isinstance(row["rewards"]["gold"], float) for row in members)
+
+        folder = whole / f"round-{number}"
+        steps = rows_of(folder / "metrics.jsonl")
+        assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3)
+        assert metrics["loss"] == pytest.approx(sum(step["loss"] for step in steps) / len(steps))
+        assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
+        names = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"]
+        names += ["logps/chosen", "logps/rejected", "grad_norm", "learning_rate", "epoch", "num_tokens"]
+        assert all(math.isfinite(step[name]) for step in steps for name in names)
+        second_epoch = [step["rewards/margins"] for step in steps[len(steps) // 2 :]]
+        assert sum(second_epoch) > 0
+        pairs = rows_of(folder / "pairs.jsonl")
+        sampled = [row["ids"] for row in members if row["pair"] == "chosen"]
+        assert sorted(pair["chosen_ids"] for pair in pairs) == sorted(sampled)
+    ids = [{row["id"] for row in completions if row["step"] == number} for number in (1, 2)]
+    assert not ids[0] & ids[1]  # other prompts in each round
+    assert json.loads((whole / "summary.json").read_text())["prompts"] == 20
+    AutoModelForCausalLM.from_pretrained(whole / "model")
+    assert json.loads((whole / "model" / "think_format.json").read_text()) == {"think_format": "plain"}
+
+
+def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
+    """Killed while round 1 samples, and in the second epoch of round 2, which was added to a finished run."""
+    out = tmp_path / "run"
+    gold = ["--gold-prompts", data / "held_out.jsonl"]
+    samples = out / "round-1" / "samples-0.jsonl"
+    kill(start(data, out, "--rounds", 1, *gold), lambda: len(lines_of(samples)) >= 9)
+    assert len(lines_of(samples)) < 48
+    finish(start(data, out, "--rounds", 1, *gold, "--resume"))
+
+    expected = rows_of(whole / "round-2" / "metrics.jsonl")
+    second_epoch = len(expected) // 2 + 1
+    log = out / "round-2" / "metrics.jsonl"
+    kill(start(data, out, "--rounds", 2, *gold, "--resume"), lambda: len(lines_of(log)) >= second_epoch)
+    done = finish(start(data, out, "--rounds", 2, *gold, "--resume"))
+    assert "round-2/checkpoint-" in done.stdout
+
+    for model in ("model", "round-1/model", "best_by_gold"):
+        one = load_file(whole / model / "model.safetensors")
+        other = load_file(out / model / "model.safetensors")
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    logs = ("metrics.jsonl", "round-1/metrics.jsonl", "round-2/metrics.jsonl", "completions.jsonl")
+    for name in (*logs, "held_out.jsonl", "held_out_completions.jsonl"):
+        assert without_clocks(out / name) == without_clocks(whole / name), name
+
+
+def test_lora_on_stored_completions(whole, data, tmp_path):
+    """The first round again: what is learned from first is the same, and the adapter is merged."""
+    stored = tmp_path / "completions.jsonl"
+    stored.write_text("".join(json.dumps(r) + "\n" for r in rows_of(whole / "completions.jsonl")[:48]))
+    out = tmp_path / "run"
+    finish(start(data, out, "--rounds", 1, "--completions", stored, "--lora-r", 4))
+    found = rows_of(out / "round-1" / "metrics.jsonl")
+    expected = rows_of(whole / "round-1" / "metrics.jsonl")
+    assert found[0]["logps/chosen"] == pytest.approx(expected[0]["logps/chosen"], rel=1e-5)
+    assert (out / "adapter" / "adapter_model.safetensors").exists()
+    assert not (out / "completions.jsonl").exists() and not list(out.glob("round-1/samples*"))
+    trained = load_file(out / "model" / "model.safetensors")
+    base = load_file(Path(BASE) / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert trained.keys() == base.keys() and not torch.equal(trained[name], base[name])
+
+
+def test_two_processes_are_one(data, tmp_path):
+    """Under FSDP2 each of two processes samples its share; training on that under one process has the same losses."""
+    sampled = tmp_path / "sampled"
+    finish(start(data, sampled, "--rounds", 1, launcher=FSDP2))
+    completions = sampled / "completions.jsonl"
+    texts = [row["text"] for row in rows_of(completions)]
+    assert len(texts) == 48 and len(set(texts)) > 24
+    out = tmp_path / "one"
+    finish(start(data, out, "--rounds", 1, "--completions", completions))
+
+    expected = rows_of(sampled / "round-1" / "metrics.jsonl")
+    found = rows_of(out / "round-1" / "metrics.jsonl")
+    for one, other in zip(expected, found, strict=True):
+        for name in ("loss", "rewards/margins", "logps/chosen", "logps/rejected", "grad_norm", "num_tokens"):
+            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+
+
+def test_offline_on_a_preference_file(data, here, tmp_path):
+    out = tmp_path / "run"
+    command = start(data, out, "--rounds", 1, "--pairs", data / "pairs.jsonl")
+    finish(command)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rounds"][0]["steps"] == 8 and summary["rounds"][0]["pairs"] == 10
+    assert not (out / "completions.jsonl").exists()
+
+    def refuses(*more) -> str:
+        done = here(*command[1:], "--overwrite", "--dry-run", *more)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "leave --rounds at 1" in refuses("--rounds", 2)
+    assert "1 are trained on or too long" in refuses("--gold-prompts", one_row(data, tmp_path))
+
+
+def one_row(data: Path, folder: Path) -> Path:
+    path = folder / "held_out.jsonl"
+    path.write_text(json.dumps(rows_of(data / "pairs.jsonl")[0]) + "\n")
+    return path
+
+
+def test_a_round_without_a_pair_says_so(data, tmp_path):
+    """The base model, which vLLM samples from, writes no thinking, so nothing is valid."""
+    flags = [
+        "--rollout",
+        "vllm",
+        "--think-format",
+        "think",
+        "--max-completion-tokens",
+        8,
+        "--samples-per-prompt",
+        2,
+    ]
+    done = subprocess.run(start(data, tmp_path / "run", *flags), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "no prompt gave a pair ({'no_valid': 8})" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(rows_of(tmp_path / "run" / "completions.jsonl")) == 16
+
+
+def test_arguments_that_cannot_work(data, here, tmp_path):
+    for more, message in (
+        (["--samples-per-prompt", 1], "can give no pair"),
+        (["--min-valid", 7], "can give no pair"),
+        (["--prompts-per-round", 21], "20 prompts are fewer"),
+        (["--think-format", "loud"], "'loud' is unknown"),
+        (["--budget", 1, "--price", 1, 1], "--budget does nothing without --gold judge:MODEL"),
+    ):
+        done = here(*start(data, tmp_path / "run", *more)[1:])
+        assert done.returncode == 2 and message in done.stderr

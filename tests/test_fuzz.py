@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from test_endpoint import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
-from benchmarks import shared as evaluation
-from benchmarks import trait_judging, wildbench
+from benchmarks import scoring, trait_judging, wildbench
 import ppo
 import rewards
 import rollout
@@ -795,8 +794,8 @@ def test_trimmed_rows(data, n, length, batch_size):
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(0, 5))
 def test_intervals(values, seed):
-    low, high = evaluation.bootstrap(values, seed, 200)
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and evaluation.bootstrap(
+    low, high = scoring.bootstrap(values, seed, 200)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and scoring.bootstrap(
         values, seed, 200
     ) == (low, high)
 
@@ -861,5 +860,5 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
 
 @given(text, st.integers(0, 20))
 def test_shortened_texts(words, limit):
-    short = evaluation.shorten(words, limit)
+    short = scoring.shorten(words, limit)
     assert short == words or (limit and short == " ".join(words.split(" ")[:limit]) + "... (truncated)")

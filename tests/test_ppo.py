@@ -1,336 +1,414 @@
-"""PPO's numbers against hand-worked ones and naive loops, the hooks that it leans on, and that the critic is what makes it
-learn."""
+"""train_ppo.py: its pure functions by hand and against naive loops, its loss against TRL's, the critic, the script."""
 
-import copy
-import dataclasses
 import inspect
 import json
-import zlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import ppo_worker
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
-from transformers import LlamaForTokenClassification
-from trl import GRPOTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
 
-import ppo
+import checkpoint
+import policy
+import train_grpo
 import train_ppo
-import utils
-from ppo import gae, value_loss, whiten
+from data.toy import world
 
-# --- numbers
+ROOT = Path(__file__).parents[1]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+LAUNCH = ["-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
+DDP = [*LAUNCH, "accelerate/2cpu.yaml"]
+FSDP2 = [
+    *[*LAUNCH, "accelerate/8gpu_fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"],
+    "tests/fsdp_on_cpu.py",
+]
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return policy.start_accelerator()
+
+
+# --- pure functions
 
 
 def test_gae_by_hand():
     """gamma 0.9, lambda 0.5, a reward of 1 on the last of two tokens; the second row is one token long."""
-    rewards, mask = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
+    rewards = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
     values = torch.tensor([[0.5, 0.2], [0.5, 7.0]])
-    advantages, returns = gae(rewards, values, mask, 0.9, 0.5)
+    mask = torch.tensor([[1, 1], [1, 0]])
+    advantages, returns = train_ppo.gae(rewards, values, mask, 0.9, 0.5)
     # row 1: delta_2 = 1 - 0.2 = 0.8; delta_1 = 0.9 * 0.2 - 0.5 = -0.32; A_1 = -0.32 + 0.45 * 0.8 = 0.04
     torch.testing.assert_close(advantages, torch.tensor([[0.04, 0.8], [1.5, 0.0]]))
     torch.testing.assert_close(returns, torch.tensor([[0.54, 1.0], [2.0, 0.0]]))
 
 
-def test_gae_with_gamma_and_lambda_one_is_reward_minus_value():
-    values, mask = torch.randn(3, 5), torch.tensor([[1] * 5, [1] * 3 + [0] * 2, [1] + [0] * 4])
-    rewards = torch.zeros(3, 5)
-    rewards[torch.arange(3), mask.sum(1) - 1] = torch.tensor([1.0, -2.0, 3.0])
-    advantages, returns = gae(rewards, values, mask, 1.0, 1.0)
-    torch.testing.assert_close(returns, torch.tensor([[1.0], [-2.0], [3.0]]) * mask)
-    torch.testing.assert_close(advantages, (torch.tensor([[1.0], [-2.0], [3.0]]) - values) * mask)
-
-
-@pytest.mark.parametrize("gamma, lam", [(1.0, 0.95), (0.9, 0.5), (0.99, 0.0)])
-def test_gae_is_the_double_sum(gamma, lam):
+@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (1.0, 0.95), (0.9, 0.5), (0.99, 0.0), (0.0, 1.0)])
+def test_gae_is_the_double_sum_over_the_policys_tokens(gamma, lam):
+    """Padding and a user's turns, at the start, in the middle and at the end, are passed over."""
     torch.manual_seed(0)
-    rewards, values, lengths = torch.randn(4, 7), torch.randn(4, 7), [7, 4, 1, 6]
-    mask = torch.tensor([[1] * n + [0] * (7 - n) for n in lengths])
-    advantages, _ = gae(rewards, values, mask, gamma, lam)
-    for row, n in enumerate(lengths):
-        v = [*values[row, :n].tolist(), 0.0]
-        for t in range(n):
-            expected = sum(
-                (gamma * lam) ** (k - t) * (rewards[row, k].item() + gamma * v[k + 1] - v[k])
-                for k in range(t, n)
-            )
-            assert advantages[row, t].item() == pytest.approx(expected, abs=1e-5)
-    assert (advantages * (1 - mask) == 0).all()
+    rewards = torch.randn(5, 9, dtype=torch.float64)
+    values = torch.randn(5, 9, dtype=torch.float64)
+    mask = torch.tensor(
+        [
+            [1, 1, 1, 1, 1, 1, 1, 1, 1],
+            [1, 1, 0, 0, 1, 1, 1, 0, 0],
+            [0, 1, 0, 1, 0, 1, 0, 1, 0],
+            [1, 0, 0, 0, 0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0],  # a completion without a reward
+        ]
+    )
+    expected_advantages = torch.zeros_like(values)
+    expected_returns = torch.zeros_like(values)
+    for row in range(5):
+        places = mask[row].nonzero().flatten().tolist()
+        v = [values[row, place].item() for place in places] + [0.0]
+        for t, place in enumerate(places):
+            advantage = 0.0
+            for k in range(t, len(places)):
+                delta = rewards[row, places[k]].item() + gamma * v[k + 1] - v[k]
+                advantage += (gamma * lam) ** (k - t) * delta
+            expected_advantages[row, place] = advantage
+            expected_returns[row, place] = advantage + v[t]
+    advantages, returns = train_ppo.gae(rewards, values, mask, gamma, lam)
+    torch.testing.assert_close(advantages, expected_advantages)
+    torch.testing.assert_close(returns, expected_returns)
 
 
-def test_gae_passes_over_what_the_policy_did_not_write():
-    """A user's turn between two replies, and padding: the same numbers as without them, and 0 on them."""
-    rewards, values = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[0.5, 0.2, 0.7]])
-    advantages, returns = gae(rewards, values, torch.ones(1, 3), 0.9, 0.5)
-    places = torch.tensor([0, 3, 4])
-    spread = lambda x: torch.full((1, 6), 9.0).index_copy(1, places, x)
-    mask = torch.zeros(1, 6).index_fill(1, places, 1.0)
-    wide_advantages, wide_returns = gae(spread(rewards) * mask, spread(values), mask, 0.9, 0.5)
-    torch.testing.assert_close(wide_advantages[:, places], advantages)
-    torch.testing.assert_close(wide_returns[:, places], returns)
-    assert not (wide_advantages * (1 - mask)).any() and not (wide_returns * (1 - mask)).any()
-
-
-def test_whitening_is_over_real_tokens_of_all_processes():
-    torch.manual_seed(0)
-    x, mask = torch.randn(6, 5) * 3 + 2, (torch.rand(6, 5) > 0.4).long()
-    real = x[mask == 1]
-    white = whiten(x, mask)
-    torch.testing.assert_close(white[mask == 1], (real - real.mean()) / real.std())
-    assert (white[mask == 0] == 0).all()
-    # two processes with three rows each: what one asks to add up is added to what the other has
-    halves = [(x[:3], mask[:3]), (x[3:], mask[3:])]
-    n, s = sum(m.sum() for _, m in halves), sum((h * m).sum() for h, m in halves)
-    squares = sum(((h - s / n) ** 2 * m).sum() for h, m in halves)
-    for (h, m), expected in zip(halves, (white[:3], white[3:])):
-        torch.testing.assert_close(
-            whiten(h, m, lambda sums: torch.stack([n, s]) if sums.ndim else squares), expected
-        )
+def test_whitening_by_hand(accelerator):
+    x = torch.tensor([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    mean, variance = train_ppo.moments(x, mask, accelerator)
+    assert (mean.item(), variance.item()) == (3.0, 7.0)  # (4 + 1 + 9) / 2
+    white = train_ppo.whiten(x, mask, accelerator)
+    root = math.sqrt(7.0)
+    torch.testing.assert_close(white, torch.tensor([[-2 / root, -1 / root, 0.0], [3 / root, 0.0, 0.0]]))
 
 
 def test_value_loss_by_hand():
-    """The rollout said 1, the return is 2. A value of 1.2 is within the clip of 0.5; 3.0 counts as 1.5 and as itself, the
-    larger error; 1.8 would leave the clip on the good side and is held at 1.5."""
-    loss, clipped = value_loss(torch.tensor([1.2, 3.0, 1.8]), torch.ones(3), torch.full((3,), 2.0), 0.5)
+    """The rollout said 1, the return is 2, the clip is 0.5: values are held within 0.5 to 1.5."""
+    values = torch.tensor([1.2, 3.0, 1.8], requires_grad=True)
+    loss, is_clipped = train_ppo.value_loss(values, torch.ones(3), torch.full((3,), 2.0), 0.5)
+    # 1.2 is not held; 3.0 is worse than held at 1.5; 1.8 is better than held at 1.5, which counts and has no gradient
     torch.testing.assert_close(loss, torch.tensor([0.32, 0.5, 0.125]))
-    assert clipped.tolist() == [False, False, True]
-    values = torch.tensor([1.8], requires_grad=True)
-    value_loss(values, torch.ones(1), torch.full((1,), 2.0), 0.5)[0].sum().backward()
-    assert values.grad.item() == 0.0
+    assert is_clipped.tolist() == [False, False, True]
+    loss.sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([-0.8, 1.0, 0.0]))
 
 
-# --- what it leans on
-
-
-@pytest.mark.parametrize(
-    "function, parameters",
-    [
-        (GRPOTrainer._save_checkpoint, ["model", "trial"]),
-        (GRPOTrainer._load_optimizer_and_scheduler, ["checkpoint"]),
-    ],
-)
-def test_trl_still_has_the_hooks(function, parameters):
-    """The others are in test_rollout.py."""
-    found = list(inspect.signature(function).parameters)[1:]
-    assert found == parameters, (
-        f"TRL moved {function.__qualname__}: train_ppo.py overrides it; adapt it, or pin trl==1.16.0"
-    )
-
-
-def test_trl_still_takes_advantages_a_token_and_one_sample_a_prompt():
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    assert "if advantages.dim() == 1" in source, (
-        "TRL's policy loss no longer accepts (B, T) advantages; pin trl==1.16.0"
-    )
-    assert 'inputs["num_items_in_batch"]' in source and "ref_per_token_logps" in source
-    config = ppo.PPOConfig(
-        output_dir="x", per_device_train_batch_size=3, use_cpu=True, bf16=False, report_to=[]
-    )
-    assert config.num_generations == 1 and config.generation_batch_size == 3
-
-
-# --- learning
-
-
-class ShareOfGoodTokens:
-    """The share of a completion's words whose id is a multiple of 4, and an offset that depends on the prompt
-    alone: about ten times as large as what the policy can change, so that only a critic can tell the two apart."""
-
-    n_scored = n_truncated = 0
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-    def score(self, prompts, texts):
-        ids = [self.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
-        good = [sum(i % 4 == 0 for i in row) / max(1, len(row)) for row in ids]
-        return [g + 6 * (zlib.crc32(p[0]["content"].encode()) % 4) - 9 for g, p in zip(good, prompts)]
-
-
-class NoCritic(ppo.PPOTrainer):
-    def values(self, batch):
-        return super().values(batch) * 0
-
-
-def ppo_trainer(run, cls=ppo.PPOTrainer, micro=16, accumulation=4, steps=2, lr=1e-3, **changes):
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    utils.prepare_tokenizer(tokenizer, "plain")
-    set_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        num_labels=1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    policy, critic = LlamaForCausalLM(config), LlamaForTokenClassification(config)
-    policy.save_pretrained(run / "start")
-    policy.config._name_or_path = str(run / "start")
-    torch.nn.init.zeros_(critic.score.weight)
-    critic.dropout.p = 0.0
-    words = [w for w in sorted(tokenizer.get_vocab()) if w.strip().isalpha()][:64]
-    rows = [{"id": w, "prompt": [{"role": "user", "content": w}]} for w in words]
-    args = dict(
-        output_dir=str(run),
-        max_steps=steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation,
-        max_completion_length=8,
-        temperature=1.0,
-        top_k=0,
-        beta=0.0,
-        learning_rate=lr,
-        loss_type="dapo",
-        use_bias_correction_kl=False,
-        lr_scheduler_type="constant",
-        bf16=False,
+@pytest.fixture(scope="module")
+def trl_trainer(tmp_path_factory):
+    """A real GRPOTrainer, whose _compute_loss is asked about our tensors."""
+    config = GRPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        per_device_train_batch_size=4,
+        num_generations=4,
         use_cpu=True,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        logging_steps=1,
+        bf16=False,
         report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        vllm_importance_sampling_correction=False,
-        seed=0,
+        loss_type="dapo",
+        epsilon=0.2,
+        use_bias_correction_kl=False,
+        gradient_checkpointing=False,
     )
-    own = dict(critic_learning_rate=lr, gamma=1.0, lam=1.0, value_clip=0.5)
-    own |= {k: changes.pop(k) for k in list(changes) if k in own or k == "kl_in_reward"}
-    return cls(
-        model=policy,
-        args=ppo.PPOConfig(**{**args, **changes}),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        reward_model=ShareOfGoodTokens(tokenizer),
-        think_format="plain",
-        on_bad_format="score",
-        format_margin=1.0,
-        run=run,
-        allow_truncation=True,
-        critic=critic,
-        **own,
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained("data/toy/base", dtype="float32"),
+        args=config,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 4),
+        processing_class=AutoTokenizer.from_pretrained("data/toy/base"),
     )
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.args.steps_per_generation = 1
+    return trainer
 
 
-def own_rewards(run) -> list[list[float]]:
-    """What the policy can change, the share of good words, by step."""
-    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
-    share = lambda r: r["reward"] - 6 * (zlib.crc32(r["messages"][0]["content"].encode()) % 4) + 9
-    return [[share(r) for r in rows if r["step"] == step] for step in range(1, rows[-1]["step"] + 1)]
+@pytest.mark.parametrize("is_corrected", [False, True])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
+def test_policy_loss_and_gradient_are_trls(trl_trainer, kl_coef, is_corrected):
+    """With advantages of tokens, a user's turn in the middle, and ratios on both sides of the clip range."""
+    generator = torch.Generator().manual_seed(0)
 
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(4, 9, generator=generator, dtype=torch.float64)
 
-def test_ppo_learns_because_of_its_critic(tmp_path):
-    """150 steps of 64 completions; measured: 0.22 -> 0.93 with the critic, 0.22 -> 0.32 with its values set to zero."""
-    ends = {}
-    for cls in (ppo.PPOTrainer, NoCritic):
-        (tmp_path / cls.__name__).mkdir()
-        trainer = ppo_trainer(tmp_path / cls.__name__, cls, micro=64, accumulation=1, steps=150, lr=2e-3)
-        trainer.train()
-        steps = own_rewards(tmp_path / cls.__name__)
-        ends[cls] = sum(map(sum, steps[-10:])) / 640
-        assert sum(map(sum, steps[:3])) / 192 < 0.3
-        if cls is ppo.PPOTrainer:
-            assert trainer.state.log_history[-2]["value/explained_variance"] > 0.9
-    assert ends[ppo.PPOTrainer] > 0.6 > 0.45 > ends[NoCritic]
+    completion_mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5, [1] * 7 + [0] * 2, [1] + [0] * 8])
+    user_mask = torch.ones(4, 9, dtype=torch.long)
+    user_mask[0, 3:5] = 0
+    mask = completion_mask * user_mask
+    logprobs = -noise(1.0).abs()
+    old_logprobs = logprobs + noise(0.3)
+    reference_logprobs = logprobs + noise(0.5)
+    importance_weights = noise(0.2).exp()
+    advantages = noise(1.0)
 
-
-def test_micro_batches_do_not_change_the_update(tmp_path):
-    """The same 64 completions in one forward or in four: critic and policy end with the same weights."""
-    ends = []
-    for micro in (64, 16):
-        run = tmp_path / str(micro)
-        run.mkdir()
-        trainer = ppo_trainer(run, micro=micro, accumulation=64 // micro, steps=2)
-        trainer.train()
-        logged = [r for r in trainer.state.log_history if "value/loss" in r]
-        ends.append((trainer.critic.state_dict(), trainer.model.state_dict(), logged))
-    for a, b in zip(ends[0][:2], ends[1][:2]):
-        assert all(torch.allclose(a[k], b[k], atol=2e-5) for k in a)
-    for key in ("value/grad_norm", "grad_norm", "value/mean", "value/explained_variance", "reward"):
-        assert [r[key] for r in ends[0][2]] == pytest.approx(
-            [r[key] for r in ends[1][2]], rel=1e-3, abs=1e-5
-        ), key
-
-
-class Watched(ppo.PPOTrainer):
-    def estimate_advantages(self, output):
-        self.policy_then = copy.deepcopy(self.model.state_dict())
-        result = super().estimate_advantages(output)
-        self.output, self.scores = output, [row["reward"] for row in self._rows]
-        return result
-
-
-def test_kl_in_the_reward_is_the_log_ratio_of_every_token(tmp_path):
-    trainer = ppo_trainer(
-        tmp_path, Watched, micro=64, accumulation=1, steps=3, lr=1e-2, beta=0.5, kl_in_reward=0.5
+    ours = logprobs.clone().requires_grad_()
+    loss, sums = train_ppo.policy_loss(
+        ours,
+        old_logprobs,
+        reference_logprobs if kl_coef else None,
+        advantages,
+        mask,
+        0.2,
+        kl_coef,
+        importance_weights if is_corrected else 1.0,
     )
-    trainer.train()
-    out, start = trainer.output, AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    policy.load_state_dict(trainer.policy_then)
-    for row in range(4):
-        prompt = out["prompt_ids"][row][out["prompt_mask"][row] == 1]
-        completion = out["completion_ids"][row][out["completion_mask"][row] == 1]
-        ids = torch.cat([prompt, completion])[None]
+    loss = loss / mask.sum()
+    loss.backward()
+    assert sums["clip_ratio/low_mean"] > 0 and sums["clip_ratio/high_mean"] > 0
+
+    theirs = logprobs.clone().requires_grad_()
+    trl_trainer.beta = kl_coef
+    trl_trainer.use_vllm = trl_trainer.vllm_importance_sampling_correction = is_corrected
+    trl_trainer._get_per_token_logps_and_entropies = lambda *_, **__: (theirs, theirs, None)
+    inputs = {
+        "prompt_ids": torch.ones(4, 2, dtype=torch.long),
+        "prompt_mask": torch.ones(4, 2, dtype=torch.long),
+        "completion_ids": torch.ones(4, 9, dtype=torch.long),
+        "completion_mask": completion_mask,
+        "tool_mask": user_mask,
+        "advantages": advantages,
+        "old_per_token_logps": old_logprobs,
+        "ref_per_token_logps": reference_logprobs,
+        "importance_sampling_ratio": importance_weights,
+        "num_items_in_batch": mask.sum(),
+    }
+    expected = trl_trainer._compute_loss(trl_trainer.model.train(), inputs)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-6)
+
+
+# --- the critic
+
+
+def test_values_under_padding_are_those_one_by_one(accelerator):
+    """Also the meaning of a place: the value of token t is what the critic says of the text before it."""
+    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    completions = ppo_worker.stored_completions(6, 1)[0]
+    train_ppo.set_values(critic, completions, 10_000, 1, accelerator)
+    for completion in completions:
+        ids = torch.tensor([completion.prompt_ids + completion.ids])
         with torch.no_grad():
-            now, then = (m(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1) for m in (policy, start))
-        log_ratio = (now - then)[torch.arange(len(completion)), completion]
-        rewards = -0.5 * log_ratio
-        rewards[-1] += trainer.scores[row]
-        expected = rewards.flip(0).cumsum(0).flip(0)  # gamma = lambda = 1: what is still to come
-        torch.testing.assert_close(out["returns"][row, : len(completion)], expected, atol=1e-3, rtol=1e-3)
-        assert log_ratio.abs().max() > 1e-3
-    assert trainer.state.log_history[-2]["kl"] != 0 and trainer.beta == 0.5
-
-
-def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(tmp_path):
-    """Every second one's judge fails: no advantage there, a return that is the value, and the others' statistics alone."""
-
-    class Fails(Watched):
-        def _total(self, rows):
-            rows = [
-                row
-                | {"status": "ok", "rewards": row["rewards"] | {"preference": None if i % 2 else float(i)}}
-                for i, row in enumerate(rows)
-            ]
-            return super()._total(rows)
-
-    trainer = ppo_trainer(tmp_path, Fails, micro=64, accumulation=1, steps=1)
-    trainer.train()
-    out, mask = trainer.output, ppo.loss_mask(trainer.output).bool()
-    lost = mask & (torch.arange(len(mask)) % 2 == 1)[:, None]
-    assert not out["advantages"][lost].any() and torch.equal(out["returns"][lost], out["values"][lost])
-    kept = out["advantages"][mask & ~lost]
-    assert kept.mean().item() == pytest.approx(0, abs=1e-4) and kept.var().item() == pytest.approx(
-        1, abs=1e-3
-    )
+            whole = critic(input_ids=ids).logits[0, :, 0]
+        expected = whole[len(completion.prompt_ids) - 1 : -1]
+        torch.testing.assert_close(torch.tensor(completion.values), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_critic_starts_as_asked(tmp_path):
-    """From the policy with a head of zeros, or from the reward model with its head; another vocabulary is refused."""
+    """From the policy with a head of zeros, or from the reward model with its head; other tokens are refused."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    args = train_ppo.Args(
-        model="data/toy/base", reward_model="data/toy/reward_model", gradient_checkpointing=False
-    )
-    load = lambda args: ppo.load_critic(ppo.critic_start(args, tokenizer), args)
-    critic = load(args)
-    assert not critic.score.weight.any() and not critic.score.bias.any() and critic.dropout.p == 0
-    assert critic.training  # else gradient checkpointing does nothing
-    critic = load(dataclasses.replace(args, critic="reward_model"))
+    args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model")
+    critic = train_ppo.load_critic(train_ppo.critic_start(args, tokenizer), 0, True)
+    assert not critic.score.weight.any() and not critic.score.bias.any()
+    assert critic.dropout.p == 0 and critic.training and critic.is_gradient_checkpointing
+
+    args.critic = "reward_model"
+    critic = train_ppo.load_critic(train_ppo.critic_start(args, tokenizer), 0, False)
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
-    adapter = load(dataclasses.replace(args, lora_r=4))
-    trained = {n.split(".")[-2] for n, p in adapter.named_parameters() if p.requires_grad and "lora" not in n}
-    assert trained == {"default"} and "score.modules_to_save.default.weight" in "".join(
-        n for n, _ in adapter.named_parameters()
-    )
+
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
-        load(dataclasses.replace(args, critic="reward_model"))
+        train_ppo.critic_start(args, tokenizer)
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r):
+    """With LoRA the adapter and the whole head learn, and both are saved."""
+    critic = train_ppo.load_critic("data/toy/base", lora_r, False)
+    trained = {name: weight for name, weight in critic.named_parameters() if weight.requires_grad}
+    if lora_r:
+        assert all("lora" in name or "score.modules_to_save" in name for name in trained)
+        assert any("score" in name for name in trained)
+    for weight in trained.values():
+        weight.data += torch.randn_like(weight)
+    checkpoint.save_weights(tmp_path / "critic", critic, accelerator, merge=False)
+    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic")
+    found = dict(again.named_parameters())
+    for name, weight in trained.items():
+        assert torch.equal(found[name], weight) and found[name].requires_grad, name
+
+
+# --- one update
+
+
+def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(accelerator):
+    completions = ppo_worker.stored_conversations()[0]
+    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    train_ppo.set_values(critic, completions, 300, 0, accelerator)
+    token_rewards = train_ppo.outcome_rewards(completions)
+    train_ppo.set_advantages(completions, token_rewards, 1.0, 1.0, accelerator)
+
+    lost = [completion for completion in completions if math.isnan(completion.reward)]
+    assert len(lost) == 2 and not any(any(completion.advantages) for completion in lost)
+    of_tokens = []
+    for completion, row in zip(completions, token_rewards, strict=True):
+        if completion in lost:
+            continue
+        last = max(t for t, is_own in enumerate(completion.loss_mask) if is_own)
+        assert row.nonzero().tolist() in ([[last]], []) and row[last].item() == pytest.approx(
+            completion.reward
+        )
+        for t, is_own in enumerate(completion.loss_mask):
+            if is_own:
+                assert completion.returns[t] == pytest.approx(completion.reward, abs=1e-5)
+                of_tokens.append(completion.advantages[t])
+            else:
+                assert completion.advantages[t] == 0.0
+    of_tokens = torch.tensor(of_tokens)
+    assert of_tokens.mean().item() == pytest.approx(0, abs=1e-5)
+    assert of_tokens.var().item() == pytest.approx(1, abs=1e-4)
+
+    for completion in lost:  # whatever the critic says of it
+        completion.returns = [1e6] * len(completion.ids)
+    means = train_ppo.accumulate_critic_gradients(completions, critic, 0.5, 300, 0, accelerator)
+    assert 0 < means["value/loss"] < 10
+
+
+def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
+    torch.manual_seed(0)
+    completions = ppo_worker.stored_conversations()[0]
+    reference = policy.load_reference("data/toy/base", 0.9, accelerator)
+    model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
+    for weight in model.parameters():
+        weight.data += 0.01 * torch.randn_like(weight)
+    policy.set_old_logprobs(model, completions, 300, 0, accelerator)
+    policy.set_reference_logprobs(model, reference, completions, 300, 0, accelerator)
+    kl = train_ppo.kl_of_tokens(completions)
+    for completion, row in zip(completions, kl, strict=True):
+        ids = torch.tensor([completion.prompt_ids + completion.ids])
+        targets = torch.tensor(completion.ids).unsqueeze(1)
+        logprobs = []
+        for network in (model.model, reference.model):
+            with torch.no_grad():
+                logits = network(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1] / 0.9
+            logprobs.append(logits.log_softmax(-1).gather(1, targets).squeeze(1))
+        expected = (logprobs[0] - logprobs[1]) * torch.tensor(completion.loss_mask)
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-3, atol=1e-4)
+        assert not row[len(expected) :].any()
+
+
+@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
+def test_two_processes_make_the_updates_of_one(launcher, one_process):
+    command = [sys.executable, *launcher, "tests/ppo_worker.py"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for expected, step in zip(one_process["steps"], found["steps"], strict=True):
+        assert step == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    for name, norm in one_process["weights"].items():
+        assert found["weights"][name] == pytest.approx(norm, rel=1e-4), name
+
+
+@pytest.fixture(scope="module")
+def one_process(accelerator) -> dict:
+    return ppo_worker.main()
+
+
+def test_repeated_functions_are_word_for_word():
+    assert inspect.getsource(train_ppo.mini_batches) == inspect.getsource(train_grpo.mini_batches)
+
+
+# --- the script
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = []
+    for i, _, text, _ in world.orders_of("rl", 20, 0):
+        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
+    """Returns a tiny run: two steps an epoch; the base model has no think format, so its text is the response."""
+    tiny = [
+        *["--preset", "toy", "--model", "data/toy/base", "--think-format", "plain", "--allow-truncation"],
+        *["--prompts-per-step", "8", "--max-completion-tokens", "24", "--save-steps", "1"],
+    ]
+    files = ["--prompts", str(prompts), "--out", str(out)]
+    return [sys.executable, *launcher, "train_ppo.py", *tiny, *files, *more]
+
+
+def finished(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+def rows_of(run: Path, log: str) -> list[dict]:
+    return [json.loads(line) for line in (run / log).read_text().splitlines()]
+
+
+def without_clocks(run: Path) -> list[dict]:
+    rows = rows_of(run, "metrics.jsonl")
+    return [{key: row[key] for key in row.keys() - {"seconds", "step_time"}} for row in rows]
+
+
+def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
+    whole = tmp_path / "whole"
+    finished(command([], prompts, whole, "--steps", "3"))
+
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        command([], prompts, broken, "--steps", "3"),
+        cwd=ROOT,
+        env=ENV,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (broken / "checkpoint-1" / "complete").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (broken / "summary.json").exists()
+    finished(command([], prompts, broken, "--steps", "3", "--resume"))
+
+    # what the second and third step log depends on the critic and its optimizer
+    assert without_clocks(whole) == without_clocks(broken)
+    assert rows_of(whole, "completions.jsonl") == rows_of(broken, "completions.jsonl")
+    for name in ("model", "checkpoint-3/critic"):
+        expected = load_file(whole / name / "model.safetensors")
+        found = load_file(broken / name / "model.safetensors")
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+
+    metrics = without_clocks(whole)
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    for row in metrics:
+        assert all(math.isfinite(value) for value in row.values())
+    assert metrics[0]["kl"] == 0.0 < metrics[1]["kl"]
+    stored = json.loads((ROOT / "results/toy/toy-rlmt-ppo-s0/metrics.jsonl").read_text().splitlines()[0])
+    trls = {"rewards/preference/mean", "rewards/preference/std", "clip_ratio/low_min", "clip_ratio/high_max"}
+    assert stored.keys() - trls - {"seconds", "step_time"} <= metrics[0].keys()
+    assert json.loads((whole / "config.json").read_text())["args"]["critic"] == "reward_model"
+    assert json.loads((whole / "summary.json").read_text())["steps"] == 3
+    AutoModelForCausalLM.from_pretrained(whole / "model")
+
+
+def test_two_processes_and_several_updates(prompts, tmp_path):
+    """The floor of malformed completions is below the lowest reward of the whole step, over both processes."""
+    several = ["--updates-per-rollout", "2", "--num-iterations", "2", "--kl", "reward"]
+    finished(command(DDP, prompts, tmp_path / "run", "--steps", "2", *several))
+    first, second = rows_of(tmp_path / "run", "metrics.jsonl")
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6) and second["kl"] != 0.0
+    assert first["approximate_kl"] > 0.0
+    for step in (1, 2):
+        rows = [row for row in rows_of(tmp_path / "run", "completions.jsonl") if row["step"] == step]
+        good = [row["reward"] for row in rows if row["status"] == "ok"]
+        bad = [row["reward"] for row in rows if row["status"] != "ok"]
+        assert len(rows) == 8 and good and bad
+        assert bad == pytest.approx([min(good) - 2.0] * len(bad))

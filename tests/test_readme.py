@@ -1,5 +1,9 @@
-"""What the README says is what the repository has: the measured table, files, flags and presets."""
+"""Tests that the README and docs/ say what is so: commands, files, tables, presets, metrics and examples.
 
+`python tests/test_readme.py` copies the tables in results/ into the pages that show them.
+"""
+
+import ast
 import dataclasses
 import importlib
 import json
@@ -9,106 +13,259 @@ import sys
 from pathlib import Path
 
 import pytest
-import tyro
-
-import runs
+import torch
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-DOCSTRINGS = "\n".join((path.read_text().split('"""')[1]) for path in ROOT.glob("*.py")).replace(
-    "\\\\\n", "\\\n"
+sys.path.insert(0, str(ROOT))
+README = ROOT / "README.md"
+PAGES = [README, *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
+
+FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+TRAINING = sorted(path.stem for path in ROOT.glob("train_*.py"))
+
+# a table of results/ on a page, between two comments
+BLOCK = re.compile(r"(<!-- file: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def fill_blocks(text: str) -> str:
+    """Returns a page with every table as results/ has it."""
+    return BLOCK.sub(lambda match: f"{match[1]}{(ROOT / match[2]).read_text().strip()}\n\n{match[4]}", text)
+
+
+# --- tables and files
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_tables_are_those_in_results(page):
+    assert page.read_text() == fill_blocks(page.read_text()), "python tests/test_readme.py copies them"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_file_that_a_page_names_exists(page):
+    """Links, and paths of scripts, pages and configs; not what a run writes or a user has."""
+    text = page.read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+    path = r"(?<![\w/.*<>-])((?:[\w-]+/)*[\w-]+\.(?:py|sh|md|yaml|txt|cff|ipynb))\b"
+    of_the_reader = {"file.py", "path/to/file.py", "brief.py"}
+    of_data_sets = {"c*riteria.txt", "negative_criteria.txt"}
+    of_runs = {"command.txt", "env.txt"}
+    named = set(re.findall(path, text)) - of_the_reader - of_data_sets - of_runs
+    folders = (ROOT, page.parent, *(ROOT / name for name in ("data", "rewards", "benchmarks", "experiments")))
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
+
+
+def test_the_readme_lists_every_file_and_folder():
+    section = README.read_text().partition("## Files")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+    files = {path.name for path in ROOT.glob("*.py")}
+    folders = {f"{path.name}/" for path in ROOT.iterdir() if any(path.glob("*.*")) and path.name[0] != "."}
+    assert listed == files | folders - {"__pycache__/"}
+
+
+def test_the_rows_of_the_paper_are_those_of_the_experiments():
+    import reproduce
+
+    page = (ROOT / "docs" / "paper.md").read_text()
+    section = page.partition("<!-- rows -->")[2].partition("<!-- end rows -->")[0]
+    shown = {}
+    for row, tables in re.findall(r"^\| ([\w.-]+) \| ([\d, ]+) \|", section, re.MULTILINE):
+        shown[row] = tables.split(", ")
+    expected = {}
+    for table, rows in reproduce.table_rows(reproduce.read_blocks()).items():
+        if table.isdecimal():
+            for row in rows:
+                expected.setdefault(row, []).append(table)
+    assert shown == expected
+
+    for script, preset in re.findall(r"`(train_\w+)\.py --preset (\S+)`", section):
+        assert preset in importlib.import_module(script).PRESETS
+
+
+# --- commands
+
+
+def command_lines(shell: str) -> list[str]:
+    """Returns the commands of a shell text that start a script or a module of this repository."""
+    shell = shell.replace("\\\\\n", " ").replace("\\\n", " ")
+    commands = []
+    for line in shell.splitlines():
+        words = re.sub(r"\s#.*", "", line)
+        for command in words.split("&&"):
+            command = re.sub(r"^(\w+=\S+ +)+", "", " ".join(command.split()))
+            is_whole = "..." not in command
+            if is_whole and command.startswith(("python ", "accelerate launch ")):
+                commands.append(command)
+    return commands
+
+
+def commands_of_pages() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for shell in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+            found += [(page.name, command) for command in command_lines(shell)]
+    return found
+
+
+def commands_of_docstrings() -> list[tuple[str, str]]:
+    found = []
+    for path in SOURCES:
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        found += [(path.name, command) for command in command_lines(docstring)]
+    return found
+
+
+def split_command(command: str) -> tuple[str, list[str]]:
+    """Returns the module that a command starts, and its arguments."""
+    command = re.sub(r"<[^>]*>|\$\{?\w+[^ \"}]*\}?|\$\w+", "X", command)  # what the reader fills in
+    words = [word for word in shlex.split(command) if word not in ("--", "python")]
+    if words[0] == "-m":
+        return words[1], words[2:]
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).exists()
+    place = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    return words[place].removesuffix(".py"), words[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "where, command",
+    dict.fromkeys(commands_of_pages() + commands_of_docstrings()),
+    ids=lambda text: text[-90:],
 )
+def test_every_command_is_parsed_by_its_script(where, command, monkeypatch):
+    """Names, types and presets, by the script's own parser."""
+    import tyro
 
+    import runs
 
-def test_the_demo_table_is_the_measured_one():
-    assert (ROOT / "results/demo/table.md").read_text().strip() in README
-
-
-def test_the_toy_tables_are_what_reproduce_renders():
-    for table in ("toy", "rewards"):
-        rendered = (ROOT / "results" / "tables" / f"{table}.md").read_text()
-        assert rendered.partition("\n\n")[0] in README
-
-
-def test_every_file_of_the_table_exists():
-    section = README.partition("## What is where")[2].partition("\n## ")[0]
-    files = re.findall(r"^\| `([^`]+)` \|", section, re.M)
-    assert len(files) > 10 and all((ROOT / f).exists() for f in files)
-
-
-def test_every_file_that_is_named_exists():
-    """Scripts, pages and launch configs of this repository, wherever the README names them."""
-    named = set(
-        re.findall(
-            r"(?<![\w/.-])((?:accelerate/|data/|results/|tests/|notebooks/)?[\w-]+\.(?:py|md|yaml|txt))\b",
-            README,
-        )
-    )
-    named -= {"file.py"}  # of the reader's own
-    assert len(named) > 30
-    assert not [name for name in named if not (ROOT / name).exists() and not list(ROOT.glob(f"*/{name}"))]
-
-
-SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.S)).replace("\\\n", " ")
-LINES = [
-    line
-    for line in SHELL.splitlines()
-    if re.search(r"\b(?:train|eval)_\w+\.py|reproduce\.py|make_traces\.py|prepare\.py", line)
-]
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_every_command_of_the_readme_is_parsed_by_its_script(line, monkeypatch):
-    """Names, values and presets, by the script's own parser."""
-    words = shlex.split(line.strip(), comments=True)
-    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    path, words = ROOT / words[at], [w.replace("$rm", "some/model") for w in words[at + 1 :]]
-    monkeypatch.setattr(sys, "argv", [path.name, *words])
-    monkeypatch.syspath_prepend(str(path.parent))
-    module = importlib.import_module(path.stem)
-    if hasattr(module, "PRESETS"):
-        args = runs.parse_args(module.Args, module.PRESETS, getattr(module, "RELEASED", None))
-    elif path.stem.startswith("eval_"):
-        args = runs.parse_args(module.Args, {})
+    name, words = split_command(command)
+    if name in ("pytest", "venv", "nltk.downloader", "pip", "tests/test_readme"):
+        return
+    if name == "eval_benchmarks" and words[:1] == ["traits"]:
+        name, words = "benchmarks.traits", words[1:]
+    if name == "data.toy.judge" and "python" in command.split()[1:]:  # another command follows
+        words = []
+    module = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    if name.startswith(("train_", "eval_", "benchmarks.")):
+        presets = getattr(module, "PRESETS", {})
+        args = runs.parse_args(module.Args, presets, getattr(module, "RELEASED", None))
     else:
         args = tyro.cli(module.Args)
     assert isinstance(args, module.Args)
 
 
-COMMANDS = re.findall(r"(\w+)\.py((?: +[^\s#]+| +\\\n)+)", README + DOCSTRINGS)
+# --- arguments and presets
+
+
+@pytest.mark.parametrize("script", TRAINING)
+def test_every_preset_builds(script):
+    import rewards
+    import runs
+    import utils
+
+    module = importlib.import_module(script)
+    presets = [*module.PRESETS.items()]
+    presets += [(name, module.PRESETS[name] | more) for name, more in getattr(module, "RELEASED", {}).items()]
+    assert presets
+    for _, values in presets:
+        args = dataclasses.replace(module.Args(), **values)
+        runs.check_values(args)
+        if hasattr(args, "think_format"):
+            utils.check_think_format(args.think_format)
+        if hasattr(args, "rewards"):
+            rewards.parse_spec(args.rewards)
+            rewards.reward_options(args)
 
 
 @pytest.mark.parametrize(
-    "script", sorted({name for name, _ in COMMANDS if name.startswith(("train_", "eval_"))})
+    "path", [path for path in SOURCES if path.parent.name != "dev"], ids=lambda path: path.name
 )
-def test_every_flag_and_preset_of_a_command_exists(script):
-    module = importlib.import_module(script)
-    fields = {f.name for f in dataclasses.fields(module.Args)}
-    seen = 0
-    for name, rest in COMMANDS:
-        if name != script:
+def test_every_argument_is_documented(path):
+    """A string follows each field of a class Args."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.ClassDef) and node.name == "Args"):
             continue
-        for flag, value in re.findall(r"--([a-z0-9-]+)(?:[ =]+(?!--)([^\s\\`]+))?", rest):
-            field = flag.replace("-", "_")
-            known = {field, field + "_", field.removeprefix("no_")} & fields  # from_: a word of the language
-            assert known, f"{script}.py has no --{flag}"
-            if flag == "preset":
-                assert value in module.PRESETS, f"{script}.py has no preset {value}"
-            seen += 1
-    assert seen
+        undocumented = []
+        for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and not is_text:
+                undocumented.append(field.target.id)
+        assert undocumented == []
+
+
+# --- metrics
 
 
 def test_every_metric_that_a_run_logged_is_explained():
-    """Keys of the stored runs; `name/*` and `name/<part>` stand for several."""
-    section = README.partition("## What is logged")[2].partition("\n## ")[0]
-    named = re.findall(r"`([^` ]+)`", section)
-    several = tuple(re.match(r"[^*<]+", name)[0] for name in named if re.search(r"/(\*|<)", name))
-    logged = {
-        key
-        for path in (ROOT / "results").glob("*/*/metrics.jsonl")
-        for line in path.read_text().splitlines()
-        for key in json.loads(line)
-    }
-    assert len(logged) > 60 and len(several) > 3
-    old = {"rewards/preference/mean", "rewards/preference/std"}  # rewards/total/* by now
-    assert sorted(key for key in logged - old if key not in named and not key.startswith(several)) == []
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    keys = set()
+    for cell in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE):
+        keys |= set(re.findall(r"`([^`]+)`", cell))
+    several = tuple(key.partition("<")[0] for key in keys if "<" in key)
+    logged = set()
+    for path in (ROOT / "results").glob("*/*/metrics.jsonl"):
+        for line in path.read_text().splitlines():
+            logged |= json.loads(line).keys()
+    assert len(logged) > 60
+    assert sorted(key for key in logged - keys if not key.startswith(several)) == []
+
+    section = README.read_text().partition("## Ten metrics")[2].partition("\n## ")[0]
+    watched = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert len(watched) == 10
+    assert set(watched) <= keys
+
+
+# --- the README's examples of how to change something
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_advantage_of_the_readme_is_leave_one_out():
+    names = {"torch": torch}
+    exec(examples()[0], names)
+    nan = float("nan")
+    rewards = [[1.0, 2.0, 6.0], [3.0, nan, 5.0], [nan, 4.0, nan]]
+    expected = torch.zeros(3, 3)
+    for p, group in enumerate(rewards):
+        for g, reward in enumerate(group):
+            others = [other for n, other in enumerate(group) if n != g and other == other]
+            if reward == reward and others:
+                expected[p, g] = reward - sum(others) / len(others)
+    assert torch.equal(names["group_advantages"](torch.tensor(rewards)), expected)
+
+
+def test_the_reward_of_the_readme_has_an_option(tmp_path, monkeypatch):
+    import rewards
+    import train_grpo
+
+    monkeypatch.chdir(tmp_path)
+    Path("brief.py").write_text(examples()[1])
+    prompts = Path("prompts.jsonl")
+    prompts.write_text('{"id": "a", "messages": [{"role": "user", "content": "Q"}]}\n')
+    args = train_grpo.Args(
+        rewards=("preference:1", "brief.py:brief:1"), reward_args=("brief.limit=5",), prompts=str(prompts)
+    )
+    compose = rewards.load(args, tmp_path)
+    rows = [{"id": "a", "n_tokens": n, "rewards": {"preference": 2.0}} for n in (5, 15)]
+    assert compose(rows, 2).totals == pytest.approx([2.0, 1.99])
+
+
+def test_the_think_format_of_the_readme_is_parsed(monkeypatch):
+    import utils
+
+    entry = eval("{" + examples()[2] + "}", {"ThinkFormat": utils.ThinkFormat})
+    monkeypatch.setattr(utils, "THINK_FORMATS", utils.THINK_FORMATS | entry)
+    text = utils.join_thinking("z", "y", "tagged")
+    assert utils.split_thinking(text, "tagged") == ("z", "y", "ok")
+    assert utils.split_thinking("<think> z </think> y", "tagged").status == "no_open"
+    assert utils.THINK_FORMATS["tagged"].stop == "</response>"
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(fill_blocks(page.read_text()))

@@ -1,180 +1,458 @@
-"""train_rlver.py: conversations as token ids and masks, the reward, what enters the loss, learning, kill and resume."""
+"""train_rlver.py: conversations as token ids and masks, rewards, advantages on turns, the script, kill and resume."""
 
-import inspect
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import PartialState
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
-from trl import GRPOTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import policy
+import rollout
 import runs
+import train_ppo
 import train_rlver
 import utils
 from data.toy import users as toy_users
+from rewards import simulated_user
 
 ROOT = Path(__file__).parents[1]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-PartialState(cpu=True)
+FSDP2 = [
+    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
+    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+]
+PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hello!", "system": ""}
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    tok = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    utils.prepare_tokenizer(tok, "think")
-    return tok
+def toy_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
+    utils.prepare_tokenizer(tokenizer, "plain")
+    return tokenizer
 
 
-def test_trl_still_has_the_hook():
-    """rollout_func with env_mask is called experimental by TRL."""
-    source = inspect.getsource(GRPOTrainer._generate)
-    assert "self.rollout_func(prompts, self)" in source and 'pop("env_mask"' in source
-    assert '"tool_mask" not in inputs else completion_mask * inputs["tool_mask"]' in inspect.getsource(
-        GRPOTrainer
-    )
+def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
+    dialogue = simulated_user.start(PROFILE, setting)
+    prompt = simulated_user.chat_messages(dialogue)
+    user = {"id": "p", "prompt": prompt, "prompt_ids": utils.encode_prompt(tokenizer, prompt)}
+    return train_rlver.Talk(user, dialogue)
 
 
-def test_turns_put_together_are_the_conversation(tokenizer):
-    prompt = [{"role": "user", "content": "Hello! We want fish."}]
-    said, then = (
-        "<think>\nBudget.\n</think>\n\ncod costs 5 dollars.",
-        {"role": "user", "content": "Good! We want meat."},
-    )
-    head, reply = utils.encode_prompt(tokenizer, prompt), utils.encode_completion(tokenizer, said)
-    whole = utils.encode_prompt(tokenizer, [*prompt, {"role": "assistant", "content": said}, then])
-    assert head + reply + train_rlver.turn_ids(tokenizer, then["content"], True) == whole
-    # a reply that was cut off has no end of turn yet
-    assert head + reply[:-1] + train_rlver.turn_ids(tokenizer, then["content"], False) == whole
-    train_rlver.check_turns(tokenizer, prompt)
+# --- token ids and masks
+
+# family of the tokenizer: prompt, end of turn, what stands between two replies, another end that the model may write
+TEMPLATES = {
+    "llama_base": (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|eot_id|>",
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|end_of_text|>",
+    ),
+    "qwen25_base": (
+        "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+        "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n",
+        "<|endoftext|>",
+    ),
+}
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, capsys):
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_conversation_by_hand(load, family):
+    """Two replies with thinking, and the user's turn between them: ids, mask, the sampler's log-probabilities."""
+    prompt, end, between, _ = TEMPLATES[family]
+    tokenizer = load(family)
+    utils.prepare_tokenizer(tokenizer, "think")
+    first, second = "<think>\nA thought.\n</think>\n\nHi.", "<think>\nMore.\n</think>\n\nSo."
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    talk = new_talk(tokenizer, simulated_user.RLVER)
+    for text, words, change in ((first, "And?", 5), (second, "Goodbye.", 7)):
+        ids = ids_of(text + end)
+        sample = rollout.Sample(ids, [-0.5] * len(ids), True)
+        talk.add_reply(sample, simulated_user.RLVER, "think", tokenizer)
+        simulated_user.user_turns([talk.dialogue], simulated_user.RLVER, lambda *_: (words, change))  # noqa: B023
+        if not talk.dialogue["ended"]:
+            talk.add_user_turn(tokenizer, 1000)
+    conversation = train_rlver.read_conversation(talk, tokenizer)
+
+    n_first, n_between, n_second = len(ids_of(first + end)), len(ids_of(between)), len(ids_of(second + end))
+    assert conversation.prompt_ids == ids_of(prompt)
+    assert conversation.ids == ids_of(first + end) + ids_of(between) + ids_of(second + end)
+    assert conversation.loss_mask == [1] * n_first + [0] * n_between + [1] * n_second
+    assert conversation.sampler_logprobs == [-0.5] * n_first + [0.0] * n_between + [-0.5] * n_second
+    assert train_rlver.ends_of_replies(conversation.loss_mask) == [n_first - 1, len(conversation.ids) - 1]
+    assert conversation.n_trained_tokens == conversation.row()["n_tokens"] == n_first + n_second
+
+    assert (conversation.thinking, conversation.response) == ("A thought.\n\nMore.", "So.")
+    assert conversation.n_thinking_tokens == len(ids_of("A thought.")) + len(ids_of("More."))
+    assert (conversation.status, conversation.dialogue["ended"]) == ("ok", "goodbye")
+    assert conversation.reward == pytest.approx(0.42) and conversation.row()["emotion"] == 42
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
+    _, end, between, other_end = TEMPLATES[family]
+    tokenizer = load(family)
+    utils.prepare_tokenizer(tokenizer, "plain")
+    setting = simulated_user.RLVER
+    talk = new_talk(tokenizer, setting)
+    ids = tokenizer("Hi." + other_end, add_special_tokens=False)["input_ids"]
+    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", tokenizer)
+    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("And?", 1))
+    talk.add_user_turn(tokenizer, 1000)
+    closing = tokenizer(end + between, add_special_tokens=False)["input_ids"]
+    assert talk.ids == ids + closing and talk.loss_mask == [1] * len(ids) + [0] * len(closing)
+    assert talk.sampler_logprobs == []  # transformers gives none
+    assert talk.dialogue["history"][1]["content"] == "Hi."
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys):
+    prompt = [{"role": "user", "content": "Hello!"}]
+    train_rlver.check_turns(toy_tokenizer, prompt)
     other = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    other.chat_template = tokenizer.chat_template.replace(
-        "{%- for", "{{- messages | length }}{%- for", 1
-    ).replace("{% for", "{{ messages | length }}{% for", 1)
-    with pytest.raises(SystemExit) as e:
-        train_rlver.check_turns(other, [{"role": "user", "content": "Hello!"}])
-    assert e.value.code == 2 and "--chat-template" in capsys.readouterr().err
+    other.chat_template = "{{ messages | length }}" + toy_tokenizer.chat_template
+    with pytest.raises(SystemExit) as error:
+        train_rlver.check_turns(other, prompt)
+    assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
 
 
-def test_the_reward_is_the_emotion():
-    rows = [{"emotion": 100}, {"emotion": 0}, {"emotion": None}, {"emotion": -8}, {"emotion": 47}]
-    assert train_rlver.emotions(rows, 1).totals == [1.0, 0.0, None, 0.0, 0.47]
+def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer):
+    """Of a real model: what was sampled turn by turn is what the template makes of the whole conversation."""
+    args = train_rlver.Args(
+        think_format="plain", max_tokens=300, max_turn_tokens=48, turns=3, start=40, low=10, temperature=0.7
+    )
+    setting = train_rlver.simulator_setting(args)
+    users = []
+    for profile in toy_users.profiles(16, 0, "train"):
+        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
+        prompt_ids = utils.encode_prompt(toy_tokenizer, prompt)
+        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
+    sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
+    sampler.sync(policy.Policy(model, 0.7))
+    torch.manual_seed(0)
+    found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
+
+    assert [conversation.id for conversation in found] == [user["id"] for user in users]
+    assert len({conversation.n_replies for conversation in found}) == 3
+    for conversation in found:
+        history = conversation.dialogue["history"]
+        replies = [turn["text"] for turn in history if turn["role"] == "assistant"]
+        written = []
+        for token, is_policy, before in zip(
+            conversation.ids, conversation.loss_mask, [0, *conversation.loss_mask]
+        ):
+            if is_policy and not before:
+                written.append([])
+            if is_policy:
+                written[-1].append(token)
+        samples = [rollout.Sample(ids, None, True) for ids in written]
+        assert [rollout.text_of(toy_tokenizer, sample) for sample in samples] == replies
+        if all(ids[-1] == toy_tokenizer.eos_token_id for ids in written[:-1]):
+            whole = simulated_user.chat_messages(conversation.dialogue, keep_thinking=True)
+            read = utils.encode_prompt(toy_tokenizer, whole[: 2 * len(written) - 1])
+            assert conversation.prompt_ids + conversation.ids == read + written[-1]
 
 
-@pytest.fixture(scope="module")
-def users(tmp_path_factory):
-    path = tmp_path_factory.mktemp("users") / "users.jsonl"
-    path.write_text("".join(json.dumps(p) + "\n" for p in toy_users.profiles(32, 0, "train")))
-    return path
+# --- the reward, and advantages on turns
 
 
-def command(users, out, *words) -> list[str]:
-    args = [
-        "train_rlver.py",
-        "--preset",
-        "toy",
-        "--no-think",
-        "--model",
-        "data/toy/base",
-        "--profiles",
-        users,
-        "--prompts-per-step",
-        4,
-        *(() if "ppo" in words else ("--group-size", 4)),
-        "--micro-batch-size",
-        8,
-        "--max-turn-tokens",
-        16,
-        "--steps",
-        3,
-        "--save-steps",
-        1,
-        "--allow-truncation",
-        "--out",
-        out,
-        *words,
-    ]
-    return [sys.executable, *map(str, args)]
+def ended_talk(tokenizer, emotions: list[float], ended: str) -> train_rlver.Conversation:
+    """A conversation from emotion 30: a reply of two tokens, two tokens of the user, and so on.
 
-
-def run(*args) -> subprocess.CompletedProcess:
-    done = subprocess.run(command(*args), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done
-
-
-def jsonl(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    `emotions`: after each reply; a malformed last reply has none.
+    """
+    talk = new_talk(tokenizer, simulated_user.RLVER)
+    n_replies = len(emotions) + (ended == "bad_format")
+    for n in range(n_replies):
+        talk.dialogue["history"].append(
+            {"role": "assistant", "content": "a", "text": "a", "thinking": "", "status": "ok"}
+        )
+        if n:
+            talk.ids += [3, 4]
+            talk.loss_mask += [0, 0]
+        talk.ids += [5, 6]
+        talk.loss_mask += [1, 1]
+        if n < len(emotions):
+            talk.dialogue["history"].append({"role": "user", "content": "b", "emotion-point": emotions[n]})
+            talk.dialogue["emo_point"] = emotions[n]
+    talk.dialogue["ended"] = ended
+    return train_rlver.read_conversation(talk, tokenizer)
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["--algorithm", "ppo", "--prompts-per-step", 16], ["--rollout", "vllm"]],
-    ids=["grpo", "ppo", "vllm"],
+    "emotions, ended, reward",
+    [
+        ([40, 100], "turns", 1.0),
+        ([47], "goodbye", 0.47),
+        ([-8], "failed", 0.0),
+        ([60], "bad_format", 0.0),
+        ([60], "simulator_failed", None),
+        ([60], "too_long", None),
+    ],
 )
-def test_the_script_and_its_log(users, tmp_path, words):
-    """With transformers also: killed after its second step, it ends with the same bits."""
-    run(users, tmp_path / "whole", *words)
-    rows = jsonl(tmp_path / "whole" / "completions.jsonl")
-    assert len(rows) == 48 and len(jsonl(tmp_path / "whole" / "metrics.jsonl")) == 3
+def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
+    conversation = ended_talk(toy_tokenizer, emotions, ended)
+    assert conversation.rewards == conversation.contributions == {"emotion": reward}
+    assert conversation.row()["reward"] == reward and math.isnan(conversation.reward) == (reward is None)
+
+
+def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
+    setting = simulated_user.RLVER
+    talk = new_talk(toy_tokenizer, setting)
+    ids = utils.encode_completion(toy_tokenizer, "Good!")
+    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", toy_tokenizer)
+    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("No.", 1))
+    n_turn = len(train_rlver.turn_ids(toy_tokenizer, "No.", True))
+    talk.add_user_turn(toy_tokenizer, len(talk.context) + n_turn - 1)
+    assert talk.dialogue["ended"] == "too_long" and talk.ids == ids
+    assert math.isnan(train_rlver.read_conversation(talk, toy_tokenizer).reward)
+
+
+# two groups of three: 30 -> 60 -> 48 -> 68, a bad format at once, ...
+GROUPS = [
+    [([60, 48, 68], "turns"), ([], "bad_format"), ([20, 50], "goodbye")],
+    [([90], "simulator_failed"), ([10, 0], "failed"), ([35, 45, 55], "turns")],
+]
+
+
+def talks(tokenizer) -> list[train_rlver.Conversation]:
+    return [ended_talk(tokenizer, emotions, ended) for group in GROUPS for emotions, ended in group]
+
+
+def naive_turn_rewards(emotions: list[float], ended: str) -> list[float]:
+    """A reward of each reply: the change of the emotion / 100, where a malformed reply leads to 0."""
+    levels = [30, *emotions, *([0] if ended == "bad_format" else [])]
+    levels[-1] = max(0, levels[-1])
+    return [(after - before) / 100 for before, after in zip(levels, levels[1:])]
+
+
+def test_each_reply_earns_the_change_that_it_made(toy_tokenizer):
+    values, events = train_rlver.TurnRewards(2.0).token_rewards(talks(toy_tokenizer))
+    assert events[:2].nonzero().tolist() == [[0, 1], [0, 5], [0, 9], [1, 1]]
+    assert values[events][:4].tolist() == pytest.approx([0.3, -0.12, 0.2, -0.3])
+    assert not events[3].any()  # a conversation without a reward
+    assert values[~events].abs().sum() == 0
+
+
+def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
+    """GRPO: the k-th reply gets the rewards from there on, compared with the k-th replies of its group."""
+    conversations = talks(toy_tokenizer)
+    weight = 0.5
+    train_rlver.set_group_advantages(conversations, [train_rlver.TurnRewards(weight)], 3)
+
+    for g, group in enumerate(GROUPS):
+        members = conversations[3 * g : 3 * g + 3]
+        known = [not math.isnan(member.reward) for member in members]
+        rewards = [member.reward for member, is_known in zip(members, known) if is_known]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+        to_go = []  # of each known member: the sum of rewards from its k-th reply on
+        for (emotions, ended), is_known in zip(group, known):
+            changes = naive_turn_rewards(emotions, ended)
+            to_go.append([sum(changes[k:]) for k in range(len(changes))] if is_known else [])
+        centred = []
+        for row in to_go:
+            others = [[r[k] for r in to_go if len(r) > k] for k in range(len(row))]
+            centred.append([value - sum(of_k) / len(of_k) for value, of_k in zip(row, others)])
+        squares = [value**2 for row in centred for value in row]
+        scale = math.sqrt(sum(squares) / len(squares)) + 1e-4
+        for member, is_known, row in zip(members, known, centred):
+            if not is_known:
+                assert member.advantages == [0.0] * len(member.ids)
+                continue
+            outcome = (member.reward - mean) / (deviation + 1e-4)
+            for k, value in enumerate(row):
+                expected = pytest.approx(outcome + weight * value / scale, abs=1e-5)
+                assert member.advantages[4 * k] == member.advantages[4 * k + 1] == expected
+
+
+def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
+    """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
+    conversations = talks(toy_tokenizer)
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
+    )
+    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), 0, False)  # its head is new: zero
+    args = train_rlver.Args(algorithm="ppo", lam=1.0)
+    micro = (1000, toy_tokenizer.pad_token_id, accelerator)
+    train_rlver.set_critic_advantages(conversations, critic, [train_rlver.TurnRewards(0.5)], args, micro)
+    cases = [case for group in GROUPS for case in group]
+    for conversation, (emotions, ended) in zip(conversations, cases):
+        if math.isnan(conversation.reward):
+            assert conversation.advantages == conversation.returns == [0.0] * len(conversation.ids)
+            continue
+        changes = naive_turn_rewards(emotions, ended)
+        for t, is_policy in enumerate(conversation.loss_mask):
+            to_come = conversation.reward + 0.5 * sum(changes[t // 4 :])
+            assert conversation.returns[t] == pytest.approx(to_come * is_policy, abs=1e-6)
+            assert is_policy or conversation.advantages[t] == 0
+
+
+# --- the script
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("users") / "users.jsonl"
+    path.write_text("".join(json.dumps(profile) + "\n" for profile in toy_users.profiles(10, 0, "train")))
+    return path
+
+
+# the base model ends some replies with <|endoftext|> and is cut off in the others, so conversations differ in length
+def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *[sys.executable, *launcher, "train_rlver.py", "--preset", "toy", "--model", "data/toy/base"],
+        *["--think-format", "plain", "--profiles", str(users), "--prompts-per-step", "4", "--steps", "3"],
+        *[
+            "--max-turn-tokens",
+            "40",
+            "--allow-truncation",
+            "--save-steps",
+            "1",
+            "--micro-batch-tokens",
+            "600",
+        ],
+        *["--out", str(out), *more],
+    ]
+
+
+def finish(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def rows_of(run: Path, log: str) -> list[dict]:
+    return [json.loads(line) for line in (run / log).read_text().splitlines()]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    weights = {}
+    for path in sorted(run.rglob("checkpoint-3/**/*.safetensors")):
+        for name, weight in load_file(path).items():
+            weights[f"{path.parent.name}/{name}"] = weight
+    return weights
+
+
+def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
+    """Checks what a run of 3 steps with 4 users wrote; `names`: keys of its metrics besides the common ones."""
+    rows = rows_of(run, "completions.jsonl")
+    assert len(rows) == 3 * 4 * group_size
+    assert max(row["turns"] for row in rows) > 1
     for row in rows:
-        last = row["dialogue"][-1]
-        assert row["ended"] in ("turns", "failed", "bad_format", "satisfied") and 1 <= row["turns"] <= 3
-        emotion = 0 if row["ended"] == "bad_format" else last["emotion-point"]
-        assert row["emotion"] == emotion and row["reward"] == pytest.approx(max(0, emotion / 100))
-        assert (
-            row["contributions"] == {"emotion": row["reward"]}
-            or abs(row["contributions"]["emotion"] - row["reward"]) < 1e-6
-        )
-        assert [m["role"] for m in row["dialogue"]][:2] == ["user", "assistant"]
-    if not words:
-        groups = [rows[i : i + 4] for i in range(0, 48, 4)]
-        assert all(len({row["id"] for row in group}) == 1 for group in groups)
-    if "vllm" in words:
-        return
+        history = row["dialogue"]
+        assert [turn["role"] for turn in history] == (["user", "assistant"] * row["turns"] + ["user"])[
+            : len(history)
+        ]
+        emotion = 0 if row["ended"] == "bad_format" else history[-1]["emotion-point"]
+        assert row["ended"] in ("turns", "failed", "bad_format") and row["emotion"] == emotion
+        assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
+    for place in range(0, len(rows), group_size):
+        assert len({row["id"] for row in rows[place : place + group_size]}) == 1
+
+    committed = rows_of(ROOT / "results/toy/toy-rlver-think-s0", "metrics.jsonl")[0].keys()
+    not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
+    if group_size == 1:
+        not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}
+    for step, metrics in enumerate(rows_of(run, "metrics.jsonl")):
+        assert metrics.keys() >= (committed - not_here) | set(names)
+        assert all(math.isfinite(value) for value in metrics.values())
+        of_step = [row for row in rows if row["step"] == step + 1]
+        turns = [row["turns"] for row in of_step]
+        assert metrics["dialogue/turns"] == pytest.approx(sum(turns) / len(turns))
+        lengths = [row["n_tokens"] for row in of_step]
+        assert metrics["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert json.loads((run / "summary.json").read_text()) == {"steps": 3, "users": 10}
+    assert json.loads((run / "config.json").read_text())["constants"]["EPSILON"] == 0.2
+    trained_with = {"think_format": "plain", "keep_thinking": True, "ask_thinking": False}
+    assert json.loads((run / "model" / "think_format.json").read_text()) == trained_with
+
+
+@pytest.mark.parametrize(
+    "launcher, more, group_size",
+    [
+        ([], ["--algorithm", "ppo", "--prompts-per-step", "4", "--turn-weight", "1", "--beta", "0.1"], 1),
+        (FSDP2, ["--group-size", "4"], 4),
+    ],
+    ids=["ppo", "grpo-FSDP2"],
+)
+def test_a_killed_run_ends_with_the_same_bits(launcher, more, group_size, users, tmp_path):
+    whole = tmp_path / "whole"
+    finish(start(launcher, users, whole, *more))
+    names = ("value/loss", "value/explained_variance", "value/grad_norm", "kl") if "ppo" in more else ()
+    check_files(whole, group_size, names)
+
+    broken = tmp_path / "broken"
     process = subprocess.Popen(
-        command(users, tmp_path / "killed", *words),
+        start(launcher, users, broken, *more),
         cwd=ROOT,
-        env=ENV,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
-    while process.poll() is None and len(jsonl(tmp_path / "killed" / "metrics.jsonl")) < 2:
+    while not (broken / "checkpoint-1" / "complete").exists():
+        assert process.poll() is None
         time.sleep(0.02)
-    assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    run(users, tmp_path / "killed", *words, "--resume")
-    a, b = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "killed"))
-    assert (
-        all(torch.equal(a[k], b[k]) for k in a) and jsonl(tmp_path / "killed" / "completions.jsonl") == rows
-    )
+    assert not (broken / "summary.json").exists()
+    finish(start(launcher, users, broken, *more, "--resume"))
+
+    expected = weights_of(whole)
+    found = weights_of(broken)
+    assert expected.keys() == found.keys() and len(expected) > 10
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+
+
+def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
+    """The check of the sampler counts the policy's tokens alone: the user's have no log-probability."""
+    run = tmp_path / "run"
+    finish(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
+    check_files(run, 4, ("kl",))
+    for metrics in rows_of(run, "metrics.jsonl"):
+        assert 0 < metrics["sampling/logprob_gap"] < 1e-4
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
         (["--simulator", ""], "--simulator is missing"),
-        (["--ask-thinking", "--no-think"], "leave one out"),
+        (["--ask-thinking", "--think-format", "plain"], "--ask-thinking needs --think-format think"),
         (["--profiles", "nowhere.jsonl"], "no such file"),
-        (["--prompts-per-step", "3"], "cannot be split"),
-        (["--max-tokens", "20"], "has no room"),
+        (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
+        (["--max-tokens", "60"], "has no room"),
+        (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
+        (["--lam", "0.9"], "--lam does nothing without --algorithm ppo"),
+        (["--algorithm", "ppo", "--group-size", "2"], "--group-size does nothing with --algorithm ppo"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsys):
-    base = ["--preset", "toy", "--model", "data/toy/base", "--profiles", str(users), "--dry-run"]
-    monkeypatch.setattr(sys, "argv", ["train_rlver.py", *base, *words])
+    base = [
+        "--preset",
+        "toy",
+        "--model",
+        "data/toy/base",
+        "--profiles",
+        str(users),
+        "--prompts-per-step",
+        "4",
+    ]
+    monkeypatch.setattr(sys, "argv", ["train_rlver.py", *base, "--dry-run", *words])
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as e:
+    with pytest.raises(SystemExit) as error:
         train_rlver.main(runs.parse_args(train_rlver.Args, train_rlver.PRESETS))
-    assert e.value.code == 2 and message in capsys.readouterr().err
+    assert error.value.code == 2 and message in capsys.readouterr().err

@@ -626,8 +626,8 @@ def test_kill_and_resume(serve, files, tmp_path):
     args = {**files, "extract_pairs": 10, "concurrency": 2}
     command = [
         sys.executable,
-        "-m",
-        "benchmarks.traits",
+        str(ROOT / "eval_benchmarks.py"),
+        "traits",
         "--judge",
         "j",
         "--judge-url",

@@ -41,7 +41,9 @@ class Args:
     out: Path = Path("data/toy")
     """Folder for the file; an existing one is replaced only by an equal one."""
     seed: int = 0
+    """Random seed of the file."""
     n_prompts: int = 4000
+    """Rows of the file."""
     wrong: float = 0.1
     """Share of the judge's verdicts that are wrong."""
 

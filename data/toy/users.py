@@ -242,6 +242,7 @@ class Args:
     out: Path = Path("data/toy")
     """Folder for the files; an existing file is replaced only by an equal one."""
     seed: int = 0
+    """Random seed of the files."""
     n_traces: int = 1000
     """Conversations from which traces are made, three each."""
     n_train: int = 512
