@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import checkpoint
@@ -21,7 +20,6 @@ import train_grpo
 import utils
 import watchdog
 from checkpoint import Learner
-from rollout import Sampler, Sampling
 
 BASE = "data/toy/base"
 
@@ -219,7 +217,9 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, saved, run, 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(megabytes * 1e6), before[1]))
     try:
-        with pytest.raises((OSError, RuntimeError, SafetensorError)):
+        with pytest.raises(
+            Exception, match="[Ff]ile too large|failed writing file"
+        ):  # each library has its own
             checkpoint.save(run, 5, learners, tokenizer, args, accelerator)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -256,7 +256,7 @@ def test_rows_after_the_checkpoint_leave_the_logs(run, accelerator, capsys):
 
 @pytest.mark.parametrize("lora_r", [0, 4])
 def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp_path):
-    """transformers loads it, and vLLM, and it says the same; LoRA is merged."""
+    """transformers loads it, and it says the same; LoRA is merged. (vLLM loads one in test_rollout.py.)"""
     torch.manual_seed(0)
     one = learner(lora_r=lora_r)
     train(one, 2)
@@ -280,14 +280,6 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
     assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.stop_ids
     assert utils.read_think_format(str(folder)) == "think"
-
-    if not lora_r:
-        samples = []
-        for use_vllm in (True, False):
-            sampler = Sampler(str(folder), tokenizer, Sampling(0.0, 12), use_vllm, max_length=64)
-            samples.append([(place, sample.ids) for place, sample in sampler.sample([list(range(5, 25))])])
-            sampler.close()
-        assert samples[0] == samples[1]
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):

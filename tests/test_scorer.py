@@ -15,7 +15,7 @@ import utils
 from rewards.scorer import Scorer, floor_bad
 
 NAN = math.nan
-GOOD = "<think>\nfruit first\n</think>\n\nAn apple and a {}."
+GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
 def known_half(rows):
     return [None if i % 2 else float(i) for i, row in enumerate(rows)]
@@ -44,7 +44,7 @@ def tokenizer():
 def scorer(accelerator, tokenizer, tmp_path):
     """scorer(**args): a Scorer with these arguments of train_grpo.py; functions of OWN_REWARDS are in own.py."""
     (tmp_path / "own.py").write_text(OWN_REWARDS)
-    row = {"id": "p", "messages": [{"role": "user", "content": "Name a fruit."}]}
+    row = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
 
     def make(**args) -> Scorer:
@@ -59,16 +59,21 @@ def scorer(accelerator, tokenizer, tmp_path):
 @pytest.fixture
 def completions(tokenizer) -> list[rollout.Completion]:
     """Two groups of four; the second and the sixth are malformed, in two ways."""
-    prompt = {"id": "p", "prompt": [{"role": "user", "content": "Name a fruit."}], "prompt_ids": [5, 6, 7]}
+    prompt = {
+        "id": "p",
+        "prompt": [{"role": "user", "content": "I have 12 dollars."}],
+        "prompt_ids": [5, 6, 7],
+    }
     texts = [
-        GOOD.format(fruit) for fruit in ("pear", "kiwi", "plum", "fig", "date", "lime", "melon", "peach")
+        GOOD.format(fruit) for fruit in ("steak", "ham", "cod", "tuna", "custard", "lasagna", "bacon", "ribs")
     ]
-    texts[1] = "An apple."
+    texts[1] = "You get 1 dish."
     texts[5] = texts[5] + "</think>"
     found = []
     for text in texts:
         sample = rollout.Sample(utils.encode_completion(tokenizer, text), None, True)
         found.append(rollout.read_completion(tokenizer, "think", prompt, sample))
+    assert [c.text for c in found] == texts
     assert [c.status == "ok" for c in found] == [True, False, True, True, True, False, True, True]
     return found
 
@@ -136,7 +141,7 @@ def test_completions_are_scored_while_others_are_sampled(scorer, completions):
 def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
     made = scorer()
     torch.nn.init.constant_(made.reward_model.model.score.weight, NAN)
-    with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*Name a fruit"):
+    with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*I have 12 dollars"):
         for completion in completions:
             made.start(completion)
         made.score(completions, 4, None)
