@@ -228,7 +228,6 @@ class Sampler:
         elif model and not in_process:
             self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=utils.DTYPE, **utils.SAFE)
             self.policy.to(utils.DEVICE).eval()
-            self.policy.get_input_embeddings().register_forward_pre_hook(_beat)
 
     def _start_vllm(self, model: str, max_length: int | None, memory: float, in_process: bool):
         from vllm import LLM  # seconds to import
@@ -414,7 +413,7 @@ class Sampler:
                 sequences = self._generate(
                     **batch,
                     generation_config=config,
-                    stopping_criteria=[self._stops_after(width)] if self.sampling.stop else None,
+                    stopping_criteria=[self._after_each_token(width)],
                 )
             for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
                 if place in done:  # sampled again, so that the others of its batch are as they were
@@ -445,18 +444,17 @@ class Sampler:
             return True
         return bool(self.sampling.stop) and self.sampling.stop in self.tokenizer.decode(ids)
 
-    def _stops_after(self, width: int):
-        """Returns a stopping criterion: a row ends when its last tokens hold the stop string."""
+    def _after_each_token(self, width: int):
+        """Returns what generate calls after each token: it reports progress, and ends rows at the stop string."""
 
         def criterion(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+            watchdog.beat()
+            if not self.sampling.stop:
+                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
             ended = [self._has_ended(row) for row in ids[:, width:][:, -16:].tolist()]
             return ids.new_tensor(ended).bool()
 
         return criterion
-
-
-def _beat(*_) -> None:
-    watchdog.beat()
 
 
 def _pack_tied_head(model: torch.nn.Module) -> None:

@@ -17,8 +17,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 import policy
 import rollout
+import rows
 import train_grpo
+import utils
 from data.toy import world
+from rewards.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
 DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
@@ -257,6 +260,12 @@ def test_two_processes_make_the_updates_of_one(updates, kind):
     for expected, found in zip(updates["one"]["steps"], updates[kind]["steps"], strict=True):
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert updates[kind]["weights"] == pytest.approx(updates["one"]["weights"], rel=1e-5)
+    assert any(name.startswith("LoRA") for name in updates[kind]["weights"])
+    for expected, found in zip(updates["one"]["statistics"], updates[kind]["statistics"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+    assert (
+        updates[kind]["gradients are summed in"] == "torch.float32"
+    )  # in bfloat16 a sum of 1,500 is off by a nat
 
 
 # --- the script
@@ -315,10 +324,25 @@ def rows_of(run: Path, log: str) -> list[dict]:
     return [json.loads(line) for line in (run / log).read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("held_out") / "held_out.jsonl"
+    _, _, text, _ = next(world.orders_of("test", 1, 0))
+    path.write_text(json.dumps({"id": "h", "messages": [{"role": "user", "content": text}]}) + "\n")
+    return path
+
+
+LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2", "--gold-prompts"]
+
+
 @pytest.mark.parametrize(
-    "launcher, more", [([], ["--rollout", "vllm"]), (DDP, []), (FSDP2, [])], ids=["vllm", "DDP", "FSDP2"]
+    "launcher, more",
+    [([], LORA), (DDP, ["--rollout", "vllm"]), (FSDP2, [])],
+    ids=["LoRA and vLLM", "DDP and vLLM", "FSDP2"],
 )
-def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, held_out, tmp_path):
+    if "--gold-prompts" in more:
+        more = [*more, str(held_out)]
     whole = subprocess.run(
         start(launcher, prompts, tmp_path / "whole", *more), cwd=ROOT, capture_output=True, text=True
     )
@@ -352,6 +376,15 @@ def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, tmp_path)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert rows_of(broken, "completions.jsonl") == rows_of(tmp_path / "whole", "completions.jsonl")
+    if "vllm" in more:
+        gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
+        assert max(gaps) < 1e-4
+    if "--gold-prompts" in more:
+        measured = rows_of(broken, "held_out.jsonl")
+        assert measured == rows_of(tmp_path / "whole", "held_out.jsonl")
+        assert [row["step"] for row in measured] == [1, 2, 3, 4] and {row["n"] for row in measured} == {1}
+        assert (broken / "best_by_gold" / "think_format.json").exists()
+        assert (broken / "adapter" / "adapter_model.safetensors").exists()
     for before, after in zip(
         rows_of(tmp_path / "whole", "metrics.jsonl"), rows_of(broken, "metrics.jsonl"), strict=True
     ):
@@ -420,3 +453,81 @@ def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
         alone, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         torch.testing.assert_close(alone[0], torch.tensor(one.old_logprobs), rtol=1e-4, atol=1e-5)
     assert rollout.share_of([1, 2, 3, 4], SimpleNamespace(num_processes=2, process_index=1)) == [3, 4]
+
+
+OWN_REWARD = """
+def odd_words(rows):  # of a prompt with an even number nothing can be learned
+    return [float(int(row["id"][-1]) % 2) * (i % 4) for i, row in enumerate(rows)]
+"""
+
+
+def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_REWARD)
+    args = train_grpo.Args(
+        prompts=str(prompts),
+        think_format="plain",
+        on_bad_format="score",
+        rewards=(f"{tmp_path}/own.py:odd_words:1",),
+        group_size=4,
+        dynamic_sampling=30,
+    )
+    accelerator = policy.start_accelerator()
+    tokenizer = utils.load_tokenizer("data/toy/base")
+    utils.prepare_tokenizer(tokenizer, "plain")
+    kept, _ = rows.load_prompts(str(prompts), tokenizer, 256)
+    sampling = rollout.Sampling(1.0, 4)
+    sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
+    scorer = Scorer(args, tokenizer, tmp_path, accelerator)
+
+    completions = train_grpo.sample_groups(kept[:6], sampler, scorer, tokenizer, args)
+    scorer.score(completions, 4, None)
+    before = list(completions)
+    found = train_grpo.replace_flat_groups(
+        completions, kept, sampler, scorer, None, tokenizer, 0, args, accelerator
+    )
+    assert 1 <= found["dynamic_sampling/attempts"] <= 30
+    for start in range(0, 24, 4):
+        group = completions[start : start + 4]
+        assert len({one.id for one in group}) == 1 and int(group[0].id[-1]) % 2
+        assert [one.reward for one in group] == [0.0, 1.0, 2.0, 3.0]
+        if int(before[start].id[-1]) % 2:  # one with a signal stays as it is
+            assert all(one is other for one, other in zip(group, before[start : start + 4], strict=True))
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--preset", "nonsense"], "unknown preset 'nonsense'"),
+        (["--no-such-flag"], "no-such-flag"),
+        (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
+        (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
+        (["--model", "data"], "data is neither a model folder"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
+        (["--reward-model", "data"], "data is neither a model folder"),
+        (["--reward-model", "data/toy/base"], "has no chat template"),
+        (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
+        (["--gold", "nowhere.py:f"], "is not file.py:function"),
+        (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
+        (["--stall-minutes", "0"], "use more than 0"),
+        (["--vllm-sleep"], "--vllm-sleep does nothing without --rollout vllm"),
+        (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),
+        (
+            ["--vllm-server-url", "http://me:secret@host:8000"],
+            "do not write a user, password or key into a URL",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):
+    done = here("train_grpo.py", *TINY, "--prompts", prompts, *words, "--out", tmp_path / "run")
+    assert done.returncode == 2 and message in done.stderr + done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_loading_that_leaves_ranks_without_weights_is_refused(prompts, here, monkeypatch, tmp_path):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    done = here("train_grpo.py", *TINY, "--prompts", prompts, "--out", tmp_path / "run")
+    assert done.returncode == 2 and "set it to false in the launch config" in done.stderr

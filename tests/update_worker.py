@@ -1,4 +1,4 @@
-"""Three GRPO updates on stored completions of unequal lengths; prints what came out as JSON.
+"""Three GRPO updates on stored completions of unequal lengths, and whole weights; prints what came out as JSON.
 
 tests/test_grpo.py starts it on one process, on two with DDP, and on two with FSDP2: they must agree.
 """
@@ -6,8 +6,8 @@ tests/test_grpo.py starts it on one process, on two with DDP, and on two with FS
 import json
 
 import numpy as np
-import runs  # isort: skip
 import torch
+from accelerate.utils import gather_object
 
 import checkpoint
 import policy
@@ -65,8 +65,29 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         results.append(means)
+
+    # a forward without a backward leaves the last layers gathered
+    own = rollout.share_of(stored_completions(4, 1)[0], accelerator)
+    policy.set_entropy_statistics(model, own, 0.9, accelerator)
+    statistics = gather_object([completion.statistics for completion in own])
     weights = {name: weight.double().norm().item() for name, weight in policy.whole_weights(model)}
-    accelerator.print(json.dumps({"steps": results, "weights": weights}))
+
+    torch.manual_seed(0)
+    with_adapter = policy.load_policy("data/toy/base", 4, False)
+    for name, weight in with_adapter.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    trained = [weight for weight in with_adapter.parameters() if weight.requires_grad]
+    with_adapter = policy.Policy(with_adapter, 0.9)
+    with_adapter, _ = accelerator.prepare(with_adapter, torch.optim.AdamW(trained))
+    for name, weight in policy.whole_weights(with_adapter):
+        weights[f"LoRA {name}"] = weight.double().norm().item()
+
+    sums = "torch.float32"
+    if accelerator.is_fsdp2:
+        sums = str(accelerator.state.fsdp_plugin.mixed_precision_policy.reduce_dtype)
+    found = {"steps": results, "statistics": statistics, "weights": weights, "gradients are summed in": sums}
+    accelerator.print(json.dumps(found))
     checkpoint.leave()
 
 

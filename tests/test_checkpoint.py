@@ -1,0 +1,289 @@
+"""checkpoint.py: what is saved is loaded, what is damaged is refused, and a full disk costs no older checkpoint.
+
+Several processes, DDP and FSDP2: tests/test_grpo.py.
+"""
+
+import dataclasses
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import checkpoint
+import policy
+import runs
+import train_grpo
+import utils
+import watchdog
+from checkpoint import Learner
+
+BASE = "data/toy/base"
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return policy.start_accelerator()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = utils.load_tokenizer(BASE)
+    utils.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+def learner(path: str = BASE, lora_r: int = 0, resume_from: str | None = None) -> Learner:
+    model = policy.load_policy(path, lora_r, False, resume_from)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    return Learner(policy.Policy(model, 1.0), torch.optim.AdamW(trained, lr=1e-2))
+
+
+def train(learner: Learner, steps: int) -> None:
+    ids = torch.arange(5, 25).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    for _ in range(steps):
+        logprobs, _ = learner.model(ids, mask, mask[:, 10:])
+        (-logprobs.mean()).backward()
+        learner.optimizer.step()
+        learner.optimizer.zero_grad()
+
+
+def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in learner.model.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+ARGS = train_grpo.Args(model=BASE, think_format="think", keep_checkpoints=2)
+
+
+def run_folder(path: Path, args=ARGS) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"args": dataclasses.asdict(args)}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(accelerator, tokenizer, tmp_path_factory) -> Path:
+    """A run with two checkpoints of a policy and a critic; tests that change it copy it."""
+    run = run_folder(tmp_path_factory.mktemp("saved") / "run")
+    learners = {"": learner(), "critic": learner()}
+    for step in (3, 4):
+        train(learners[""], 1)
+        train(learners["critic"], 2)
+        checkpoint.save(run, step, learners, tokenizer, ARGS, accelerator)
+    return run
+
+
+@pytest.fixture
+def run(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_training_goes_on_as_if_nothing_had_happened(lora_r, accelerator, tokenizer, tmp_path):
+    run = run_folder(tmp_path / "run")
+    torch.manual_seed(0)
+    first = {"": learner(lora_r=lora_r), "critic": learner()}
+    for one in first.values():
+        train(one, 3)
+    folder = checkpoint.save(run, 3, first, tokenizer, ARGS, accelerator)
+    assert checkpoint.latest(run) == folder == run / "checkpoint-3"
+
+    torch.manual_seed(1)
+    second = {"": learner(BASE, lora_r, folder), "critic": learner(str(folder / "critic"))}
+    for name, one in second.items():
+        checkpoint.load_optimizer(folder, name, one.optimizer)
+        assert same(weights_of(one), weights_of(first[name]))
+        train(one, 2)
+        train(first[name], 2)
+        assert same(weights_of(one), weights_of(first[name]))
+    for path in folder.rglob("*.pt"):
+        torch.load(path, weights_only=True)
+    assert (folder / "adapter_model.safetensors").exists() == bool(lora_r)
+    assert (folder / "model.safetensors").exists() != bool(lora_r)
+
+
+def test_a_flipped_byte_in_any_file_is_found(run, capsys):
+    folder = run / "checkpoint-4"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {
+        *(
+            "model.safetensors",
+            "config.json",
+            "optimizer-rank0.pt",
+            "critic-optimizer-rank0.pt",
+            "tokenizer.json",
+        ),
+        *("tokenizer_config.json", "think_format.json", "generation_config.json", "chat_template.jinja"),
+        *("crc-rank0.json", "complete"),
+    }
+    assert folder / "critic" / "model.safetensors" in files
+    generator = torch.Generator().manual_seed(0)
+    for path in files:
+        content = path.read_bytes()
+        place = torch.randint(len(content), (1,), generator=generator).item()
+        if path.name in ("crc-rank0.json", "complete"):
+            place = content.index(b":") + 3  # in a value: a space more in a list says nothing else
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert checkpoint.latest(run) == run / "checkpoint-3", path
+        assert f"{folder} " in capsys.readouterr().err
+        path.write_bytes(content)
+    assert checkpoint.latest(run) == folder
+
+
+def test_damaged_foreign_and_unfinished_checkpoints_are_passed_over(run, capsys):
+    newest = run / "checkpoint-4"
+
+    def cut_in_half(content: bytes) -> bytes:
+        return content[: len(content) // 2]
+
+    def of_another_run(content: bytes) -> bytes:
+        return json.dumps({**json.loads(content), "run": "abcdef"}).encode()
+
+    cases = [
+        ("optimizer-rank0.pt", cut_in_half, "has a optimizer-rank0.pt that is not what was written"),
+        ("critic/model.safetensors", None, "lacks critic/model.safetensors"),
+        ("crc-rank0.json", cut_in_half, "has a damaged list of its files"),
+        ("crc-rank0.json", None, "has a damaged list of its files"),
+        ("complete", cut_in_half, "has a damaged list of its files"),
+        ("complete", of_another_run, "belongs to another run"),
+        ("complete", None, "was not written to its end"),
+    ]
+    for name, change, message in cases:
+        content = (newest / name).read_bytes()
+        if change:
+            (newest / name).write_bytes(change(content))
+        else:
+            (newest / name).unlink()
+        assert checkpoint.latest(run) == run / "checkpoint-3"
+        assert f"{newest} {message}" in capsys.readouterr().err
+        (newest / name).write_bytes(content)
+
+    (run / "checkpoint-best").mkdir()
+    (run / "checkpoint-99").mkdir()  # killed when it had just begun
+    assert checkpoint.latest(run) == newest
+
+    for folder in (newest, run / "checkpoint-3"):
+        path = folder / "model.safetensors"
+        path.write_bytes(cut_in_half(path.read_bytes()))
+    with pytest.raises(SystemExit) as error:
+        checkpoint.latest(run)
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and "has no checkpoint to resume from: checkpoint-4 has" in said
+    assert "checkpoint-3 has" in said and "--overwrite starts anew" in said
+
+
+def test_a_run_that_never_finished_a_checkpoint_starts_at_the_beginning(tmp_path, accelerator):
+    run = run_folder(tmp_path / "run")
+    (run / "checkpoint-1").mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    args = dataclasses.replace(ARGS, resume=True)
+    assert checkpoint.resume(run, args, accelerator) == (None, 0)
+    assert (run / "metrics.jsonl").read_text() == ""
+
+
+def test_older_checkpoints_go_when_a_newer_one_is_whole(tmp_path):
+    def names() -> list[str]:
+        return [folder.name for folder in checkpoint.numbered(tmp_path)]
+
+    for step in (8, 9, 10, 11, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if step != 10:
+            (tmp_path / f"checkpoint-{step}" / "complete").write_text("")
+    newest = tmp_path / "checkpoint-100"
+    checkpoint._delete_older(tmp_path, newest, keep=0)
+    assert len(names()) == 5
+    checkpoint._delete_older(tmp_path, newest, keep=3)
+    assert names() == ["checkpoint-9", "checkpoint-11", "checkpoint-100"]
+    checkpoint._delete_older(
+        tmp_path, tmp_path / "checkpoint-11", keep=1
+    )  # a resumed run leaves later ones alone
+    assert names() == ["checkpoint-11", "checkpoint-100"]
+
+
+@pytest.mark.parametrize("megabytes", [0.001, 1.0, 5.0])
+def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, saved, run, accelerator, tokenizer):
+    """No file may become larger than that, which is what a full disk does to a write: tokenizer, weights, optimizer."""
+    learners = {"": learner(str(run / "checkpoint-4")), "critic": learner()}
+    train(learners[""], 1)
+    args = dataclasses.replace(ARGS, keep_checkpoints=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(megabytes * 1e6), before[1]))
+    try:
+        with pytest.raises(
+            Exception, match="[Ff]ile too large|failed writing file"
+        ):  # each library has its own
+            checkpoint.save(run, 5, learners, tokenizer, args, accelerator)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoint.latest(run) == run / "checkpoint-4" and (run / "checkpoint-3" / "complete").exists()
+    checkpoint.save(run, 5, learners, tokenizer, args, accelerator)  # over what was left, with room again
+    assert checkpoint.latest(run) == run / "checkpoint-5" and len(checkpoint.numbered(run)) == 1
+
+
+def test_the_text_of_a_log_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "summary.json"
+    watchdog.write(path, "before")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError):
+            watchdog.write(path, "x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "before"
+
+
+def test_rows_after_the_checkpoint_leave_the_logs(run, accelerator, capsys):
+    for name in checkpoint.LOGS:
+        rows = "".join(json.dumps({"step": step, "name": name}) + "\n" for step in (1, 3, 4, 4, 5))
+        (run / name).write_text(rows + '{"step": 6, "na')  # a kill cuts off the last line
+    assert checkpoint.resume(run, dataclasses.replace(ARGS, resume=True), accelerator) == (
+        run / "checkpoint-4",
+        4,
+    )
+    for name in checkpoint.LOGS:
+        assert [row["step"] for row in runs.read_kept(run / name)] == [1, 3, 4, 4]
+    assert "resumes from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp_path):
+    """transformers loads it, and it says the same; LoRA is merged. (vLLM loads one in test_rollout.py.)"""
+    torch.manual_seed(0)
+    one = learner(lora_r=lora_r)
+    train(one, 2)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").write_text("")
+    checkpoint.save_model(folder, one.model, tokenizer, "think", accelerator)
+    assert not (folder / "old").exists() and (tmp_path / "adapter").exists() == bool(lora_r)
+
+    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
+    expected = dict(policy.whole_weights(one.model))
+    assert same(dict(loaded.named_parameters()), expected)
+    base = dict(AutoModelForCausalLM.from_pretrained(BASE).named_parameters())
+    assert loaded.config.dtype == torch.float32 and not same(expected, base)
+    ids = torch.arange(5, 25).unsqueeze(0)
+    mask = torch.ones_like(ids)
+    torch.testing.assert_close(
+        policy.Policy(loaded, 1.0)(ids, mask, mask[:, 10:])[0], one.model(ids, mask, mask[:, 10:])[0]
+    )
+    assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.stop_ids
+    assert utils.read_think_format(str(folder)) == "think"
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):
+    learners = {"": learner(lora_r=4)}
+    for keep in (2, 10**9):
+        checkpoint.warn_of_full_disk(tmp_path, learners, keep)
+        assert ("will run out of disk: 1000000001 checkpoints" in capsys.readouterr().out) == (keep > 2)

@@ -1,0 +1,193 @@
+"""policy.py: log-probabilities and entropies against the logits themselves, micro-batches, whole weights.
+
+Loading weights: tests/test_watchdog.py. Several processes: tests/test_grpo.py.
+"""
+
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+import policy
+from update_worker import stored_completions
+
+BASE = "data/toy/base"
+ONE_PROCESS = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+SIZES = {
+    "vocab_size": 283,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return AutoModelForCausalLM.from_pretrained(BASE)
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, torch.Tensor]:
+    return policy.collate(stored_completions(6, 1)[0], 0, "cpu")
+
+
+def direct(
+    logits: torch.Tensor, ids: torch.Tensor, n: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probabilities and entropies (B, n) of the last n tokens from all logits."""
+    logprobs = (logits / temperature)[:, -n - 1 : -1].double().log_softmax(-1)
+    return logprobs.gather(-1, ids[:, -n:, None])[..., 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+def logits_of(model, batch) -> torch.Tensor:
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    return model(batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=positions).logits
+
+
+# --- log-probabilities
+
+
+@pytest.mark.parametrize("at_once", [2**27, 283 * 7])
+def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base, batch, monkeypatch):
+    """Also a few tokens at a time, as for large vocabularies."""
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
+    mask = batch["completion_mask"].bool()
+    weights = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    gradients = []
+    found = policy.Policy(base, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"], entropy_gradient=True
+    )
+    expected = direct(logits_of(base, batch), batch["input_ids"], mask.size(1), 0.7)
+    for logprobs, entropies in (found, expected):
+        base.zero_grad()
+        ((weights[0] * logprobs).sum() + (weights[1] * entropies).sum()).backward()
+        gradients.append([weight.grad.clone() for weight in base.parameters()])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours[mask], theirs[mask].float(), rtol=1e-4, atol=1e-5)
+        assert not ours[~mask].any()
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+    _, entropies = policy.Policy(base, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    assert not entropies.requires_grad  # for the log alone
+
+
+def test_logprobs_are_float32_of_a_bfloat16_model(base, batch):
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16)
+    found, _ = policy.Policy(model, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    mask = batch["completion_mask"].bool()
+    expected, _ = direct(logits_of(model, batch).float(), batch["input_ids"], mask.size(1), 0.7)
+    assert found.dtype == torch.float32
+    assert (found - expected)[mask].abs().mean() < 0.02
+    assert len(set(found[mask].tolist())) > 0.9 * mask.sum()  # of 8 bits, many would be equal
+
+
+def test_a_model_s_own_treatment_of_its_logits(batch):
+    torch.manual_seed(0)
+    softcapped = Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, final_logit_softcapping=3.0, initializer_range=0.5)
+    ).eval()
+    logits = logits_of(softcapped, batch)
+    assert 2.5 < logits.abs().max() < 3
+    found, _ = policy.Policy(softcapped, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    mask = batch["completion_mask"].bool()
+    expected, _ = direct(logits, batch["input_ids"], mask.size(1), 0.7)
+    torch.testing.assert_close(found[mask], expected[mask].float(), rtol=1e-4, atol=1e-4)
+
+    with pytest.raises(ValueError, match="logits_scaling"):
+        policy.Policy(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)), 0.7)
+
+
+def test_statistics_of_entropy(base):
+    completions = stored_completions(3, 1)[0]
+    policy.set_entropy_statistics(policy.Policy(base, 0.7), completions, 0.7, ONE_PROCESS)
+    for completion in completions:
+        ids = torch.tensor([completion.prompt_ids + completion.ids])
+        n = len(completion.ids)
+        probabilities = (base(ids).logits[0, -n - 1 : -1] / 0.7).double().softmax(-1)
+        entropy = -(probabilities * probabilities.log()).sum(-1).mean().item()
+        uniform = 1 / probabilities.size(-1)
+        kl = (uniform * (math.log(uniform) - probabilities.log())).sum(-1).mean().item()
+        assert completion.statistics == pytest.approx(
+            {"mean_entropy": entropy, "mean_kl_uniform": kl}, rel=1e-4
+        )
+
+
+# --- micro-batches
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 8])
+def test_chunks_are_the_best_cut(n):
+    """Against all cuts of eight rows into at most n chunks."""
+    lengths = [90, 40, 40, 30, 12, 5, 5, 1]
+
+    def largest(sizes: list[int]) -> int:
+        return max(size * lengths[sum(sizes[:i])] for i, size in enumerate(sizes))
+
+    cuts = []
+    for inner in itertools.combinations(range(1, 8), n - 1):
+        edges = [0, *inner, 8]
+        cuts.append([b - a for a, b in itertools.pairwise(edges)])
+    sizes = policy._even_sizes(lengths, n)
+    assert sum(sizes) == 8 and len(sizes) <= n and largest(sizes) == min(largest(cut) for cut in cuts)
+
+
+def test_every_process_gets_equally_many_micro_batches():
+    assert policy._at_least([3, 1], 4) == [1, 1, 1, 1]
+    assert policy._at_least([2, 5], 3) == [2, 3, 2]
+    assert policy._at_least([], 0) == []
+
+
+# --- before an update
+
+
+def test_an_update_that_is_not_a_number_keeps_the_completions(tmp_path):
+    completions = stored_completions(2, 1)[0]
+    policy.check_finite({"loss": 1.0, "grad_norm": 2.0}, completions, 3, tmp_path)
+    for name, value in (("grad_norm", math.inf), ("value/loss", math.nan)):
+        with pytest.raises(FloatingPointError, match=f"step 3: {name} is {value}"):
+            policy.check_finite({"loss": 1.0, name: value}, completions, 3, tmp_path)
+    kept = [json.loads(line) for line in (tmp_path / "not_finite-rank0.jsonl").read_text().splitlines()]
+    assert [row["ids"] for row in kept] == [completion.ids for completion in completions]
+
+
+# --- whole weights
+
+
+def test_lora_is_merged_into_a_copy():
+    """In bfloat16, where merging and subtracting again would leave other weights."""
+    torch.manual_seed(0)
+    model = policy.load_policy(BASE, 4, False).to(torch.bfloat16)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.02)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+    merged = dict(model.merge_and_unload().named_parameters())
+    assert whole.keys() == merged.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(whole[name], weight, rtol=2e-2, atol=2e-3)
+    base = dict(AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).named_parameters())
+    changed = [name for name in whole if not torch.equal(whole[name], base[name])]
+    assert len(changed) == 4 * 7  # all linear layers

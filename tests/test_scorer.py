@@ -1,0 +1,170 @@
+"""rewards/scorer.py: from completions to one reward each, with the toy's reward model and functions of our own."""
+
+import json
+import math
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import policy
+import rollout
+import train_grpo
+import utils
+from rewards.scorer import Scorer, floor_bad
+
+NAN = math.nan
+GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
+OWN_REWARDS = """
+def known_half(rows):
+    return [None if i % 2 else float(i) for i, row in enumerate(rows)]
+
+def nothing(messages, response):
+    return None
+
+def unknown(messages, response):
+    return float("nan")
+"""
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return policy.start_accelerator()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = utils.load_tokenizer("data/toy/base")
+    utils.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+@pytest.fixture
+def scorer(accelerator, tokenizer, tmp_path):
+    """scorer(**args): a Scorer with these arguments of train_grpo.py; functions of OWN_REWARDS are in own.py."""
+    (tmp_path / "own.py").write_text(OWN_REWARDS)
+    row = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
+
+    def make(**args) -> Scorer:
+        defaults = {"preset": "toy", "reward_model": "data/toy/reward_model", "think_format": "think"}
+        defaults["prompts"] = str(tmp_path / "prompts.jsonl")
+        args = train_grpo.Args(**{**defaults, **args})
+        return Scorer(args, tokenizer, tmp_path, accelerator)
+
+    return make
+
+
+@pytest.fixture
+def completions(tokenizer) -> list[rollout.Completion]:
+    """Two groups of four; the second and the sixth are malformed, in two ways."""
+    prompt = {
+        "id": "p",
+        "prompt": [{"role": "user", "content": "I have 12 dollars."}],
+        "prompt_ids": [5, 6, 7],
+    }
+    texts = [
+        GOOD.format(fruit) for fruit in ("steak", "ham", "cod", "tuna", "custard", "lasagna", "bacon", "ribs")
+    ]
+    texts[1] = "You get 1 dish."
+    texts[5] = texts[5] + "</think>"
+    found = []
+    for text in texts:
+        sample = rollout.Sample(utils.encode_completion(tokenizer, text), None, True)
+        found.append(rollout.read_completion(tokenizer, "think", prompt, sample))
+    assert [c.text for c in found] == texts
+    assert [c.status == "ok" for c in found] == [True, False, True, True, True, False, True, True]
+    return found
+
+
+def test_the_floor_by_hand():
+    bad = [False, True, False, False, True, True, True, False]
+    rewards = torch.tensor([1.0, NAN, 3.0, -2.0, NAN, NAN, 7.0, NAN])
+    found = floor_bad(rewards, torch.tensor(bad), 4, 0.5)
+    assert found[:7].tolist() == [
+        1.0,
+        -2.5,
+        3.0,
+        -2.0,
+        -0.5,
+        -0.5,
+        -0.5,
+    ]  # in the second group nothing is known
+    assert found[7].isnan()  # not malformed, and without a reward
+
+
+def scores(scorer: Scorer, completions: list, texts: list[str]) -> list[float]:
+    return scorer.reward_model.score([completion.messages for completion in completions], texts)
+
+
+def test_what_a_malformed_completion_gets(scorer, completions):
+    texts = [completion.text for completion in completions]
+    expected = scores(scorer(), completions, texts)
+    for on_bad_format in ("score", "null", "floor"):
+        made = scorer(on_bad_format=on_bad_format, format_margin=2.0)
+        made.score(completions, 4, None)
+        for place in (0, 2, 3, 4, 6, 7):
+            assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
+            assert completions[place].rewards["preference"] == completions[place].reward
+        bad = [completions[1].reward, completions[5].reward]
+        if on_bad_format == "score":
+            assert bad == pytest.approx([expected[1], expected[5]], abs=1e-5)
+        elif on_bad_format == "null":  # the strict mode asks for what opens the response, no more
+            null = scores(made, completions[:1], ["[NULL]"])
+            assert bad == pytest.approx([null[0], expected[5]], abs=1e-5)
+        else:
+            groups = ((0, 2, 3), (4, 6, 7))
+            floors = [min(completions[place].reward for place in group) - 2.0 for group in groups]
+            assert bad == pytest.approx(floors) and completions[1].rewards["preference"] is None
+            assert made.reward_model.n_scored == 6
+
+
+def test_completions_are_scored_while_others_are_sampled(scorer, completions):
+    expected = scores(scorer(), completions, [completion.text for completion in completions])
+    made = scorer(on_bad_format="score", reward_tokens_per_batch=60)
+    of_model, threads = made.reward_model.score, []
+
+    def score(messages, texts):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return of_model(messages, texts)
+
+    made.reward_model.score = score
+    for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
+        made.start(completions[place])
+    assert len(threads) > 0 or made._batches
+    made.score(completions, 4, None)
+    assert len(threads) > 2 and not any(threads)
+    assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
+    made = scorer()
+    torch.nn.init.constant_(made.reward_model.model.score.weight, NAN)
+    with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*I have 12 dollars"):
+        for completion in completions:
+            made.start(completion)
+        made.score(completions, 4, None)
+
+
+def test_gold_is_a_number_or_nan(scorer, completions, tmp_path):
+    made = scorer(gold=f"{tmp_path}/own.py:nothing")
+    with pytest.raises(RuntimeError, match="--gold gave None for prompt"):
+        made.score(completions, 4, None)
+    made = scorer(gold=f"{tmp_path}/own.py:unknown")
+    made.score(completions, 4, None)
+    assert {completion.rewards["gold"] for completion in completions} == {None}
+
+
+def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):
+    """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
+    name = f"{Path(tmp_path)}/own.py:known_half"
+    made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
+    made.score(completions, 4, None)
+    rewards = [completion.reward for completion in completions]
+    assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
+    assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]
+    assert completions[2].contributions["known_half"] == 4.0
+    advantages = train_grpo.group_advantages(torch.tensor(rewards).view(2, 4))
+    assert advantages[:, 3].tolist() == [0.0, 0.0] and advantages[0].sum().abs() < 1e-5
+    assert [completion.row()["missing"] for completion in completions] == [False, False, False, True] * 2

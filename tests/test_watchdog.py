@@ -1,0 +1,368 @@
+"""watchdog.py and checkpoint.guard: locks, stalls, signals, in small processes and in runs of train_grpo.py on the toy."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import checkpoint
+import endpoint
+import policy
+import runs
+import train_grpo
+import watchdog
+from data.toy import world
+from rewards.preference import load_reward_model
+
+ROOT = Path(__file__).parents[1]
+DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
+TINY = [
+    *[
+        "train_grpo.py",
+        "--preset",
+        "toy",
+        "--model",
+        "data/toy/base",
+        "--prompts-per-step",
+        "4",
+        "--group-size",
+        "4",
+    ],
+    *[
+        "--max-completion-tokens",
+        "16",
+        "--allow-truncation",
+        "--on-bad-format",
+        "score",
+        "--stall-minutes",
+        "0.1",
+    ],
+]
+
+
+def start(words: list, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end_of(process: subprocess.Popen) -> tuple[int, str]:
+    """Waits for the end; returns exit code and output."""
+    text = process.communicate(timeout=120)[0]
+    return process.returncode, text
+
+
+def wait_for_step(process: subprocess.Popen, run: Path, step: int) -> None:
+    while not any(row["step"] >= step for row in rows_of(run)):
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        time.sleep(0.05)
+
+
+def rows_of(run: Path) -> list[dict]:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def whole_steps(run: Path) -> list[int]:
+    return [
+        checkpoint.step_of(folder) for folder in checkpoint.numbered(run) if (folder / "complete").exists()
+    ]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [
+        {"id": i, "messages": [{"role": "user", "content": text}]}
+        for i, _, text, _ in world.orders_of("rl", 12, 0)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# --- the watchdog alone: processes without torch
+
+
+def small_process(tmp_path: Path, code: str) -> subprocess.Popen:
+    return start(
+        [
+            "-c",
+            "import multiprocessing, sys, time\nfrom pathlib import Path\nimport watchdog\n" + code,
+            tmp_path,
+        ]
+    )
+
+
+STALLING = """
+watchdog.watch(Path(sys.argv[1]), 0.01)
+with watchdog.watched():
+    time.sleep(0.5)
+    watchdog.beat()
+    {hangs}
+"""
+
+
+def test_a_process_that_hangs_is_ended_also_if_it_holds_the_gil(tmp_path):
+    child = "process = multiprocessing.Process(target=time.sleep, args=(60,)); process.start(); print(process.pid)"
+    hangs = {
+        "sleeps": f"{child}; time.sleep(60)",
+        "holds_the_gil": "__import__('ctypes').PyDLL(None).sleep(60)",
+    }
+    processes = {}
+    for name, line in hangs.items():
+        (tmp_path / name).mkdir()
+        processes[name] = small_process(tmp_path / name, STALLING.format(hangs=line))
+    code, text = end_of(processes["sleeps"])
+    assert not psutil.pid_exists(int(text.split()[0]))  # such as vLLM's engine, which holds the GPU's memory
+    assert code == 124 and "error: no rank has made progress for 1 seconds (--stall-minutes 0.01)" in text
+    assert "--resume continues from the last checkpoint" in text
+    stacks = (tmp_path / "sleeps" / "stacks-rank0.txt").read_text()
+    assert '"<string>"' in stacks and stacks.count("hread 0x") == 2
+    code, _ = end_of(processes["holds_the_gil"])  # ten seconds later, by a thread that needs no GIL
+    assert code == 1 and '"<string>"' in (tmp_path / "holds_the_gil" / "stacks-rank0.txt").read_text()
+
+
+BEATING = """
+watchdog.watch(Path(sys.argv[1]), 0.02)
+with watchdog.watched():
+    for _ in range(6):
+        time.sleep(0.5)
+        watchdog.beat()
+    with watchdog.patient():
+        time.sleep(3)
+"""
+
+
+def test_who_beats_or_may_take_its_time_is_left_alone(tmp_path):
+    process = small_process(tmp_path, BEATING)
+    assert end_of(process) == (0, "") and not (tmp_path / "stacks-rank0.txt").exists()
+
+
+STOPPABLE = """
+with watchdog.stoppable():
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_sigterm_asks_once_and_ends_the_second_time(tmp_path):
+    process = small_process(tmp_path, STOPPABLE)
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):  # a scheduler and a launcher both pass the same one on
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert process.poll() is None
+    time.sleep(5)
+    process.send_signal(signal.SIGTERM)
+    code, text = end_of(process)
+    assert code == watchdog.STOPPED and text.count("SIGTERM: the run stops with a checkpoint") == 1
+
+
+@dataclass
+class Args:
+    """What runs.start_run needs of a script's arguments."""
+
+    out: str
+    overwrite: bool = False
+    resume: bool = False
+    preset: str = ""
+    seed: int = 0
+
+
+def test_a_folder_in_use_is_refused(tmp_path, capsys):
+    code = "watchdog.lock(Path(sys.argv[1]))\nprint('ready', flush=True)\ntime.sleep(60)"
+    process = small_process(tmp_path, code)
+    assert process.stdout.readline() == "ready\n"
+    (tmp_path / "command.txt").write_text("python train_grpo.py\n")
+    for overwrite in (False, True):
+        with pytest.raises(SystemExit) as error:
+            runs.start_run(Args(str(tmp_path), overwrite), "grpo", "base")
+        assert error.value.code == 2
+    assert f"in use by process {process.pid} on" in capsys.readouterr().err
+    assert (tmp_path / "command.txt").read_text() == "python train_grpo.py\n"
+    process.kill()  # the kernel releases the lock
+    process.communicate()
+    watchdog.lock(tmp_path)
+    watchdog._LOCK_FILES.clear()
+
+
+# --- errors in a training loop
+
+
+@contextlib.contextmanager
+def loop(run: Path):
+    """Makes this process the one that trains in `run`, and reads what it says at its end."""
+    before = dataclasses.replace(watchdog.RUN)
+    watchdog.watch(run, 1)
+    try:
+        with checkpoint.guard(run, policy.start_accelerator()):
+            yield
+    finally:
+        vars(watchdog.RUN).update(vars(before))
+
+
+def test_an_error_says_where_the_run_goes_on(tmp_path, capsys):
+    for step in (5, 6):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-5" / "complete").write_text("")
+    with pytest.raises(KeyError), loop(tmp_path):
+        raise KeyError("a name")
+    said = capsys.readouterr().err
+    assert "error: the run ended by KeyError: 'a name'; " in said and "MiB are free" in said
+    assert "--resume continues from checkpoint-5" in said
+    assert "KeyError" in (tmp_path / "stacks-rank0.txt").read_text()
+
+
+def test_a_judge_s_spent_budget_says_so_and_where_the_run_goes_on(tmp_path, capsys):
+    judge = endpoint.Endpoint(
+        "m", tmp_path / "judge.jsonl", "http://127.0.0.1:9/v1", budget=1e-6, price=(5.0, 15.0)
+    )
+    with pytest.raises(SystemExit) as error, loop(tmp_path):
+        judge.ask([{"messages": [{"role": "user", "content": "?"}], "max_tokens": 100}])
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and "the next call could pass the budget of $1e-06; spent $0.0000" in said
+    assert "there is no checkpoint yet" in said
+
+
+# --- weights and rewards that are not numbers
+
+
+def test_weights_that_are_missing_or_not_finite_are_refused(tmp_path, capsys):
+    name = "model.layers.1.mlp.down_proj.weight"
+    good = load_file(ROOT / "data/toy/base/model.safetensors")
+    bad = good[name].clone()
+    bad[3, 3] = torch.nan
+    without = {other: weight for other, weight in good.items() if other != name}
+    cases = [
+        ({**good, name: bad}, f"1 weights are not finite, e.g. {name}"),
+        (without, f"1 weights are missing, e.g. {name}"),
+        (None, "its weights cannot be read"),
+    ]
+    for number, (weights, message) in enumerate(cases):
+        folder = Path(shutil.copytree(ROOT / "data/toy/base", tmp_path / str(number)))
+        if weights:
+            save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        else:
+            os.truncate(folder / "model.safetensors", 1_000_000)
+        with pytest.raises(SystemExit) as error:
+            policy.load_policy(str(folder), 0, False)
+        assert error.value.code == 2 and f"{folder}: {message}" in capsys.readouterr().err
+
+    folder = Path(shutil.copytree(ROOT / "data/toy/reward_model", tmp_path / "reward"))
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"][0, 0] = torch.inf
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit):
+        load_reward_model(train_grpo.Args(reward_model=str(folder)), "cpu")
+    assert "has no weights for score.weight (not finite)" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(prompts, tmp_path):
+    run = tmp_path / "run"
+    words = [*TINY, "--prompts", prompts, "--learning-rate", "1e30", "--save-steps", "1", "--out", run]
+    code, text = end_of(start(words))
+    assert code == 1 and "FloatingPointError: step " in text, text[-3000:]
+    steps = whole_steps(run)
+    last = f"--resume continues from checkpoint-{steps[-1]}" if steps else "there is no checkpoint yet"
+    assert last in text
+    for step in steps:
+        weights = load_file(run / f"checkpoint-{step}" / "model.safetensors")
+        assert all(weight.isfinite().all() for weight in weights.values())
+    kept = [json.loads(line) for line in (run / "not_finite-rank0.jsonl").read_text().splitlines()]
+    assert len(kept) == 16 and all(row["ids"] and row["text"] for row in kept)
+
+
+# --- a run that is stopped, hangs, or loses a process
+
+
+def test_sigterm_stops_with_a_checkpoint_and_the_run_goes_on(prompts, tmp_path):
+    run = tmp_path / "run"
+    words = [*TINY, "--prompts", prompts, "--save-steps", "1000", "--out", run]
+    process = start([*words, "--steps", "1000"])
+    wait_for_step(process, run, 1)
+    process.send_signal(signal.SIGTERM)
+    code, text = end_of(process)
+    [step] = whole_steps(run)
+    assert code == 143, text[-3000:]
+    assert f"stopped by SIGTERM after step {step}; --resume continues from checkpoint-{step}" in text
+    assert not (run / "summary.json").exists()
+
+    code, text = end_of(start([*words, "--resume", "--steps", step + 1]))
+    assert code == 0 and f"resumes from {run}/checkpoint-{step}" in text, text[-3000:]
+    assert [row["step"] for row in rows_of(run)] == list(range(1, step + 2))
+
+
+def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
+    """It accepts every call and never answers; the client alone would wait 9 times 2 minutes for each."""
+    run = tmp_path / "run"
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    judge = [
+        "--rewards",
+        "judge_mark:1",
+        "--judge",
+        "m",
+        "--judge-url",
+        f"http://127.0.0.1:{server.getsockname()[1]}/v1",
+    ]
+    code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run], OPENAI_API_KEY="EMPTY"))
+    assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
+    stacks = (run / "stacks-rank0.txt").read_text()
+    assert "endpoint.py" in stacks and "scorer.py" in stacks and stacks.count("hread 0x") > 1
+    server.close()
+
+
+def rank_1(launcher: subprocess.Popen) -> int:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    for pid in children:
+        if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+            return int(pid)
+    raise AssertionError("the launcher has no child with RANK=1")
+
+
+def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp_path):
+    run = tmp_path / "run"
+    words = [*DDP, *TINY, "--prompts", prompts, "--steps", "1000", "--save-steps", "2", "--out", run]
+
+    process = start(words)
+    wait_for_step(process, run, 3)
+    process.send_signal(signal.SIGTERM)  # to the launcher, by a scheduler
+    code, text = end_of(process)
+    step = whole_steps(run)[-1]
+    assert code != 0 and f"stopped by SIGTERM after step {step};" in text, text[-3000:]
+    assert [row["step"] for row in rows_of(run)] == list(range(1, step + 1))
+
+    process = start([*words, "--resume"])
+    wait_for_step(process, run, step + 2)
+    os.kill(rank_1(process), signal.SIGKILL)
+    code, text = end_of(process)
+    assert code == 1 and f"resumes from {run}/checkpoint-{step}" in text, text[-3000:]
+    assert (run / "stacks-rank0.txt").stat().st_size
+
+    step = whole_steps(run)[-1]
+    process = start([*words, "--resume"])
+    wait_for_step(process, run, step + 2)
+    os.kill(rank_1(process), signal.SIGSTOP)
+    code, text = end_of(process)
+    assert code == 1 and "no rank has made progress for 6 seconds" in text, text[-3000:]
+    for rank in (0, 1):
+        assert "most recent call first" in (run / f"stacks-rank{rank}.txt").read_text()
