@@ -121,9 +121,7 @@ def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
 
 
 def test_telemetry_is_off_before_the_libraries_read_that():
-    for path in (
-        p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name == "evaluation.py"
-    ):
+    for path in (p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name == "evaluation.py"):
         names = [
             a.name
             for node in ast.parse(path.read_text()).body

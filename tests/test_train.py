@@ -20,8 +20,6 @@ def test_every_preset_builds():
             script.Args(**values, preset=name)
 
 
-
-
 def test_prompts_of_one_id_are_refused(here, tmp_path):
     rows = [{"id": 1, "messages": [{"role": "user", "content": text}]} for text in "ab"]
     path = tmp_path / "p.jsonl"
