@@ -1,23 +1,19 @@
 """Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its checkpoint."""
 
-import dataclasses
-import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, LlamaConfig
 from transformers import LlamaForCausalLM, LlamaForTokenClassification, set_seed
-from trl import GRPOConfig
 
-from rewards import Scores, dense
-import ppo
+import checkpoint
+import policy
 import rollout
 import train_grpo
-import train_ppo
-import train_rlver
 import utils
+from rewards import dense
 from data.toy import sums as toy_sums
 
 # --- numbers
@@ -63,22 +59,23 @@ def test_token_advantages_is_the_naive_loop():
 # --- steps
 
 
-def row(thinking: str, response: str, question: str = "How much?") -> dict:
-    return {
-        "messages": [{"role": "user", "content": question}],
-        "thinking": thinking,
-        "response": response,
-        "text": f"<think>\n{thinking}\n</think>\n\n{response}",
-    }
+def row(thinking: str, response: str, question: str = "How much?") -> SimpleNamespace:
+    return SimpleNamespace(
+        messages=[{"role": "user", "content": question}],
+        thinking=thinking,
+        response=response,
+        text=f"<think>\n{thinking}\n</think>\n\n{response}",
+        rewards={},
+    )
 
 
 def test_steps_are_paragraphs_and_the_response():
     found = row("One.\n\nOne.\n \nTwo\nlines.", "One.")
     assert [s for s, _ in dense.steps(found)] == ["One.", "One.", "Two\nlines.", "One."]
     for step, end in dense.steps(found):
-        assert found["text"][:end].endswith(step)
+        assert found.text[:end].endswith(step)
     assert [end for _, end in dense.steps(found)] == sorted(end for _, end in dense.steps(found))
-    assert dense.steps(row("", "Hi")) == [("Hi", len(row("", "Hi")["text"]))]
+    assert dense.steps(row("", "Hi")) == [("Hi", len(row("", "Hi").text))]
 
 
 def test_steps_of_toy_sums():
@@ -154,16 +151,14 @@ ROWS = [
 
 def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
     """And it is what the model says at the blank line after the step, in one forward without padding."""
-    batched = dense.ProcessReward(process_model, "cpu", tokens_per_batch=100).probabilities(ROWS)
+    batched = dense.ProcessReward(process_model, 1.0, tokenizer, 100, torch.device("cpu")).probabilities(ROWS)
     model = AutoModelForTokenClassification.from_pretrained(process_model).eval()
     for found, example in zip(batched, ROWS, strict=True):
         steps = dense.steps(example)
         assert [end for end, _ in found] == [end for _, end in steps]
         for n, (_, probability) in enumerate(found):
             text = (
-                example["messages"][0]["content"]
-                + "\n\n"
-                + "".join(step + "\n\n" for step, _ in steps[: n + 1])
+                example.messages[0]["content"] + "\n\n" + "".join(step + "\n\n" for step, _ in steps[: n + 1])
             )
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
             assert tokenizer.decode(ids[0, -1]) == "\n\n"
@@ -175,7 +170,7 @@ def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, capsys):
     tiny(LlamaForTokenClassification, tokenizer, num_labels=3).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(SystemExit):
-        dense.ProcessReward.check(str(tmp_path))
+        dense._check_process_model(str(tmp_path))
     assert "with 3 labels" in capsys.readouterr().err
 
 
@@ -187,253 +182,145 @@ def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_pat
     )
     text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
     ids = utils.encode_completion(tokenizer, text)
-    padded = torch.tensor([ids + [tokenizer.pad_token_id] * 3])
-    output = {"completion_ids": padded, "completion_mask": torch.tensor([[1] * len(ids) + [0] * 3])}
-    trainer = type("Trainer", (), {"processing_class": tokenizer})
-    rows = [row("bacon 4 leaves 17.", "You have 12 left.")]
-    values, events = dense.ProcessReward(f"{source}:f", "cpu", 100)(trainer, rows, output)
+    one = row("bacon 4 leaves 17.", "You have 12 left.")
+    one.ids = ids
+    source = dense.ProcessReward(f"{source}:f", 1.0, tokenizer, 100, torch.device("cpu"))
+    values, events = source.token_rewards([one])
+    assert one.rewards == {"process": 0.25}
     places = events[0].nonzero().flatten().tolist()
     assert [tokenizer.decode(ids[: p + 1]) for p in places] == ["<think>\nbacon 4 leaves 17", text]
     assert values[0, places].tolist() == [0.75, -0.5] and values.sum() == 0.25
 
 
-# --- in the trainers
+# --- in the loops
 
 
-def options(**changes):
-    return (
-        dict(
-            max_steps=3,
-            gradient_accumulation_steps=2,
-            steps_per_generation=2,
-            per_device_train_batch_size=4,
-            max_completion_length=8,
-            temperature=1.0,
-            top_k=0,
-            beta=0.01,
-            use_bias_correction_kl=False,
-            loss_type="dapo",
-            learning_rate=1e-2,
-            lr_scheduler_type="constant",
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            save_strategy="steps",
-            save_steps=2,
-            logging_steps=1,
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            vllm_importance_sampling_correction=False,
-            seed=3,
-        )
-        | changes
+def completion(i: int, ids: list[int], correct: float | None = None) -> rollout.Completion:
+    generator = torch.Generator().manual_seed(i)
+    return rollout.Completion(
+        id=str(i),
+        messages=[{"role": "user", "content": "Hello!"}],
+        prompt_ids=torch.randint(5, 100, (4,), generator=generator).tolist(),
+        ids=ids,
+        text="",
+        thinking="",
+        response="",
+        status="ok",
+        cut_off=False,
+        n_thinking_tokens=0,
+        reward=1.0,
+        correct=correct,
+        advantages=[0.25] * len(ids),
     )
 
 
-def compose(rows, group_size):
-    """Right is a completion with an even number of different words."""
-    values = [float(len(set(r["response"].split())) % 2 == 0) for r in rows]
-    return Scores(values, {"math": values}, {"math": values}, values, {})
+class Halves:
+    """A source as those of dense.py: 1 on the second token, the share of tokens below 100 on the last."""
+
+    name = "halves"
+    weight = 0.5
+    scaled = True
+
+    def token_rewards(self, completions):
+        values = torch.zeros(len(completions), max(len(c.ids) for c in completions))
+        for n, one in enumerate(completions):
+            values[n, 1] = 1.0
+            values[n, len(one.ids) - 1] += sum(token < 100 for token in one.ids) / len(one.ids)
+        return values, values != 0
 
 
-def halves(trainer, rows, output):
-    """A source as dense.py's are: 1 on the second token, the share of tokens below 100 on the last."""
-    mask, values = output["completion_mask"], torch.zeros(output["completion_mask"].shape)
-    last = mask.sum(1) - 1
-    values[:, 1] = 1.0
-    values[torch.arange(len(mask)), last] += ((output["completion_ids"] < 100) * mask).sum(1) / mask.sum(1)
-    return values * mask, values != 0
+def random_completions(n: int) -> list[rollout.Completion]:
+    generator = torch.Generator().manual_seed(0)
+    completions = []
+    for i in range(n):
+        length = int(torch.randint(3, 12, (1,), generator=generator))
+        ids = torch.randint(5, 200, (length,), generator=generator).tolist()
+        completions.append(completion(i, ids, correct=None if i == 0 else float(i % 2)))
+    return completions
 
 
-halves.scaled = True
+def test_grpo_adds_token_advantages_to_those_of_the_outcome():
+    completions = random_completions(8)
+    completions[3].reward = math.nan  # nothing is learned from it
+    values, events = Halves().token_rewards(completions)
+    known = torch.tensor([[not math.isnan(one.reward)] for one in completions])
+    expected = 0.25 + 0.5 * dense.token_advantages(values, events & known, 4, scale=True)
+    dense.add_advantages(Halves(), completions, 4, scale=True)
+    for one, row_ in zip(completions, expected, strict=True):
+        assert one.advantages == pytest.approx(row_[: len(one.ids)].tolist())
+    assert completions[3].advantages == [0.25] * len(completions[3].ids)
 
 
-def trainer_of(cls, config, tokenizer, run, sources, **own):
-    rows = [
-        {"id": w, "prompt": [{"role": "user", "content": w}]}
-        for w in ("Hello!", "Hi!", "Hey there!", "Good morning!")
-    ]
-    policy = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True)
-    policy.save_pretrained(run / "start")
-    policy.config._name_or_path = str(run / "start")
-    return cls(
-        model=policy,
-        args=config(output_dir=str(run), **own.pop("options", options())),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        reward_model=None,
-        think_format="plain",
-        on_bad_format="score",
-        format_margin=1.0,
-        run=run,
-        allow_truncation=True,
-        compose=compose,
-        dense_rewards=sources,
-        **own,
+def prime(tokenizer, folder, resume_from=None, learning_rate=1e-2):
+    """PRIME's model beside a policy that starts the same; its checkpoint folder, if it goes on from one."""
+    args = train_grpo.Args(
+        model=str(folder / "start"), gradient_checkpointing=False, temperature=1.0, micro_batch_tokens=40
     )
-
-
-class Watched(rollout.RolloutTrainer):
-    def estimate_advantages(self, output):
-        outcome, logged = output["advantages"].clone(), super().estimate_advantages(output)
-        self.seen = getattr(self, "seen", []) + [(outcome, output, logged)]
-        return logged
-
-
-def test_grpo_adds_token_advantages_to_those_of_the_outcome(tokenizer, tmp_path):
-    trainer = trainer_of(
-        Watched,
-        GRPOConfig,
-        tokenizer,
-        tmp_path,
-        [("halves", 0.5, halves)],
-        options=options(num_generations=4),
-    )
-    trainer.train()
-    assert len(trainer.seen) == 3
-    for outcome, output, logged in trainer.seen:
-        mask = output["completion_mask"]
-        values, events = halves(trainer, [], output)
-        expected = outcome[:, None] + 0.5 * dense.token_advantages(values, events, 4, scale=True)
-        torch.testing.assert_close(output["advantages"], expected * mask)
-        torch.testing.assert_close(logged, (expected * mask).sum(1) / mask.sum(1))
-    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
-    assert (
-        all(1 <= r["rewards"]["halves"] <= 2 for r in rows)
-        and "reward/halves" in trainer.state.log_history[0]
-    )
-
-
-def test_ppo_adds_dense_rewards_to_the_tokens(tokenizer, tmp_path):
-    class Seen(ppo.PPOTrainer):
-        def estimate_advantages(self, output):
-            logged = super().estimate_advantages(output)
-            self.output, self.outcomes = output, [r["reward"] for r in self._rows]
-            return logged
-
-    critic = tiny(LlamaForTokenClassification, tokenizer, num_labels=1)
-    trainer = trainer_of(
-        Seen,
-        ppo.PPOConfig,
-        tokenizer,
-        tmp_path,
-        [("halves", 0.5, halves)],
-        critic=critic,
-        critic_learning_rate=1e-3,
-        gamma=1.0,
-        lam=1.0,
-        value_clip=0.5,
-        options=options(gradient_accumulation_steps=1, steps_per_generation=1),
-    )
-    trainer.train()
-    mask = trainer.output["completion_mask"]
-    rewards = 0.5 * halves(trainer, [], trainer.output)[0]
-    rewards[torch.arange(len(mask)), mask.sum(1) - 1] += torch.tensor(trainer.outcomes)
-    torch.testing.assert_close(
-        trainer.output["returns"], rewards.flip(1).cumsum(1).flip(1) * mask
-    )  # gamma = lambda = 1
-
-
-def prime(tokenizer, run, steps=3, learning_rate=1e-3):
-    source = dense.ImplicitReward(
-        tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True), 0.5, learning_rate
-    )
-    return trainer_of(
-        Watched,
-        GRPOConfig,
-        tokenizer,
-        run,
-        [("prime", 1.0, source)],
-        options=options(num_generations=4, max_steps=steps),
-    ), source
+    if not (folder / "start").exists():
+        tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True).save_pretrained(folder / "start")
+    accelerator = policy.start_accelerator()
+    reference = policy.load_reference(args.model, 1.0, accelerator)
+    options = {"beta": 0.5, "learning_rate": learning_rate}
+    source = dense.ImplicitReward(args, 1.0, options, resume_from, reference, tokenizer, accelerator)
+    if resume_from:
+        checkpoint.load_optimizer(resume_from, "prime", source.learner.optimizer)
+    return source
 
 
 def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
-    trainer, source = prime(tokenizer, tmp_path, steps=1)
-    trainer.train()
-    _, output, _ = trainer.seen[0]
-    first = trainer.state.log_history[0]
-    assert first["reward/prime"] == pytest.approx(0, abs=1e-6) and first["prime/loss"] == pytest.approx(
-        math.log(2), abs=1e-5
-    )
-    trainer._rows = [r | {"rewards": {"math": 1.0 if n % 2 else 0.0}} for n, r in enumerate(trainer._rows)]
-    trainer._rows[0]["rewards"]["math"] = None  # nobody knows: it teaches nothing
-    before = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "checkpoint-1"
-    )  # the policy is not what is asked
-    before.load_state_dict(trainer.accelerator.unwrap_model(source.model).state_dict())
-    values, events = source(trainer, trainer._rows, output)
-    assert torch.equal(events, output["completion_mask"].bool())
-    for n in range(len(values)):
-        prompt = output["prompt_ids"][n][output["prompt_mask"][n] == 1]
-        ids = output["completion_ids"][n][output["completion_mask"][n] == 1]
+    source = prime(tokenizer, tmp_path)
+    completions = random_completions(8)
+    values, events = source.token_rewards(completions)
+    assert values.abs().max() < 1e-5 and source.metrics["prime/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    for one, marks in zip(completions, events, strict=True):
+        assert marks.sum() == len(one.ids)
+
+    model = policy.unwrap(source.learner.model)
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    now = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    now.load_state_dict(model.state_dict())
+    values, _ = source.token_rewards(completions)
+    for one, found in zip(completions, values, strict=True):
+        ids = torch.tensor([one.prompt_ids + one.ids])
+        n = len(one.prompt_ids)
         with torch.no_grad():
-            logps = before(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected = 0.5 * (logps[torch.arange(len(ids)), ids] - output["ref_per_token_logps"][n, : len(ids)])
-        torch.testing.assert_close(values[n, : len(ids)], expected, atol=1e-5, rtol=1e-3)
+            ratios = [m(ids).logits[0, n - 1 : -1].log_softmax(-1) for m in (now, before)]
+        picked = [r[torch.arange(len(one.ids)), one.ids] for r in ratios]
+        torch.testing.assert_close(found[: len(one.ids)], 0.5 * (picked[0] - picked[1]), atol=1e-5, rtol=1e-3)
+        assert one.rewards["prime"] == pytest.approx(found.sum().item(), abs=1e-5)
     for _ in range(60):
-        source(trainer, trainer._rows, output)
-    accuracy = trainer._metrics["train"]["prime/accuracy"]
-    assert accuracy[-1] == 1.0 > accuracy[0] and trainer._metrics["train"]["prime/loss"][-1] < 0.1
+        source.token_rewards(completions)
+    assert source.metrics["prime/accuracy"] == 1.0 and source.metrics["prime/loss"] < 0.1
 
 
-def test_prime_is_in_the_checkpoint(tokenizer, tmp_path):
-    """Three steps, and two steps and one after a resume, which is in the second epoch: the same policy and the same model of
-    PRIME."""
-    whole, whole_source = prime(tokenizer, tmp_path)
-    whole.train()
-    resumed, source = prime(tokenizer, tmp_path)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    for a, b in ((whole.model, resumed.model), (whole_source.model, source.model)):
-        assert all(
-            torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-        )
-    start = tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True).state_dict()
-    assert not all(torch.equal(x, start[k]) for k, x in source.model.state_dict().items())
-
-
-def test_each_reply_earns_the_change_that_it_made():
-    """40 -> 60 -> 48 -> 68, and a talk that a reply in bad format ends at once: -0.4."""
-    talk = lambda *emotions: (
-        [{"role": "user"}]
-        + [m for e in emotions for m in ({"role": "assistant"}, {"role": "user", "emotion-point": e})]
-    )
-    rows = [
-        {"dialogue": talk(60, 48, 68), "reward": 0.68},
-        {"dialogue": talk() + [{"role": "assistant"}], "reward": 0.0},
-    ]
-    own = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0]])
-    output = {
-        "completion_ids": own,
-        "tool_mask": own,
-        "completion_mask": torch.tensor([[1] * 8 + [0], [1] * 3 + [0] * 6]),
-    }
-    talks = type("Talks", (), {"turn_weight": 2.0, "setting": {"start": 40}, "_rows": rows})
-    ((weight, _, values, events),) = train_rlver.Conversations.token_rewards(talks, output)
-    assert events.nonzero().tolist() == [[0, 1], [0, 3], [0, 7], [1, 2]]
-    assert weight == 2.0 and values[events].tolist() == pytest.approx([0.2, -0.12, 0.2, -0.4])
+def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
+    """Three steps, and two steps and one after a resume: the same bits."""
+    accelerator = policy.start_accelerator()
+    completions = random_completions(8)
+    whole = prime(tokenizer, tmp_path)
+    for _ in range(2):
+        whole.token_rewards(completions)
+    checkpoint.save_weights(tmp_path / "saved" / "prime", whole.learner.model, accelerator, merge=False)
+    checkpoint.save_optimizer(tmp_path / "saved" / "prime-optimizer-rank0.pt", whole.learner.optimizer)
+    whole.token_rewards(completions)
+    resumed = prime(tokenizer, tmp_path, resume_from=tmp_path / "saved")
+    resumed.token_rewards(completions)
+    expected = policy.unwrap(whole.learner.model).state_dict()
+    for name, weight in policy.unwrap(resumed.learner.model).state_dict().items():
+        assert torch.equal(weight, expected[name]), name
 
 
 @pytest.mark.parametrize(
-    "words, others, message",
+    "words, more, has_reference, message",
     [
-        (["math:1", "process:1"], {}, "process.model=MODEL"),
-        (["preference:1", "prime:1"], {}, "learns from what is right"),
-        (["math:1", "prime:1"], {"beta": 0.0}, "compares with the reference model"),
-        (["math:1", "prime:gate"], {}, "takes a weight only"),
-        (["process:1"], {}, "no outcome has a weight"),
+        (["math:1", "process:1"], (), True, "process.model=MODEL"),
+        (["preference:1", "prime:1"], (), True, "learns from what is right"),
+        (["math:1", "prime:1"], (), False, "compares with the reference model"),
+        (["math:1", "prime:gate"], (), True, "takes a weight only"),
+        (["process:1"], (), True, "no outcome has a weight"),
     ],
 )
-def test_dense_rewards_that_cannot_be_had_are_said_first(words, others, message, capsys):
+def test_dense_rewards_that_cannot_be_had_are_said_first(words, more, has_reference, message, capsys):
     with pytest.raises(SystemExit) as e:
-        dense.load(train_grpo.Args(rewards=tuple(words), **others))
+        dense.check(train_grpo.Args(rewards=tuple(words), reward_args=more), has_reference)
     assert e.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_ppo_without_a_reference_has_no_prime(capsys):
-    args = train_ppo.Args(rewards=("math:1", "prime:1"))
-    assert dense.load(args) == []
-    with pytest.raises(SystemExit):
-        dense.load(dataclasses.replace(args, kl="none"))
-    assert "compares with the reference model" in capsys.readouterr().err

@@ -11,9 +11,11 @@ import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
-import watchdog
+import plan
+import rollout
 import runs
-import training
+import utils
+import watchdog
 
 # --- arguments
 
@@ -110,20 +112,17 @@ def test_load_function(tmp_path, exits, monkeypatch):
         assert f"{spec!r} is not file.py:function" in exits(runs.load_function, spec)
 
 
-def test_check_think_format(tmp_path, exits):
-    training.check_think_format(str(tmp_path), "think")  # not a checkpoint of ours
-    training.check_think_format("org/base", "think")
+def test_read_think_format(tmp_path):
+    assert utils.read_think_format(str(tmp_path)) is None  # not a checkpoint of ours
+    assert utils.read_think_format("org/base") is None
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
-    training.check_think_format(str(tmp_path), "plain")
-    assert "was trained to the format 'plain', not 'think'" in exits(
-        training.check_think_format, str(tmp_path), "think"
-    )
+    assert utils.read_think_format(str(tmp_path)) == "plain"
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
     assert utils.load_tokenizer(str(tokenizer_folders["plain"])).eos_token == "</s>"
-    assert f"{tmp_path} is no model folder" in exits(utils.load_tokenizer, str(tmp_path))
-    assert "nobody/nothing is no model folder" in exits(utils.load_tokenizer, "nobody/nothing")
+    assert f"{tmp_path} is neither a model folder" in exits(utils.load_tokenizer, str(tmp_path))
+    assert "nobody/nothing is neither a model folder" in exits(utils.load_tokenizer, "nobody/nothing")
 
 
 def test_use_vllm(exits, monkeypatch):
@@ -139,7 +138,7 @@ def test_use_vllm(exits, monkeypatch):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(faults, "RUN", SimpleNamespace(**vars(watchdog.RUN)))
+    monkeypatch.setattr(watchdog, "RUN", dataclasses.replace(watchdog.RUN))
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", "a b"])
     return tmp_path
 
@@ -162,16 +161,16 @@ def test_the_same_arguments_find_the_same_folder(here):
     names = [
         name(Args()),
         name(Args(seed=1)),
-        name(Args(steps=11)),
         name(Args(rate=2e-6)),
         name(Args(preset="table1/llama")),
         name(Args(), "sft"),
         name(Args(), "grpo", "org/other/"),
     ]
     assert len(set(names)) == len(names)
-    assert names[1].startswith("grpo__base__s1__") and names[4].startswith("grpo__table1-llama__s0__")
+    assert names[1].startswith("grpo__base__s1__") and names[3].startswith("grpo__table1-llama__s0__")
     assert (
         name(Args(overwrite=True))
+        == name(Args(steps=11, overwrite=True))  # more steps train the same run on
         == names[0]
         == name(Args(resume=True))
         == name(Args(overwrite=True, resume=True))
@@ -210,7 +209,7 @@ def test_overwrite_empties_nothing_but_a_run(here, exits):
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious\n")
     for folder in ("results", "notes"):
-        assert "is no run's folder, or other runs are in it" in exits(
+        assert "is not a run's folder, or other runs are in it" in exits(
             runs.start_run, Args(out=folder, overwrite=True), "grpo", "m"
         )
     assert (
@@ -246,24 +245,24 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     ):
         before = (here / path).read_bytes()
         (here / path).write_bytes(before[:at] + b"7" * n + before[at + n :])
-        assert f"{path.partition('/')[0]} is not what it was" in exits(runs.start_run, again, "grpo", "m")
+        assert f"{path.partition('/')[0]} has changed since" in exits(runs.start_run, again, "grpo", "m")
         (here / path).write_bytes(before)
     (here / "m" / "model.safetensors").unlink()
-    assert "m is not what it was" in exits(runs.start_run, again, "grpo", "m")
+    assert "m has changed since" in exits(runs.start_run, again, "grpo", "m")
 
 
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
     """And starts anew, as a job script that always says --resume means."""
     first = runs.start_run(Args(), "grpo", "org/base")
-    runs.start_run(Args(steps=11, rate=2e-6), "grpo", "org/base")
+    runs.start_run(Args(kind="b", rate=2e-6), "grpo", "org/base")
     capsys.readouterr()
-    runs.start_run(Args(steps=12, resume=True), "grpo", "org/base")
-    assert f"{first} has other arguments: steps (10 -> 12)" in capsys.readouterr().out
+    runs.start_run(Args(rate=3e-6, resume=True), "grpo", "org/base")
+    assert f"{first} has other arguments: rate (1e-06 -> 3e-06)" in capsys.readouterr().out
 
 
 @dataclasses.dataclass
 class Batched(Args):
-    micro_batch_size: int = 8
+    micro_batch_tokens: int = 8
     allow_truncation: bool = False
 
 
@@ -271,11 +270,12 @@ def test_a_resume_may_change_what_does_not_change_the_learning(here, capsys):
     """As after a GPU that was too small, or an abort that advises it."""
     run = runs.start_run(Batched(), "grpo", "org/base")
     assert (
-        runs.start_run(Batched(micro_batch_size=4, allow_truncation=True, resume=True), "grpo", "org/base")
+        runs.start_run(Batched(micro_batch_tokens=4, allow_truncation=True, resume=True), "grpo", "org/base")
         == run
     )
     assert (
-        "goes on with micro_batch_size (8 -> 4), allow_truncation (False -> True)" in capsys.readouterr().out
+        "goes on with micro_batch_tokens (8 -> 4), allow_truncation (False -> True)"
+        in capsys.readouterr().out
     )
 
 
@@ -284,7 +284,7 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
     env = (run / "env.txt").read_text()
     (run / "env.txt").write_text(env.replace("torch==", "torch==0"))
     runs.start_run(Args(resume=True), "grpo", "org/base")
-    assert "are not those of the last start" in capsys.readouterr().out
+    assert "differ from the last start" in capsys.readouterr().out
     assert (run / "env.txt").read_text() == env.replace("torch==", "torch==0") + f"\n\n# resumed\n{env}"
     runs.start_run(Args(resume=True), "grpo", "org/base")
     assert (run / "env.txt").read_text().endswith(
@@ -307,8 +307,6 @@ def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
     """Of its generation_config.json, beside the end of turn of the template; and what is saved ends at the same."""
     import shutil
 
-    import utils
-
     shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
     GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
     tokenizer = utils.load_tokenizer(str(tmp_path / "m"))
@@ -317,97 +315,56 @@ def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
     assert tokenizer.stop_ids == sorted({3, 5, own, tokenizer.eos_token_id}) and own != tokenizer.eos_token_id
 
 
+def resume_with_constants(exits, run) -> str:
+    """Resumes a run after somebody has edited a constant at the top of its script."""
+    runs.start_run(Args(out="constants"), "grpo", "org/base", {"LIMIT": 1})
+    return exits(runs.start_run, Args(out="constants", resume=True), "grpo", "org/base", {"LIMIT": 2})
+
+
 def test_resume_continues_with_equal_arguments_only(here, exits):
     run = runs.start_run(Args(out="run"), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("old\n")
     assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run
     assert (run / "metrics.jsonl").read_text() == "old\n"
     assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run  # a second time
-    error = exits(runs.start_run, Args(out="run", resume=True, steps=11, rate=2e-6), "grpo", "org/base")
-    assert "steps (10 -> 11)" in error and "rate (1e-06 -> 2e-06)" in error and "seed" not in error
-    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, steps=11), "grpo", "org/base")
+    error = exits(runs.start_run, Args(out="run", resume=True, kind="b", rate=2e-6), "grpo", "org/base")
+    assert "kind (a -> b)" in error and "rate (1e-06 -> 2e-06)" in error and "seed" not in error
+    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, kind="b"), "grpo", "org/base")
     assert (run / "metrics.jsonl").read_text() == "old\n"
     assert json.loads((run / "config.json").read_text())["args"]["steps"] == 10
+    assert "LIMIT (1 -> 2)" in resume_with_constants(exits, run)
     new = runs.start_run(Args(resume=True, seed=5), "grpo", "org/base")  # nothing to resume: a fresh run
     assert (new / "config.json").exists()
 
 
-# --- checkpoints and logs
+# --- logs
 
 
-def test_last_checkpoint_is_a_complete_one(tmp_path):
-    assert (
-        training.last_checkpoint(tmp_path) is None and training.last_checkpoint(tmp_path / "nowhere") is None
-    )
-    logger = training.RunLogger(tmp_path, {}, "think")
-    for step in (9, 10, 100):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    assert training.last_checkpoint(tmp_path) is None
-    for step in (10, 9):
-        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
-        logger.on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
-    assert (
-        training.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    )  # not 9 as text sorts, not 100 that was cut short
-    assert json.loads((tmp_path / "checkpoint-10" / "think_format.json").read_text()) == {
-        "think_format": "think"
-    }
-
-
-def test_a_list_of_files_that_is_none_is_a_flaw(tmp_path):
-    for files in ([], {}, None, 3, {"a": 1}, {"a": None}, {"a": [1]}, {"a": [1, "b", 2]}):
-        (tmp_path / "complete").write_text(json.dumps({"run": watchdog.RUN.key, "files": files}))
-        assert faults.flaw(tmp_path) == "has a file `complete` that lists no files", files
-    for entry in ([1, 2], [float("inf"), "b"], ["ab"] * 2):
-        (tmp_path / "complete").write_text(json.dumps({"run": watchdog.RUN.key, "files": {"a": entry}}))
-        assert faults.flaw(tmp_path) == "lacks a"
-
-
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), None]
-)  # None: what TRL makes of a mean that is NaN
-def test_a_value_that_is_not_finite_ends_the_run(tmp_path, value):
-    logger, state = (
-        training.RunLogger(tmp_path, {"loss": "loss"}, "think"),
-        SimpleNamespace(is_world_process_zero=True),
-    )
-    for key in ("loss", "grad_norm", "value/loss"):
-        with pytest.raises(FloatingPointError, match=f"{key} is"):
-            logger.on_log(None, state, None, logs={"loss": 0.1, key: value})
-
-
-LOG = [{"step": s, "rewards": {"preference": 0.5}, "text": "a\u2028b\n"} for s in (1, 1, 2, 2, 3, 10)]
-
-
-@pytest.mark.parametrize(
-    "torn", ["", '{"st', '{"step": 3', '{"step": 2, "rewards": {"preference": 1}', "{}", "\n"]
-)
-def test_cut_log(tmp_path, torn):
-    """Whatever stood at the end when the run was killed, also what looks like the end of a row."""
-    path = tmp_path / "completions.jsonl"
-    for last, kept in ((2, LOG[:4]), (9, LOG[:5]), (10, LOG), (-1, [])):
-        path.unlink(missing_ok=True)
-        runs.append_jsonl(path, LOG[:3])
-        runs.append_jsonl(path, LOG[3:])
-        with open(path, "a") as f:
-            f.write(torn.rstrip("\n"))
-        training.cut_log(path, last)
-        runs.append_jsonl(path, [{"step": 11}])
-        assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [*kept, {"step": 11}]
-
-
-def test_cut_log_without_a_log(tmp_path):
-    training.cut_log(tmp_path / "metrics.jsonl", -1)
-    assert not (tmp_path / "metrics.jsonl").exists()
+def test_step_logger(tmp_path, capsys):
+    logger = runs.StepLogger(tmp_path, 0, 4, {"reward": "reward", "gold": "reward/gold"})
+    logger.log(1, {"reward": 0.5, "reward/gold": float("nan")}, 100, 2.0)
+    resumed = runs.StepLogger(tmp_path, 1, 4, {"reward": "reward"})
+    resumed.log(2, {"reward": 0.75}, 60, 1.0)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["reward"], line["num_tokens"]) for line in lines] == [
+        (1, 0.5, 100),
+        (2, 0.75, 160),
+    ]
+    shown = capsys.readouterr().out
+    assert "step 1/4  reward 0.5  tokens/s 50  left" in shown and "step 2/4  reward 0.75" in shown
 
 
 def test_write_summary(tmp_path, capsys):
     runs.write_summary(tmp_path, {"steps": 3})
-    assert (
-        json.loads((tmp_path / "summary.json").read_text())
-        == json.loads(capsys.readouterr().out)
-        == {"steps": 3}
-    )
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written == json.loads(capsys.readouterr().out) == {"steps": 3}
+
+
+def test_constants_are_the_upper_case_names_of_a_script():
+    assert runs.constants({"MAX_NORM": 1.0, "NAME": "a", "PRESETS": {}, "lower": 3, "Args": int}) == {
+        "MAX_NORM": 1.0,
+        "NAME": "a",
+    }
 
 
 # --- memory
@@ -424,36 +381,23 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
         num_key_value_heads=8,
         tie_word_embeddings=False,
     ).save_pretrained(tmp_path)
-    weights, adapter = training.n_parameters(str(tmp_path), AutoModelForCausalLM, 64)
-    assert weights == 8_030_261_248 and adapter == 167_772_160
-    monkeypatch.setattr(
-        torch.cuda, "is_available", lambda: True
-    )  # what the machine of the real runs would say
-    assert training.trained_gib(str(tmp_path), 0) == pytest.approx(119.66, abs=0.01)
-    assert training.trained_gib(str(tmp_path), 64) == pytest.approx(14.96 + 2.5, abs=0.01)
-    assert training.frozen_gib(str(tmp_path), AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
+    model = str(tmp_path)
+    assert plan.n_parameters(model, AutoModelForCausalLM, 64) == (8_030_261_248, 167_772_160)
+    # what the machine of the real runs would say
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(utils, "DTYPE", "bfloat16")
+    assert plan.trained_gib(model, 0) == pytest.approx(119.66, abs=0.01)
+    assert plan.trained_gib(model, 64) == pytest.approx(14.96 + 2.5, abs=0.01)
+    assert plan.frozen_gib(model, AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(PartialState(), "num_processes", 8)
-    assert training.trained_gib(str(tmp_path), 0) == pytest.approx(14.96, abs=0.01)
+    assert plan.trained_gib(model, 0) == pytest.approx(14.96, abs=0.01)
     card = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    assert (
-        training.memory_line({"policy": 14.957, "vLLM": 24})
-        == "GiB a GPU, without activations: policy 15, vLLM 24"
-    )
-    parts = {"policy": 60.0, "vLLM": 24.0}
-    assert "84 GiB are needed of a GPU's 80" in exits(training.memory_line, parts)
-    assert training.memory_line(parts, at_once=False)  # one after the other
+    fits = {"policy": 14.957, "vLLM": 24}
+    assert plan.check_memory(fits) == "GiB a GPU, without activations: policy 15, vLLM 24"
+    too_much = {"policy": 60.0, "vLLM": 24.0}
+    assert "84 GiB are needed of a GPU's 80" in exits(plan.check_memory, too_much)
+    assert plan.check_memory(too_much, at_once=False)  # one after the other
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert training.memory_line(parts)
-
-
-def test_the_rows_of_a_step_come_longest_first_in_an_order_of_the_epoch():
-    lengths = [5, 1, 9, 3, 7, 2, 8]
-    sampler = training.SortedSteps(lengths, 3, seed=1)
-    first = list(sampler)
-    assert first == list(sampler) and sorted(first) == list(range(7)) and len(sampler) == 7
-    for step in (first[:3], first[3:6]):
-        assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
-    sampler.set_epoch(1)
-    assert list(sampler) != first and sorted(sampler) == list(range(7))
+    assert plan.check_memory(too_much)
