@@ -35,6 +35,7 @@ from typing import Annotated, Literal
 import runs  # isort: skip
 import tyro
 
+import utils
 from benchmarks import arenahard2, shared
 from benchmarks.scoring import read_stored, row_key
 from benchmarks.table import BENCHMARKS
