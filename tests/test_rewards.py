@@ -14,7 +14,6 @@ import pytest
 from test_endpoint import ChatServer
 
 import rewards
-import runs
 import train_grpo
 from benchmarks import ifbench, ifeval
 from data import make_rubrics
