@@ -35,6 +35,7 @@ from typing import Annotated, Literal
 import runs  # isort: skip
 import tyro
 
+import utils
 from benchmarks import arenahard2, shared
 from benchmarks.scoring import read_stored, row_key
 from benchmarks.table import BENCHMARKS
@@ -51,7 +52,7 @@ class Args:
     """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an
     answer with a </think> ends the run."""
     chat_template: str = "auto"

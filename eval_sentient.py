@@ -64,7 +64,7 @@ class Args:
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     limit: int = 0
     """Only the first users of the file; 0: all."""
-    think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: read from the checkpoint's think_format.json. Without one, or behind an endpoint, `plain`; then a
     reply that contains </think> ends the run."""
     chat_template: str = "auto"

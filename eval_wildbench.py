@@ -48,6 +48,7 @@ import runs  # isort: skip
 import utils
 from rows import check_ids, read_rows
 from benchmarks import shared, wildbench
+from rewards.preference import RewardModel
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Args:
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     limit: int = 0
     """Use only the first tasks of the file; 0: all."""
-    think_format: Literal["auto", "think", "plain", "zero_think", "zero_plain"] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: what the model's think_format.json says. Without that file, or behind an endpoint, it is `plain`,
     and an answer with a </think> ends the run."""
     chat_template: str = "auto"
@@ -174,7 +175,7 @@ def check_models(args: Args) -> None:
     if args.reward_model:
         utils.load_tokenizer(args.reward_model)
         think_format = shared.think_format(args)
-        runs.or_fail(utils.RewardModel.check, args.reward_model, "", args.reward_on, think_format)
+        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, think_format)
 
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
@@ -215,7 +216,7 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
 def add_rewards(args: Args, generations: list[dict]) -> None:
     """Adds the reward model's `reward` to the rows in good format."""
     good = [row for row in generations if row["status"] == "ok"]
-    reward_model = utils.RewardModel(args.reward_model, args.reward_on, shared.think_format(args))
+    reward_model = RewardModel(args.reward_model, args.reward_on, shared.think_format(args))
     rewards = reward_model.score([row["messages"] for row in good], [row["text"] for row in good])
     for row, reward in zip(good, rewards):
         row["reward"] = reward

@@ -84,9 +84,8 @@ class RewardModel:
             raise ValueError(
                 f"reward model {path} has no chat template; pass --reward-args preference.chat_template=FILE (Jinja)"
             )
-        thinks = utils.THINK_FORMATS[think_format].thinking_tags is not None
-        reads_thinking = reward_on == "think+response" and thinks
-        if reads_thinking and utils.THOUGHT not in utils.render_answers(tokenizer, utils.THOUGHT):
+        text = utils.join_thinking("Z", "Y", think_format)
+        if reward_on == "think+response" and text not in utils.render_answers(tokenizer, text):
             raise ValueError(
                 f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
                 "scored; pass --reward-args preference.chat_template=FILE or --reward-on response"

@@ -168,7 +168,7 @@ def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
 
 
 def test_thinking_of_a_format_that_a_user_adds_must_be_scorable(reward_models, monkeypatch):
-    entry = utils.ThinkFormat(layout="[PLAN]{z}[/PLAN]{y}", thinking_tags=("[PLAN]", "[/PLAN]"))
+    entry = utils.ThinkFormat(layout="<think>{z}</think>[REPLY]{y}", thinking_tags=("<think>", "</think>"))
     monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
     with pytest.raises(ValueError, match="drops or changes thinking"):
         RewardModel.check(reward_models["drops_thinking"], "", "think+response", "plan")

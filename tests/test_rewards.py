@@ -14,12 +14,12 @@ import pytest
 from test_endpoint import ChatServer
 
 import rewards
-import runs
 import train_grpo
 from benchmarks import ifbench, ifeval
 from data import make_rubrics
 from endpoint import Endpoint
 from rewards import gold, judged, shaping, unsupervised, verified
+from rows import read_rows
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 
@@ -424,7 +424,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     }
     monkeypatch.setattr(ifeval.bounded, "__defaults__", (0.5,))
     before, beats, start = signal.getsignal(signal.SIGALRM), [], time.monotonic()
-    monkeypatch.setattr(verified.faults, "beat", lambda: beats.append(1))
+    monkeypatch.setattr(verified.watchdog, "beat", lambda: beats.append(1))
     assert (
         verified.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0]
         and len(beats) == 4
@@ -776,7 +776,7 @@ def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path,
     args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", client.server.url)
     for _ in range(2):
         make_rubrics.main(args)
-        rows = runs.read_rows(args.out, "messages", "rubric")
+        rows = read_rows(args.out, "messages", "rubric")
         assert [row["id"] for row in rows] == ["a"] and rows[0]["rubric"] == [
             {"criterion": "c", "weight": 1.0}
         ] * 7
@@ -1008,7 +1008,7 @@ def test_options_from_the_command_line(tmp_path):
         ("math.values=1", "math has no option 'values'; its options: value, no_eos, seconds"),
         ("math.rows=1", "math has no option 'rows'"),
         ("cosine.max_tokens=9", "cosine has no option 'max_tokens'; its options: right, wrong"),
-        ("preference.beta=1", "preference has no option 'beta'; its options: none"),
+        ("preference.beta=1", "preference has no option 'beta'; its options: chat_template, max_length"),
         ("math.value", "write NAME.OPTION=VALUE"),
         ("value=1", "write NAME.OPTION=VALUE"),
         ("math.value=ten", "'ten' is not a finite number"),
@@ -1047,7 +1047,7 @@ def test_the_verdict_is_not_the_reward(tmp_path):
 
 def test_pass_at_k_needs_a_verifier(tmp_path, capsys):
     with pytest.raises(SystemExit) as e:
-        rewards.check(own_args(tmp_path, "preference:1", pass_at_k=1))
+        rewards.check(own_args(tmp_path, "preference:1", pass_at_k=1, reward_model="data/toy/reward_model"))
     assert e.value.code == 2 and "--pass-at-k needs to know what is right" in capsys.readouterr().err
 
 
