@@ -289,7 +289,7 @@ FREE = (
 
 
 def digest_files(config: dict) -> dict[str, str]:
-    """Returns {path: SHA-256} of the files that arguments name, file.py:function included.
+    """Returns {path: SHA-256} of the files that arguments name, also as file.py:function or NAME.OPTION=file.
 
     Of a model folder it digests sizes, beginnings and ends of the weights, as gigabytes would take too long.
     """
@@ -299,7 +299,7 @@ def digest_files(config: dict) -> dict[str, str]:
     paths = set()
     for word in words:
         if isinstance(word, str) and word:
-            paths.add(Path(re.sub(r"^local:|(?<=\.py):.*", "", word)))
+            paths.add(Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word)))
 
     digests = {}
     for path in sorted(paths):

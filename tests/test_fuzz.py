@@ -11,6 +11,7 @@ import math
 import os
 import re
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,15 +22,18 @@ from test_endpoint import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench
+import checkpoint
+import policy
 import rewards
-import rollout
 import runs
+from rewards import judged, scorer, shaping
 from rewards import simulated_user as simulator
+from rewards import verified as rewards_verified
+from rows import load_prompts, read_rows
 import train_dpo
 import train_ppo
 import train_rlver
 import train_sft_warmstart
-import training
 import utils
 from data import make_traces
 from endpoint import Endpoint, Reply, read_body, read_usage
@@ -192,7 +196,8 @@ def tokenizers(tokenizer_folders):
                 utils.prepare_tokenizer(tokenizer, think_format).split(";")[0],
             )
     named = {name.removeprefix("chat template: ") for _, name in found.values()}
-    assert named == {"its own", *utils.CHAT_TEMPLATES}
+    zero = {name for name, one in utils.THINK_FORMATS.items() if one.instruction}
+    assert named == {"its own", *utils.CHAT_TEMPLATES, *zero}
     return {key: tokenizer for key, (tokenizer, _) in found.items()}
 
 
@@ -250,13 +255,6 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
             assert parts == (z.strip() if think_format == "think" else "", y.strip(), "ok")
     completion = utils.encode_completion(tokenizer, utils.join_thinking(z, y, think_format))
     assert completion[-1] == tokenizer.eos_token_id
-    # rollout.end_at keeps the shortest beginning that holds the closing tag
-    cut = rollout.end_at(completion[:-1], "</response>", tokenizer)
-    decoded = tokenizer.decode(completion[:-1])
-    assert completion[: len(cut)] == cut and ("</response>" in tokenizer.decode(cut)) == (
-        "</response>" in decoded
-    )
-    assert "</response>" not in decoded or "</response>" not in tokenizer.decode(cut[:-1])
 
 
 @slow
@@ -299,10 +297,10 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert choice in wildbench.CHOICES and f'"{choice}"' in reply
     if (mark := read(wildbench.read_verdict, reply, "score")) is not None:
         assert 1 <= float(mark) <= 10 and "score" in reply
-    if (found := read(rewards._json, reply)) is not None:
+    if (found := read(judged.read_json, reply)) is not None:
         assert isinstance(found, dict)
-        assert (mark := read(rewards._mark, found)) is None or 1 <= mark <= 10
-        assert read(rewards._choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
+        assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
+        assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
     assert read(alpacaeval2.parse_ranking, reply) in (None, "A", "B")
     assert read(arenahard2.parse_verdict, reply) in (None, *arenahard2.VERDICTS)
     assert all(mark <= 20 for mark in (read(creativewriting3.parse_marks, reply) or {}).values())
@@ -324,9 +322,9 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
     assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
     assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
-    assert rewards._mark(rewards._json(wrap({"mark": mark}))) == float(mark)
+    assert judged.read_mark(judged.read_json(wrap({"mark": mark}))) == float(mark)
     assert (
-        rewards._choice(rewards._json(wrap({"better": better})), "better", ("a", "b", "tie"))
+        judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
     assert arenahard2.parse_verdict(f"{before}[[A>B]]{after}") == "A>B"
@@ -337,7 +335,7 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
 @example(10**400, "A", "")
 def test_a_reply_with_another_value_is_not_read(mark, choice, before):
     assert read(wildbench.read_verdict, before + json.dumps({"score": mark}), "score") is None
-    assert read(rewards._mark, {"mark": mark}) is None and wildbench.mark_value(mark) is None
+    assert read(judged.read_mark, {"mark": mark}) is None and wildbench.mark_value(mark) is None
     if choice != "A+ ":
         assert read(wildbench.read_verdict, before + json.dumps({"choice": choice}), "reward") is None
     assert wildbench.pair_value(choice, "A") is None
@@ -349,7 +347,7 @@ def test_a_reply_with_another_value_is_not_read(mark, choice, before):
 )
 def test_shares_of_a_first_token(tops):
     choice = {"logprobs": {"content": [{"top_logprobs": tops}]}}
-    shares = rewards._token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
+    shares = judged.token_shares(Reply(None, "", "", (0, 0), choice), "yes no")
     assert shares is None or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0)
 
 
@@ -391,8 +389,8 @@ def test_rubrics(replies, implicit, cap, saturation):
         {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric}
         for i in range(3)
     ]
-    for reply, value in zip(replies, rewards.rubric(rows, Judge(replies), implicit, saturation, cap)):
-        found = read(rewards._json, reply) or {}
+    for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation, cap)):
+        found = read(judged.read_json, reply) or {}
         keys = ("mark", "mandatory_met") if implicit else ("1", "2")
         said = {k: str(found[k]).strip().lower() for k in keys if k in found}
         complete = len(said) == 2 and all(v in ("yes", "no") for k, v in said.items() if k != "mark")
@@ -408,11 +406,11 @@ def test_rubrics(replies, implicit, cap, saturation):
 def test_answers_of_math(prose, number):
     spelled = f"{number:,}"
     assert verified.final_number(f"{prose}\n#### {spelled}\n") == str(number)
-    assert rewards.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
-    assert rewards.final_answer(f"so it is {spelled} .") == str(number)
+    assert rewards_verified.final_answer(f"{prose}\\boxed{{{number}}}") == str(number) or "\\boxed " in prose
+    assert rewards_verified.final_answer(f"so it is {spelled} .") == str(number)
     for said in (prose, prose + "\\boxed{" + prose):
         assert isinstance(verified.last_boxed(said), str | None) and isinstance(
-            rewards.final_answer(said), str | None
+            rewards_verified.final_answer(said), str | None
         )
         assert verified.final_number(said) is None or re.fullmatch(r"-?[0-9.]*", verified.final_number(said))
         assert isinstance(read(verified.normalise_math, said), str | None)
@@ -495,7 +493,7 @@ def test_rows_of_any_bytes(tmp_path_factory, content, newline, last):
     path = tmp_path_factory.getbasetemp() / "rows.jsonl"
     data = newline.join(content) + newline * last
     path.write_bytes(data)
-    found = fails(runs.read_rows, path, "messages")
+    found = fails(read_rows, path, "messages")
     if isinstance(found, str):
         assert str(path) in found and (re.search(rf"{path}:[0-9]+: ", found) or "no rows" in found)
     else:
@@ -513,7 +511,7 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
             json.dumps(r, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b"\n" for r in rows
         )
     )
-    found = fails(runs.read_rows, path, "messages")
+    found = fails(read_rows, path, "messages")
     if isinstance(found, str):
         ends = [r["messages"][-1] for r in rows]
         assert any(m["role"] != "user" or not m["content"].strip() for m in ends) or re.search(
@@ -552,13 +550,13 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         tokenizers["qwen25_instruct", think_format],
     )
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
-    rows = fails(runs.read_rows, path, "messages", "thinking", "response")
+    rows = fails(read_rows, path, "messages", "thinking", "response")
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
     pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(training.load_prompts, str(path), tokenizer, 1)
+    prompts = fails(load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
@@ -579,7 +577,7 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     whole = rows[: data.count(b"\n")]
     assert train_dpo.read_parts(folder, "sampled") == {r["key"]: r for r in whole}
     assert runs.read_kept(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
-    training.cut_log(path, 3)
+    checkpoint.cut_log(path, 3)
     assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [
         r for r in whole if r["step"] <= 3
     ]
@@ -652,7 +650,7 @@ def test_a_teacher_s_reply(reply, reasoning):
 words = st.lists(
     st.builds(
         "{}:{}".format,
-        st.sampled_from([*rewards.known(), "combine", "", "os"]),
+        st.sampled_from([*rewards.KNOWN, "combine", "", "os"]),
         st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"]),
     )
     | anything,
@@ -682,7 +680,7 @@ finite = st.floats(-1e6, 1e6)
 )
 def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, margin):
     n = n_groups * group_size
-    names = data.draw(st.lists(st.sampled_from(rewards.known()), min_size=1, max_size=4, unique=True))
+    names = data.draw(st.lists(st.sampled_from(rewards.KNOWN), min_size=1, max_size=4, unique=True))
     spec = [
         (name, data.draw(finite | st.sampled_from(["gate", "veto"] + ["soft"] * (name == "overlong"))))
         for name in names
@@ -722,7 +720,7 @@ def test_pass_at_k_of_a_group(group, k):
     draws = list(combinations(present, k))
     won = {d: float(any(group[i] for i in d)) for d in draws}
     mean, std = (statistics.fmean(won.values()), statistics.pstdev(won.values())) if draws else (0.0, 0.0)
-    for i, advantage in enumerate(rewards.pass_at_k(group, 4, k)):
+    for i, advantage in enumerate(shaping.pass_at_k(group, 4, k)):
         own = [won[d] for d in draws if i in d]
         expected = None if group[i] is None else (statistics.fmean(own) - mean) / std if std > 1e-9 else 0.0
         assert advantage == (None if expected is None else pytest.approx(expected, abs=1e-9))
@@ -734,23 +732,18 @@ floats = st.floats(-1e3, 1e3, width=32)
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.data(), st.floats(0.1, 5))
-def test_floor_and_fill(n_groups, group_size, data, margin):
+def test_floor(n_groups, group_size, data, margin):
     n = n_groups * group_size
     values = data.draw(st.lists(floats | st.just(math.nan), min_size=n, max_size=n))
-    missing = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    floored = rollout.floor_bad(torch.tensor(values, dtype=torch.float64), group_size, margin).tolist()
-    filled = rollout.fill_missing(
-        torch.tensor(values, dtype=torch.float64), torch.tensor(missing), group_size
+    bad = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    floored = scorer.floor_bad(
+        torch.tensor(values, dtype=torch.float64), torch.tensor(bad), group_size, margin
     ).tolist()
     for i, value in enumerate(values):
         group = range(i // group_size * group_size, i // group_size * group_size + group_size)
-        finite = [values[j] for j in group if not math.isnan(values[j])]
-        assert floored[i] == pytest.approx(min(finite, default=0.0) - margin if math.isnan(value) else value)
-        others = [values[j] for j in group if not missing[j] and not math.isnan(values[j])]
-        if missing[i]:
-            assert filled[i] == pytest.approx(sum(others) / len(others) if others else 0.0, abs=1e-6)
-        else:
-            assert filled[i] == pytest.approx(value, nan_ok=True)
+        known = [values[j] for j in group if not bad[j] and not math.isnan(values[j])]
+        expected = min(known, default=0.0) - margin if bad[i] else value
+        assert floored[i] == pytest.approx(expected, nan_ok=True)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 6), st.floats(0, 1), st.floats(0, 1))
@@ -774,21 +767,17 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
             )
 
 
-@given(st.data(), st.integers(1, 5), st.integers(1, 6), st.none() | st.integers(1, 5))
-def test_trimmed_rows(data, n, length, batch_size):
-    """Every real token is in one chunk, no chunk's edge column is padding only, longest rows first."""
-    spans = data.draw(
-        st.lists(st.tuples(st.integers(0, length - 1), st.integers(1, length)), min_size=n, max_size=n)
-    )
-    mask = torch.tensor([[int(a <= t < a + k) for t in range(length)] for a, k in spans])
-    order, chunks = rollout.trimmed(mask, batch_size)
-    rows = torch.cat([r for r, _, _ in chunks])
-    assert sorted(order.tolist()) == list(range(n)) and torch.equal(rows, order)
-    lengths = mask.sum(1)[order].tolist()
-    assert lengths == sorted(lengths, reverse=True) and all(len(r) <= (batch_size or n) for r, _, _ in chunks)
-    for r, start, end in chunks:
-        assert mask[r].sum() == mask[r, start:end].sum() and mask[r, start].any() and mask[r, end - 1].any()
-        assert torch.equal(mask[r][:, start:end].sum(1), mask[r].sum(1))
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=20), st.integers(1, 200)
+)
+def test_micro_batches_of_any_lengths(lengths, max_tokens):
+    """Each completion is in one micro-batch; none has more tokens than allowed, but for one completion alone."""
+    completions = [SimpleNamespace(prompt_ids=[0] * a, ids=[0] * b) for a, b in lengths]
+    batches = policy.micro_batches(completions, max_tokens)
+    assert sorted(id(c) for batch in batches for c in batch) == sorted(map(id, completions))
+    for batch in batches:
+        width = max(len(c.prompt_ids) + len(c.ids) for c in batch)
+        assert len(batch) == 1 or len(batch) * width <= max_tokens
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(0, 5))

@@ -1,5 +1,7 @@
 """utils.py: the think-format parser, a format that a user adds, chat templates, ids of prompts."""
 
+import random
+import re
 import shutil
 import time
 from types import SimpleNamespace
@@ -501,3 +503,81 @@ def test_a_policy_keeps_its_format_and_fits_its_context(policy, tmp_path, exits)
     shutil.copytree(policy, args.model)
     (tmp_path / "plain" / "think_format.json").write_text('{"think_format": "plain"}')
     assert "was trained to the format 'plain', not 'think'" in exits(utils.load_policy_tokenizer, args)
+
+
+# --- the parser against a grammar
+
+PIECES = [
+    *[*utils.TAGS] * 3,
+    *[tag.upper() for tag in utils.TAGS],
+    *[tag[:-1] for tag in utils.TAGS],
+    *[
+        " ",
+        "\n",
+        "",
+        "z",
+        "why so",
+        "<",
+        ">",
+        "/",
+        "\0",
+        "\u200b",
+        "\U0001f914",
+        "```",
+        "<|im_end|>",
+        "\x1f",
+        "\u2028",
+    ],
+]
+
+
+def is_well_formed(text: str, think_format: str, finished: bool) -> bool:
+    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its parts."""
+    if "zero" in think_format and "</response>" in text:
+        text = text[: text.index("</response>") + len("</response>")]
+        finished = True
+    tags = "|".join(utils.THINK_FORMATS[think_format].tags)
+    words = rf"(?:(?!{tags}).)*" if tags else ".*"
+    answer = rf"\s*(?=\S){words}"
+    tagged_answer = rf"<response>(?!\s*</response>){words}</response>"
+    grammar = {
+        "think": rf"\s*<think>{words}</think>{answer}",
+        "plain": answer,
+        "zero_plain": rf"\s*{tagged_answer}",
+        "zero_think": rf"\s*<think>{words}</think>\s*{tagged_answer}",
+    }
+    return finished and re.fullmatch(grammar[think_format], text, re.DOTALL) is not None
+
+
+def test_split_thinking_follows_the_grammar_on_5000_random_texts():
+    rng = random.Random(0)
+    seen = set()
+    for case in range(5000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(10)))
+        if case % 5 == 0:  # a good one, cut or with a piece put into it
+            good = utils.join_thinking("z", "y", rng.choice(list(utils.THINK_FORMATS)))
+            place = rng.randrange(len(good) + 1)
+            text = good[:place] + rng.choice(["", rng.choice(PIECES) + good[place:]])
+        for think_format in utils.THINK_FORMATS:
+            for finished in (True, False):
+                parts = utils.split_thinking(text, think_format, finished)
+                well_formed = is_well_formed(text, think_format, finished)
+                assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
+                seen.add(parts.status)
+    assert seen == {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
+
+
+@pytest.mark.parametrize("think_format", list(utils.THINK_FORMATS))
+def test_join_and_split_are_inverse(think_format):
+    rng = random.Random(1)
+    alphabet = "abz \n\t<>/|`\\\0\u200b\u05d0\U0001f914\u00a0\x1fthinkrespo{}"
+    for _ in range(1000):
+        thinking = "".join(rng.choice(alphabet) for _ in range(rng.randrange(40)))
+        response = "".join(rng.choice(alphabet) for _ in range(rng.randrange(40)))
+        if not response.strip():
+            continue
+        text = utils.join_thinking(thinking, response, think_format)
+        has_thinking = utils.THINK_FORMATS[think_format].thinking_tags is not None
+        expected = (thinking.strip() if has_thinking else "", response.strip(), "ok")
+        assert utils.split_thinking(text, think_format) == expected
+        assert utils.split_thinking(f"\n {text} \n", think_format) == expected
