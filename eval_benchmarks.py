@@ -3,7 +3,7 @@
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
-    python eval_benchmarks.py traits --help      # which traits of planning a checkpoint shows: benchmarks/traits.py
+    python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
     # stored responses: neither a model nor a judge
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json
 

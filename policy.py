@@ -86,14 +86,16 @@ def is_sharded_launch() -> bool:
 def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
-    Only a `new_head` may be missing. Exits with 2 if another weight is missing (it would be random), is not
-    finite, or the folder cannot be read.
+    Only a `new_head` may be missing, or have another shape. Exits with 2 if that holds for another weight (it would
+    be random), if a weight is not finite, or if the folder cannot be read.
     """
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head, **utils.SAFE}
     try:
-        model, info = auto_class.from_pretrained(path, output_loading_info=True, **utils.SAFE, **kwargs)
+        model, info = auto_class.from_pretrained(path, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
     missing = list(info["missing_keys"])
+    missing += [name for name, *_ in info["mismatched_keys"]]
     bad = missing
     if new_head:
         bad = [name for name in missing if name.startswith(model.base_model_prefix + ".")]
@@ -191,7 +193,7 @@ class Policy(nn.Module):
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            position_ids: (1, prompt + T), for several texts in one row, see `collate_packed`; without attention_mask.
+            position_ids: (1, prompt + T), for several texts in one row and no attention_mask; see `collate_packed`.
             with_likeliest: also return a third (B, T), 1 where the token is the likeliest one.
             generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
                 that FSDP2 gathers the weights.
@@ -476,7 +478,7 @@ def set_entropy_statistics(
 
 
 def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """Returns the learning rate of a step (from 0): it rises from 0, then falls along a cosine, to 0 after the last."""
+    """Returns the learning rate of a step (from 0): it rises from 0, then falls to 0 along a cosine."""
     warmup_steps = math.ceil(warmup_ratio * steps)
     if step < warmup_steps:
         return peak * step / warmup_steps

@@ -1,18 +1,20 @@
 """Bradley-Terry preference reward model: -log sigmoid(r(chosen) - r(rejected)), the mean over pairs.
 
-    python train_reward.py --preset toy                                                         # CPU, minutes
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_reward.py --pairs data/skywork.jsonl   # 8 GPUs
+    python train_reward.py --preset toy                                                 # CPU, minutes
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_reward.py \\
+        --pairs data/skywork.jsonl                                                      # 8 GPUs
 
-The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want to train
-one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them to score. Measured
-on held-out pairs: accuracy, and calibration (ECE, the weighted gap between predicted probability and share of pairs
-that went that way, in ten bins).
+The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
+to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
+to score. Measured on held-out pairs: accuracy, and calibration (ECE, the weighted gap between predicted
+probability and share of pairs that went that way, in ten bins). An epoch leaves out what remains when its
+pairs are split into steps.
 
-This is a loop, not TRL's RewardTrainer: by public means that one adds up gradients in bfloat16 under FSDP2, and after a
-resume in the second epoch several processes see the first epoch's order again. An epoch leaves out what is left over
-when its pairs are split into steps. Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt,
-env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary
-AutoModelForSequenceClassification folder.
+This is a loop, not TRL's RewardTrainer. By its arguments alone, that one adds up gradients in bfloat16 under
+FSDP2, and two processes on a CPU cannot resume, because its optimizer's state does not load.
+
+Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl,
+dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
 """
 
 import contextlib
@@ -44,7 +46,8 @@ class Args:
     model: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Hub name or folder to start from; a head of one output is kept, any other replaced by a fresh one."""
     pairs: str = "data/skywork.jsonl"
-    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}; see data/README.md."""
+    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}; see
+    data/README.md."""
     reward_on: Literal["response", "think+response"] = "response"
     """What it learns to read; think+response needs the two thinking fields."""
     chat_template: str = "auto"
@@ -66,7 +69,7 @@ class Args:
     weight_decay: float = 0.0
     """AdamW's."""
     micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: both sides of each pair, padding included. Bounds the memory of activations."""
+    """Tokens of a forward, per GPU: both sides of each pair, with padding. Bounds activations' memory."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     # run
@@ -90,6 +93,7 @@ class Args:
     """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
+# constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
@@ -170,7 +174,7 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
 
 
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
-    """Reads the pairs; returns those to train on, the held-out ones, and the dropped ones {id, reason, tokens}."""
+    """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
     fields = ["messages", "chosen", "rejected"]
     if args.reward_on == "think+response":
         fields += ["chosen_thinking", "rejected_thinking"]
@@ -180,7 +184,7 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     held_out, also_dropped = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped += also_dropped
     accelerator.print(
-        f"{len(preferences)} pairs; {len(dropped)} dropped; {len(train)} to train on, {len(held_out)} held out"
+        f"{len(preferences)} pairs, {len(dropped)} dropped; {len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:
         runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
@@ -190,10 +194,10 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 
 
 def calibration(margins: list[float], n_bins: int = 10) -> dict:
-    """Returns accuracy, expected calibration error and bins of held-out margins r(chosen) - r(rejected), (N,).
+    """Returns accuracy, expected calibration error and bins of held-out margins r(chosen) - r(rejected).
 
-    Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1], was right if
-    the margin is positive, and half right if it is zero.
+    Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1],
+    was right if the margin is positive, and half right if it is zero.
     """
     margin = torch.tensor(margins, dtype=torch.float64)
     predicted = torch.sigmoid(margin.abs())
@@ -233,7 +237,7 @@ def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Te
 
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
-    """Computes the gradient of one optimizer step, in micro-batches; returns means over the step's pairs for the log."""
+    """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
     batches = policy.micro_batches(
         pairs, args.micro_batch_tokens, accelerator, length=lambda pair: 2 * pair.longest
     )
@@ -269,7 +273,7 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
 
 
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
-    """Loads the classifier with one output, float32; a resumed run takes it from the checkpoint in `folder`."""
+    """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     model, _ = policy.load_weights(
         AutoModelForSequenceClassification,
@@ -279,9 +283,8 @@ def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
         dtype=torch.float32,
     )
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
-    model.config.pad_token_id = (
-        tokenizer.pad_token_id
-    )  # the score is read at the last token that is not this one
+    # the score is read at the last token that is not this one
+    model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -292,7 +295,8 @@ def main(args: Args) -> None:
     accelerator = policy.start_accelerator()
     if args.batch_size % accelerator.num_processes:
         runs.fail(
-            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; use a multiple"
+            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
+            "use a multiple"
         )
 
     # --- data, checked before anything is loaded

@@ -83,8 +83,8 @@ class Args:
     ask_thinking: bool = False
     """The system line asks for a <think> block, for a model that was not trained to write one."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain,
-    a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
+    plain, a path."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
@@ -99,8 +99,8 @@ class Args:
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the conversations are cut off, or none is
-    in good format."""
+    """Go on although in each of the first three steps more than half of the conversations are cut off, or
+    none is in good format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
@@ -149,8 +149,8 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends; tenfold to
-    load or save."""
+    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends;
+    tenfold to load or save."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
@@ -295,7 +295,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 
 
 def check_turns(tokenizer, prompt: list[dict]) -> None:
-    """Exits with 2 if a conversation's tokens, turn by turn, are not those that the template gives at once."""
+    """Exits with 2 if tokens put together turn by turn are not those that the template gives at once."""
     reply = "<think>\na\n</think>\n\nb"
     turn_by_turn = utils.encode_prompt(tokenizer, prompt)
     turn_by_turn += utils.encode_completion(tokenizer, reply)
@@ -303,8 +303,8 @@ def check_turns(tokenizer, prompt: list[dict]) -> None:
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "c"}]
     if turn_by_turn != utils.encode_prompt(tokenizer, prompt + more):
         runs.fail(
-            "the chat template renders a whole conversation differently from its turns; pass --chat-template chatml, "
-            "llama3, or a file"
+            "the chat template renders a whole conversation differently from its turns; pass --chat-template "
+            "chatml, llama3, or a file"
         )
 
 
@@ -344,7 +344,7 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
 
 
 class TurnRewards:
-    """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it, divided by 100.
+    """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it / 100.
 
     The rewards of a conversation add up to its outcome minus the emotion at the start, also if a malformed
     reply ends it with nothing. Used as the sources of rewards/dense.py are.

@@ -372,7 +372,7 @@ def main(args: Args) -> None:
     if summary_path.exists():
         print(table(json.loads(summary_path.read_text())))
         return
-    runs.write_dropped(run, dropped)
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- traits, verdicts, win rates
     if not args.traits:

@@ -338,6 +338,7 @@ def trace_row(row: dict, args: Args) -> dict:
     """
     from utils import (
         TAGS,
+        THINK_FORMATS,
         split_thinking,
     )  # here, because utils loads torch, which the other kinds do not need
 
@@ -355,7 +356,8 @@ def trace_row(row: dict, args: Args) -> dict:
         thinking, response, status = split_thinking(text, args.think_format, finished)
         if status != "ok":
             raise Dropped(status)
-        if args.think_format == "zero_think" and not text.rstrip().endswith("</response>"):
+        stop = THINK_FORMATS[args.think_format].stop
+        if stop and not text.rstrip().endswith(stop):
             raise Dropped("text_after_response")  # the parser would cut it off
     if not response.strip():
         raise Dropped("empty_response")

@@ -84,7 +84,8 @@ class RewardModel:
             raise ValueError(
                 f"reward model {path} has no chat template; pass --reward-args preference.chat_template=FILE (Jinja)"
             )
-        reads_thinking = reward_on == "think+response" and "think" in think_format
+        thinks = utils.THINK_FORMATS[think_format].thinking_tags is not None
+        reads_thinking = reward_on == "think+response" and thinks
         if reads_thinking and utils.THOUGHT not in utils.render_answers(tokenizer, utils.THOUGHT):
             raise ValueError(
                 f"the chat template of reward model {path} drops or changes thinking, so it cannot be "

@@ -21,12 +21,12 @@ from test_endpoint import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench
-import ppo
 import rewards
 import rollout
 import runs
 from rewards import simulated_user as simulator
 import train_dpo
+import train_ppo
 import train_rlver
 import train_sft_warmstart
 import training
@@ -242,9 +242,8 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
         kept, dropped = train_sft_warmstart.build_rows([row], tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
         for sample in kept:
-            ids, labels = sample["input_ids"], sample["labels"]
-            assert labels == [-100] * len(prompt) + ids[len(prompt) :] and ids[: len(prompt)] == prompt
-            supervised = [i for i in labels if i != -100]
+            supervised = sample.ids
+            assert sample.prompt_ids == prompt
             assert supervised[-1] == tokenizer.eos_token_id and control_count(tokenizer, supervised) == 1
             written = tokenizer.decode(supervised[:-1], clean_up_tokenization_spaces=False)
             parts = utils.split_thinking(written, think_format)
@@ -557,7 +556,7 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
-    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
+    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
     prompts = fails(training.load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
@@ -762,7 +761,7 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
         dtype=torch.float64,
     )
     rewards_, values_, mask = table(floats), table(floats), table(st.sampled_from([0.0, 1.0]))
-    advantages, returns = ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
+    advantages, returns = train_ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
     for i in range(n):
         own = [t for t in range(length) if mask[i, t]]
         v = [values_[i, t].item() for t in own] + [0.0]

@@ -1,4 +1,4 @@
-"""train_rlver.py: conversations as token ids and masks, rewards, advantages on turns, the script, kill and resume."""
+"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its resume."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
 
 # --- token ids and masks
 
-# family of the tokenizer: prompt, end of turn, what stands between two replies, another end that the model may write
+# family of the tokenizer: prompt, end of turn, what is between two replies, another end that models write
 TEMPLATES = {
     "llama_base": (
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
@@ -69,7 +69,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_a_conversation_by_hand(load, family):
-    """Two replies with thinking, and the user's turn between them: ids, mask, the sampler's log-probabilities."""
+    """Two replies with thinking, and the user's turn between them: ids, mask, log-probabilities."""
     prompt, end, between, _ = TEMPLATES[family]
     tokenizer = load(family)
     utils.prepare_tokenizer(tokenizer, "think")
@@ -312,7 +312,7 @@ def users(tmp_path_factory) -> Path:
     return path
 
 
-# the base model ends some replies with <|endoftext|> and is cut off in the others, so conversations differ in length
+# the base model ends some replies with <|endoftext|>; others are cut off. So conversations differ in length
 def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
     return [
         *[sys.executable, *launcher, "train_rlver.py", "--preset", "toy", "--model", "data/toy/base"],
@@ -348,7 +348,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
-    """Checks what a run of 3 steps with 4 users wrote; `names`: keys of its metrics besides the common ones."""
+    """Checks what a run of 3 steps with 4 users wrote; `names`: further keys of its metrics."""
     rows = rows_of(run, "completions.jsonl")
     assert len(rows) == 3 * 4 * group_size
     assert max(row["turns"] for row in rows) > 1
@@ -360,8 +360,12 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
         emotion = 0 if row["ended"] == "bad_format" else history[-1]["emotion-point"]
         assert row["ended"] in ("turns", "failed", "bad_format") and row["emotion"] == emotion
         assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
-    for place in range(0, len(rows), group_size):
-        assert len({row["id"] for row in rows[place : place + group_size]}) == 1
+    profiles = toy_users.profiles(10, 0, "train")
+    expected = []
+    for step in range(3):
+        for profile in rollout.prompts_of_step(profiles, step, 4, 0):
+            expected += [profile["id"]] * group_size
+    assert [row["id"] for row in rows] == expected
 
     committed = rows_of(ROOT / "results/toy/toy-rlver-think-s0", "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
@@ -381,23 +385,15 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     assert json.loads((run / "model" / "think_format.json").read_text()) == trained_with
 
 
-@pytest.mark.parametrize(
-    "launcher, more, group_size",
-    [
-        ([], ["--algorithm", "ppo", "--prompts-per-step", "4", "--turn-weight", "1", "--beta", "0.1"], 1),
-        (FSDP2, ["--group-size", "4"], 4),
-    ],
-    ids=["ppo", "grpo-FSDP2"],
-)
-def test_a_killed_run_ends_with_the_same_bits(launcher, more, group_size, users, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
+    more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1"]
     whole = tmp_path / "whole"
-    finish(start(launcher, users, whole, *more))
-    names = ("value/loss", "value/explained_variance", "value/grad_norm", "kl") if "ppo" in more else ()
-    check_files(whole, group_size, names)
+    finish(start([], users, whole, *more))
+    check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
     broken = tmp_path / "broken"
     process = subprocess.Popen(
-        start(launcher, users, broken, *more),
+        start([], users, broken, *more),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -409,13 +405,20 @@ def test_a_killed_run_ends_with_the_same_bits(launcher, more, group_size, users,
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (broken / "summary.json").exists()
-    finish(start(launcher, users, broken, *more, "--resume"))
+    finish(start([], users, broken, *more, "--resume"))
 
     expected = weights_of(whole)
     found = weights_of(broken)
     assert expected.keys() == found.keys() and len(expected) > 10
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+
+
+def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
+    """Their conversations end after different numbers of turns; all must make equally many forwards."""
+    run = tmp_path / "run"
+    finish(start(FSDP2, users, run, "--group-size", "4"))
+    check_files(run, 4, ())
 
 
 def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):

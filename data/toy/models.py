@@ -186,7 +186,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Builds a word-level tokenizer. A token includes the space before it, so decoding is exact."""
     rng = random.Random("vocabulary")
     texts = [base_text(rng) for _ in range(4000)]
-    texts += utils.ZERO_INSTRUCTION.values()
+    texts += [think_format.instruction for think_format in utils.THINK_FORMATS.values()]
     for _ in range(1000):  # any word that a chat turn begins with
         texts.append(toy.write_prompt(toy.sample_order(rng), rng))
     texts += [f"{phrase} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for phrase in toy.FLATTERY]

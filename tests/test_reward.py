@@ -1,0 +1,276 @@
+"""train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed and resumed under FSDP2."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+import policy
+import train_reward
+import utils
+from data.toy import world
+from rewards.preference import RewardModel
+from train_reward import Args, Pair, build_pairs
+
+ROOT = Path(__file__).parents[1]
+BASE = str(ROOT / "data/toy/base")
+FSDP2 = [
+    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
+    *["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", "tests/fsdp_on_cpu.py"],
+]
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = utils.load_tokenizer(BASE)
+    utils.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+# --- pairs
+
+
+ROW = {
+    "id": "p",
+    "messages": [{"role": "user", "content": "I have 12 dollars."}],
+    "chosen": "You get 1 dish.",
+    "rejected": "You have great taste!",
+    "chosen_thinking": "Budget 12.",
+    "rejected_thinking": "Budget 13.",
+}
+
+
+def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
+    (pair,), dropped = build_pairs([ROW], tokenizer, "response", 512)
+    assert dropped == []
+    scorer = SimpleNamespace(
+        tokenizer=tokenizer, max_length=512, n_scored=0, n_truncated=0
+    )  # without weights
+    assert pair.chosen_ids == RewardModel.encode(scorer, ROW["messages"], ROW["chosen"])
+    assert pair.rejected_ids == RewardModel.encode(scorer, ROW["messages"], ROW["rejected"])
+    (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
+    assert tokenizer.decode(with_thinking.chosen_ids).count("<think>\nBudget 12.\n</think>") == 1
+
+
+def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
+    (pair,), _ = build_pairs([ROW], tokenizer, "response", 512)
+    same = {**ROW, "rejected": ROW["chosen"]}
+    kept, dropped = build_pairs([same, ROW], tokenizer, "response", 10)
+    assert kept == []
+    assert dropped == [
+        {"id": "p", "reason": "identical"},
+        {"id": "p", "reason": "too_long", "tokens": max(len(pair.chosen_ids), len(pair.rejected_ids))},
+    ]
+
+
+def test_pairs_of_one_prompt_stay_on_one_side():
+    pairs = []
+    for n in range(40):
+        pairs.append({"id": n, "messages": [{"role": "user", "content": str(n // 4)}]})
+    train, held_out = train_reward.split_by_prompt(pairs, 0.3, 0)
+    assert len(held_out) == 12 and len(train) == 28
+    assert not {row["id"] // 4 for row in train} & {row["id"] // 4 for row in held_out}
+
+
+def test_too_few_pairs_are_refused(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in world.pair_rows(8, 0)))
+    with pytest.raises(SystemExit) as ended:
+        train_reward.main(Args(model=BASE, pairs=str(path), dry_run=True))
+    assert ended.value.code == 2
+    assert "6 usable pairs are fewer than --batch-size 64" in capsys.readouterr().err
+
+
+def test_calibration_by_hand():
+    margin = math.log(0.9 / 0.1)  # the model is 90 % sure
+    found = train_reward.calibration([margin] * 8 + [-margin] * 2 + [0.0])
+    assert found["accuracy"] == pytest.approx(8.5 / 11) and found["n"] == 11
+    # ten pairs at 0.9 of which 0.8 were right, one at 0.5 that is half right
+    assert found["ece"] == pytest.approx(10 / 11 * 0.1)
+    assert [one["n"] for one in found["bins"]] == [1, 10]
+
+
+# --- the loss
+
+
+def test_bradley_terry_by_hand():
+    chosen = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    rejected = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    loss = train_reward.bradley_terry_loss(chosen, rejected)
+    loss.sum().backward()
+    for i, margin in enumerate((1.0, -3.0, 0.0)):
+        assert loss[i].item() == pytest.approx(math.log(1 + math.exp(-margin)), rel=1e-12)
+        assert chosen.grad[i].item() == pytest.approx(-1 / (1 + math.exp(margin)), rel=1e-12)
+    assert torch.equal(rejected.grad, -chosen.grad)
+
+
+def random_pairs(n: int) -> list[Pair]:
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for i in range(n):
+        sides = []
+        for length in torch.randint(2, 60, (2,), generator=generator).tolist():
+            sides.append(torch.randint(5, 200, (length,), generator=generator).tolist())
+        pairs.append(Pair(str(i), *sides))
+    return pairs
+
+
+def loaded() -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=1, dtype=torch.float64)
+    model.config.pad_token_id = 0
+    return model
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [10_000, 150])
+def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
+    expected = loaded()
+    pairs = random_pairs(8)
+    rewards = []
+    losses = []
+    for pair in pairs:
+        chosen = expected(torch.tensor([pair.chosen_ids])).logits[0, 0]
+        rejected = expected(torch.tensor([pair.rejected_ids])).logits[0, 0]
+        loss = torch.log(1 + torch.exp(rejected - chosen))
+        (loss / 8).backward()
+        losses.append(loss.item())
+        rewards.append((chosen.item(), rejected.item()))
+
+    model = loaded()
+    args = Args(batch_size=8, micro_batch_tokens=micro_batch_tokens)
+    means = train_reward.accumulate_gradients(pairs, model, args, 0, policy.start_accelerator())
+    assert means == pytest.approx(
+        {
+            "loss": sum(losses) / 8,
+            "min_reward": min(map(min, rewards)),
+            "mean_reward": sum(map(sum, rewards)) / 16,
+            "max_reward": max(map(max, rewards)),
+            "accuracy": sum(chosen > rejected for chosen, rejected in rewards) / 8,
+            "margin": sum(chosen - rejected for chosen, rejected in rewards) / 8,
+        },
+        rel=1e-6,
+    )
+    for weight, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_head_of_several_outputs_is_replaced(reward_models, tokenizer):
+    args = Args(model=reward_models["two_labels"], gradient_checkpointing=False)
+    model = train_reward.load_model(args, None, tokenizer)
+    assert model.score.weight.shape[0] == 1 and model.config.num_labels == 1
+
+
+def test_other_weights_of_a_wrong_shape_are_refused(reward_models, tokenizer, tmp_path, capsys):
+    """They would be random."""
+    folder = tmp_path / "model"
+    shutil.copytree(reward_models["chatml"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(SystemExit):
+        train_reward.load_model(Args(model=str(folder)), None, tokenizer)
+    assert "1 weights are missing, e.g. model.embed_tokens.weight" in capsys.readouterr().err
+
+
+# --- the script
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in world.pair_rows(60, 0)))
+    return path
+
+
+def start(launcher: list[str], pairs: Path, out: Path, *more: str) -> list[str]:
+    """The command of ten steps, five an epoch."""
+    command = [sys.executable, *launcher, "train_reward.py", "--preset", "toy", "--pairs", str(pairs)]
+    command += ["--epochs", "2", "--batch-size", "8", "--micro-batch-tokens", "800", "--save-steps", "1"]
+    return [*command, "--out", str(out), *more]
+
+
+def finish(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    weights = {}
+    for path in sorted((run / "model").glob("*.safetensors")):
+        weights |= load_file(path)
+    return weights
+
+
+def metrics_of(run: Path) -> list[dict]:
+    """The log without its clocks."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(pairs, tmp_path_factory) -> dict[str, Path]:
+    """Unbroken runs, on one process and on two that share the weights by FSDP2."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start([], pairs, folder / "one"))
+    finish(start(FSDP2, pairs, folder / "FSDP2"))
+    return {"one": folder / "one", "FSDP2": folder / "FSDP2"}
+
+
+def test_what_a_run_writes(whole):
+    run = whole["one"]
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "model"}
+    metrics = metrics_of(run)
+    committed = (ROOT / "results/toy/reward-weak-rm/metrics.jsonl").read_text().splitlines()[0]
+    assert metrics[0].keys() | {"seconds"} == json.loads(committed).keys()
+    n_steps = len(metrics)
+    assert n_steps >= 8 and [row["step"] for row in metrics] == list(range(1, n_steps + 1))
+
+    summary = json.loads((run / "summary.json").read_text())
+    held_out = summary["held_out"]
+    assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 60
+    assert 0 <= held_out["accuracy"] <= 1 and 0 <= held_out["ece"] <= 0.5
+    assert sum(one["n"] for one in held_out["bins"]) == held_out["n"]
+    assert json.loads((run / "model" / "config.json").read_text())["reward_on"] == "response"
+    assert not (run / "model" / "think_format.json").exists()
+    score = RewardModel(str(run / "model")).score([ROW["messages"]], [ROW["chosen"]])
+    assert math.isfinite(score[0])
+
+
+def test_a_killed_run_of_two_processes_ends_with_the_same_bits(whole, pairs, tmp_path):
+    broken = tmp_path / "broken"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(start(FSDP2, pairs, broken), cwd=ROOT, start_new_session=True, **quiet)
+    second_epoch = len(metrics_of(whole["one"])) // 2 + 2
+    while not (broken / f"checkpoint-{second_epoch}" / "complete").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "resumes from" in finish(start(FSDP2, pairs, broken, "--resume"))
+
+    expected = weights_of(whole["FSDP2"])
+    found = weights_of(broken)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert metrics_of(broken) == metrics_of(whole["FSDP2"])
+
+
+def test_two_processes_learn_what_one_learns(whole):
+    for expected, found in zip(metrics_of(whole["one"]), metrics_of(whole["FSDP2"]), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    expected = weights_of(whole["one"])
+    for name, weight in weights_of(whole["FSDP2"]).items():
+        if name in expected:
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-4)

@@ -1,0 +1,342 @@
+"""train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and resumed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    get_cosine_schedule_with_warmup,
+)
+
+import policy
+import train_sft_warmstart
+import utils
+import watchdog
+from data.toy import world
+from train_sft_warmstart import Args, Trace, build_rows
+
+ROOT = Path(__file__).parents[1]
+BASE = str(ROOT / "data/toy/base")
+DDP = [
+    "-m",
+    "accelerate.commands.launch",
+    "--config_file",
+    "accelerate/2cpu.yaml",
+    "--main_process_port",
+    "0",
+]
+TOY = {**train_sft_warmstart.PRESETS["toy"], "model": BASE}
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = utils.load_tokenizer(BASE)
+    utils.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+def trace(thinking="Budget 12.", response="You get 1 dish.", **more) -> dict:
+    messages = [{"role": "user", "content": "I have 12 dollars."}]
+    return {"id": "a", "messages": messages, "thinking": thinking, "response": response, **more}
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("think_format", ["think", "plain"])
+def test_the_completion_and_its_end_are_trained_on(tokenizer, think_format):
+    row = trace()
+    (kept,), dropped = build_rows([row], tokenizer, think_format, 512)
+    expected = utils.join_thinking(row["thinking"], row["response"], think_format) + tokenizer.eos_token
+    assert dropped == []
+    assert tokenizer.decode(kept.ids) == expected
+    assert kept.ids[-1] == tokenizer.eos_token_id
+    assert kept.prompt_ids == utils.encode_prompt(tokenizer, row["messages"])
+
+
+def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
+    traces = [
+        trace(),
+        trace(response=""),
+        trace(thinking="a </think> b"),
+        trace(response="see <think>"),
+        trace(thinking=" "),
+        trace(response="<|im_end|> a"),
+        trace(response="You get 1 dish. " * 200),
+    ]
+    reasons = {
+        "think": ["empty_response", "nested", "nested", "empty_thinking", "control_token", "too_long"],
+        "plain": ["empty_response", "tag_inside_text", "tag_inside_text", "empty_thinking"],
+    }
+    reasons["plain"] += reasons["think"][4:]
+    for think_format in ("think", "plain"):  # both twins train on the same rows
+        kept, dropped = build_rows(traces, tokenizer, think_format, 200)
+        assert len(kept) == 1
+        assert [row["reason"] for row in dropped] == reasons[think_format]
+        assert dropped[-1]["tokens"] > 200
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+WITH_TAGS = [trace(id=n, thinking="<think> Budget 12. </think>" if n else "Budget 12.") for n in range(4)]
+MANY = [trace(id=n) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    "traces, changes, message",
+    [
+        (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
+        (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
+        (MANY[:8], {}, "8 usable traces are fewer than --batch-size 16"),
+        (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
+        (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),
+        (MANY, {"load_in_4bit": True}, "add --lora-r"),
+        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
+    ],
+)
+def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys):
+    path = write(tmp_path / "t.jsonl", traces)
+    with pytest.raises(SystemExit) as ended:
+        train_sft_warmstart.main(Args(**{**TOY, "traces": path, **changes}, dry_run=True))
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_what_is_trained_on(tmp_path, capsys):
+    path = write(tmp_path / "t.jsonl", MANY)
+    train_sft_warmstart.main(Args(**{**TOY, "traces": path}, out=str(tmp_path / "run"), dry_run=True))
+    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+# --- the loss
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return policy.start_accelerator()
+
+
+def random_traces(n: int) -> list[Trace]:
+    generator = torch.Generator().manual_seed(0)
+    traces = []
+    for i in range(n):
+        n_prompt, n_completion = torch.randint(1, 40, (2,), generator=generator).tolist()
+        ids = torch.randint(5, 200, (n_prompt + n_completion,), generator=generator).tolist()
+        traces.append(Trace(str(i), ids[:n_prompt], ids[n_prompt:]))
+    return traces
+
+
+def loaded() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: weight.grad for name, weight in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Loss, entropy, accuracy and gradient of 7 traces, one trace and one token at a time."""
+    model = loaded()
+    traces = random_traces(7)
+    n_tokens = sum(len(one.ids) for one in traces)
+    loss = entropy = n_likeliest = 0.0
+    for one in traces:
+        logits = model(torch.tensor([one.prompt_ids + one.ids])).logits[0]
+        for place, token in enumerate(one.ids):
+            logprobs = logits[len(one.prompt_ids) + place - 1].log_softmax(-1)
+            loss = loss - logprobs[token] / n_tokens
+            entropy += -(logprobs.exp() * logprobs).sum().item() / n_tokens
+            n_likeliest += logprobs.argmax().item() == token
+    loss.backward()
+    means = {"loss": loss.item(), "entropy": entropy, "mean_token_accuracy": n_likeliest / n_tokens}
+    return means, gradients(model)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("micro_batch_tokens", [10_000, 100])
+def test_the_loss_is_a_mean_over_completion_tokens(by_hand, accelerator, packing, micro_batch_tokens):
+    args = Args(packing=packing, micro_batch_tokens=micro_batch_tokens)
+    model = loaded()
+    means = train_sft_warmstart.accumulate_gradients(
+        random_traces(7), policy.Policy(model, 1.0), args, 0, accelerator
+    )
+    assert means == pytest.approx(by_hand[0], rel=1e-6)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, by_hand[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_the_learning_rate_is_transformers():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3.0)
+    scheduler = get_cosine_schedule_with_warmup(optimizer, math.ceil(0.1 * 37), 37)
+    for step in range(37):
+        assert policy.cosine_rate(3.0, step, 37, 0.1) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+# --- the script
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory) -> str:
+    return write(tmp_path_factory.mktemp("traces") / "traces.jsonl", world.trace_rows(34, 0, 1.0))
+
+
+def start(launcher: list[str], traces: str, out: Path, *more: str) -> list[str]:
+    """The command of ten steps, five an epoch; two rows of each epoch are left out."""
+    command = [sys.executable, *launcher, "train_sft_warmstart.py", "--preset", "toy", "--traces", traces]
+    command += ["--batch-size", "6", "--micro-batch-tokens", "500", "--save-steps", "1", "--out", str(out)]
+    return command + list(more)
+
+
+def finish(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    weights = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(path)
+    return weights
+
+
+def metrics_of(run: Path) -> list[dict]:
+    """The log without its clocks."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(traces, tmp_path_factory) -> dict[str, Path]:
+    """Unbroken runs, on one process and on two."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start([], traces, folder / "one"))
+    finish(start(DDP, traces, folder / "DDP"))
+    return {"one": folder / "one", "DDP": folder / "DDP"}
+
+
+def test_what_a_run_writes(whole):
+    run = whole["one"]
+    names = {path.name for path in run.iterdir()}
+    files = {
+        "config.json",
+        "command.txt",
+        "env.txt",
+        "metrics.jsonl",
+        "dropped.jsonl",
+        "summary.json",
+        "model",
+    }
+    assert names >= files | {"checkpoint-9", "checkpoint-10"}
+    assert "checkpoint-8" not in names
+
+    metrics = metrics_of(run)
+    committed = (ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl").read_text().splitlines()[0]
+    assert metrics[0].keys() | {"seconds"} == json.loads(committed).keys()
+    assert [row["step"] for row in metrics] == list(range(1, 11))
+    assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
+    assert metrics[0]["learning_rate"] == 0.0
+    assert metrics[1]["learning_rate"] == TOY["learning_rate"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
+    assert summary["loss"] == pytest.approx(sum(row["loss"] for row in metrics) / 10)
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    AutoModelForCausalLM.from_pretrained(run / "model")
+    assert tokenizer.chat_template and tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token != tokenizer.eos_token
+    end_of_base = AutoTokenizer.from_pretrained(BASE).eos_token_id
+    ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
+    assert ends == [end_of_base, tokenizer.eos_token_id]
+    assert json.loads((run / "model" / "think_format.json").read_text()) == {"think_format": "think"}
+
+
+@pytest.mark.parametrize("kind", ["one", "DDP"])
+def test_a_killed_run_ends_with_the_same_bits(kind, whole, traces, tmp_path):
+    launcher = {"one": [], "DDP": DDP}[kind]
+    broken = tmp_path / "broken"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(start(launcher, traces, broken), cwd=ROOT, start_new_session=True, **quiet)
+    while not (broken / "checkpoint-7" / "complete").exists():  # in the second epoch
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "resumes from" in finish(start(launcher, traces, broken, "--resume"))
+
+    expected = weights_of(whole[kind] / "model")
+    found = weights_of(broken / "model")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert metrics_of(broken) == metrics_of(whole[kind])
+
+
+def test_two_processes_learn_what_one_learns(whole):
+    for expected, found in zip(metrics_of(whole["one"]), metrics_of(whole["DDP"]), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+    expected = weights_of(whole["one"] / "model")
+    for name, weight in weights_of(whole["DDP"] / "model").items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def train(monkeypatch, traces, tmp_path):
+    """train(...): a run in this process, which has the libraries already."""
+
+    def run(**changes) -> Path:
+        out = tmp_path / "run"
+        args = {**TOY, "traces": traces, "batch_size": 8, "save_steps": 1, "out": str(out), **changes}
+        train_sft_warmstart.main(Args(**args))
+        return out
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(watchdog, "RUN", watchdog.Watched())
+    yield run
+    watchdog._LOCK_FILES.clear()
+
+
+@pytest.mark.parametrize("load_in_4bit", [False, True])
+def test_lora_is_merged_into_the_weights_it_started_from(train, load_in_4bit):
+    out = train(lora_r=4, learning_rate=1e-2, epochs=3, packing=True, load_in_4bit=load_in_4bit)
+    metrics = metrics_of(out)
+    assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
+    merged = weights_of(out / "model")
+    start = load_file(Path(BASE) / "model.safetensors")
+    adapter = load_file(out / "adapter" / "adapter_model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    a = adapter[f"base_model.model.{name}.lora_A.weight"]
+    b = adapter[f"base_model.model.{name}.lora_B.weight"]
+    torch.testing.assert_close(
+        merged[f"{name}.weight"], start[f"{name}.weight"] + 2 * b @ a, rtol=0, atol=1e-5
+    )
+    assert merged.keys() == start.keys()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(train, tmp_path, capsys):
+    with pytest.raises(FloatingPointError):
+        train(learning_rate=1e30)
+    run = tmp_path / "run"
+    steps = sorted(int(mark.parent.name.removeprefix("checkpoint-")) for mark in run.glob("*/complete"))
+    for step in steps:
+        assert all(weight.isfinite().all() for weight in weights_of(run / f"checkpoint-{step}").values())
+    assert f"--resume continues from checkpoint-{steps[-1]}" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (run / "not_finite-rank0.jsonl").read_text().splitlines()]
+    assert len(rows) == 8 and rows[0]["ids"]
