@@ -218,7 +218,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, saved, run, 
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(megabytes * 1e6), before[1]))
     try:
         with pytest.raises(
-            Exception, match="[Ff]ile too large|failed writing file"
+            Exception, match="[Ff]ile too large|failed writing file|unexpected pos"
         ):  # each library has its own
             checkpoint.save(run, 5, learners, tokenizer, args, accelerator)
     finally:

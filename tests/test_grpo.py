@@ -1,7 +1,9 @@
 """train_grpo.py: its pure functions by hand and against naive loops, its loss against TRL's, the script on the toy."""
 
+import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -531,3 +533,16 @@ def test_loading_that_leaves_ranks_without_weights_is_refused(prompts, here, mon
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     done = here("train_grpo.py", *TINY, "--prompts", prompts, "--out", tmp_path / "run")
     assert done.returncode == 2 and "set it to false in the launch config" in done.stderr
+
+
+def test_one_process_sees_one_gpu(monkeypatch):
+    """Under accelerate each process has its GPU by its rank; runs.py leaves the variable alone there."""
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
+    without = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")}
+    seen = []
+    for more in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        monkeypatch.setattr(os, "environ", without | more)
+        again = importlib.util.spec_from_file_location("again", ROOT / "runs.py")
+        again.loader.exec_module(importlib.util.module_from_spec(again))
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert seen == ["0", None, "3"]

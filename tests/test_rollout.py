@@ -260,9 +260,8 @@ def engines_of_this_process() -> list[psutil.Process]:
 
 
 def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
-    """Prompts with seeds that do not fit one batch (4096 tokens on a CPU); `close`; an engine that is killed."""
+    """Prompts with seeds that do not fit one batch (4096 tokens on a CPU); and `close`."""
     import vllm.envs
-    from vllm.v1.engine.exceptions import EngineDeadError
 
     # 70 prompts, 17,500 tokens; each prompt is there seven times
     long = [(prompt * 9)[:250] for prompt in prompts] * 7
@@ -284,10 +283,6 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
     assert {place: sample.ids for place, sample in rest.items()} == {
         place: sample.ids for place, sample in everything.items() if place not in done
     }
-    for process in engines_of_this_process():
-        process.kill()
-    with pytest.raises(EngineDeadError):
-        list(sampler.sample(long[:1]))
     sampler.close()
 
 

@@ -94,6 +94,12 @@ def test_the_floor_by_hand():
     assert found[7].isnan()  # not malformed, and without a reward
 
 
+def score_all(scorer: Scorer, completions: list) -> None:
+    for completion in completions:
+        scorer.start(completion)
+    scorer.score(completions, 4, None)
+
+
 def scores(scorer: Scorer, completions: list, texts: list[str]) -> list[float]:
     return scorer.reward_model.score([completion.messages for completion in completions], texts)
 
@@ -103,7 +109,7 @@ def test_what_a_malformed_completion_gets(scorer, completions):
     expected = scores(scorer(), completions, texts)
     for on_bad_format in ("score", "null", "floor"):
         made = scorer(on_bad_format=on_bad_format, format_margin=2.0)
-        made.score(completions, 4, None)
+        score_all(made, completions)
         for place in (0, 2, 3, 4, 6, 7):
             assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
             assert completions[place].rewards["preference"] == completions[place].reward
@@ -122,7 +128,7 @@ def test_what_a_malformed_completion_gets(scorer, completions):
 
 def test_completions_are_scored_while_others_are_sampled(scorer, completions):
     expected = scores(scorer(), completions, [completion.text for completion in completions])
-    made = scorer(on_bad_format="score", reward_tokens_per_batch=60)
+    made = scorer(on_bad_format="score", reward_tokens_per_batch=40)
     of_model, threads = made.reward_model.score, []
 
     def score(messages, texts):
@@ -142,17 +148,15 @@ def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
     made = scorer()
     torch.nn.init.constant_(made.reward_model.model.score.weight, NAN)
     with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*I have 12 dollars"):
-        for completion in completions:
-            made.start(completion)
-        made.score(completions, 4, None)
+        score_all(made, completions)
 
 
 def test_gold_is_a_number_or_nan(scorer, completions, tmp_path):
     made = scorer(gold=f"{tmp_path}/own.py:nothing")
     with pytest.raises(RuntimeError, match="--gold gave None for prompt"):
-        made.score(completions, 4, None)
+        score_all(made, completions)
     made = scorer(gold=f"{tmp_path}/own.py:unknown")
-    made.score(completions, 4, None)
+    score_all(made, completions)
     assert {completion.rewards["gold"] for completion in completions} == {None}
 
 
