@@ -35,8 +35,9 @@ from typing import Annotated, Literal
 import runs  # isort: skip
 import tyro
 
-from benchmarks import BENCHMARKS, arenahard2, shared
+from benchmarks import arenahard2, shared
 from benchmarks.scoring import read_stored, row_key
+from benchmarks.table import BENCHMARKS
 
 
 @dataclass

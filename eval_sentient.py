@@ -47,6 +47,7 @@ import rollout
 import utils
 from benchmarks import sage_dialogues
 from benchmarks import shared as evaluation
+from benchmarks.scoring import bootstrap
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 from rewards import simulated_user as simulator
 from rewards import user_prompts
@@ -178,7 +179,7 @@ def score_dialogues(dialogues: list[dict], seed: int) -> dict:
     """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
     scores = simulator.score(dialogues)
     finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
-    scores["interval"] = evaluation.bootstrap([value for value in finals if value is not None], seed)
+    scores["interval"] = bootstrap([value for value in finals if value is not None], seed)
     statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
     scores["format_ok"] = None  # dialogues of the official tool do not have it
     if statuses:

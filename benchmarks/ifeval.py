@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import runs
-from benchmarks.scoring import check_rows, count_rows, load, mean
-from benchmarks.shared import bootstrap
+from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
 
 KEYS = ("key",)
 RULES = ("strict", "loose")

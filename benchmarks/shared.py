@@ -251,22 +251,6 @@ def judge_place(judge: str, url: str) -> str:
 # --- 4. texts and numbers
 
 
-def shorten(text: str, words: int) -> str:
-    """Returns the first `words` space-separated words (0: all), and marks where something was cut."""
-    parts = text.split(" ")
-    if words == 0 or len(parts) <= words:
-        return text
-    return " ".join(parts[:words]) + "... (truncated)"
-
-
 def short_hash(text: str) -> str:
     """Returns 12 hexadecimal digits of the text's SHA-256, for a fingerprint."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def bootstrap(values, seed: int = 0, n: int = 2000) -> tuple[float, float]:
-    """Returns the 95 % percentile interval of the mean of `values` (one per task), by resampling tasks."""
-    picks = np.random.default_rng(seed).integers(0, len(values), (n, len(values)))
-    means = np.asarray(values, dtype=float)[picks].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)

@@ -10,6 +10,7 @@ import random
 import numpy as np
 
 from benchmarks import shared
+from benchmarks.scoring import bootstrap
 
 # --- 1. what the judge is asked
 
@@ -244,7 +245,7 @@ def score_trait(values: np.ndarray, seed: int) -> dict:
     """Returns the numbers of one trait from values (prompts, 2 orders) of 0, 0.5 or 1."""
     return {
         "win_rate": float(values.mean()),
-        "interval": shared.bootstrap(values.mean(axis=1), seed),
+        "interval": bootstrap(values.mean(axis=1), seed),
         "wins": int((values == 1).sum()),
         "ties": int((values == 0.5).sum()),
         "losses": int((values == 0).sum()),

@@ -23,8 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import runs
-from benchmarks.scoring import check_rows, count_rows, load, mean
-from benchmarks.shared import bootstrap
+from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
 
 # --- 1. accuracy
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.shared import bootstrap, judge_request, shorten
+from benchmarks.scoring import bootstrap, shorten
+from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
 

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from pathlib import Path
 
-import benchmarks
+from benchmarks.verified import normalise_math
 from rewards.shared import Values, in_groups
 from rewards.verified import final_answer
 
@@ -23,7 +23,7 @@ def _comparable_answer(row: dict) -> str | None:
     """
     answer = final_answer(row["response"])
     try:
-        spelled = benchmarks.normalise_math(answer or "")
+        spelled = normalise_math(answer or "")
     except ValueError:  # more than one unit
         return answer
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None

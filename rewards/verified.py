@@ -22,7 +22,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import benchmarks
+from benchmarks.verified import last_boxed, normalise_math
 import watchdog
 import runs
 from rewards import code_runner
@@ -47,7 +47,7 @@ def final_answer(text: str) -> str | None:
     If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
     is what follows the formula's last equals sign.
     """
-    boxed = benchmarks.last_boxed(text)
+    boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip().removesuffix(".")
 
@@ -148,7 +148,7 @@ def _same_spelling(truth: str, answer: str) -> bool:
     if unit_at >= 0 and not UNIT.fullmatch(answer, unit_at):
         return False  # more than a unit follows
     try:
-        return benchmarks.normalise_math(truth) == benchmarks.normalise_math(answer)
+        return normalise_math(truth) == normalise_math(answer)
     except ValueError:  # more than one unit
         return False
 
@@ -190,7 +190,7 @@ def _truth(row: dict) -> str | None:
     if row.get("answer") is None:
         return None
     truth = str(row["answer"]).rpartition("####")[2].strip()
-    boxed = benchmarks.last_boxed(truth)
+    boxed = last_boxed(truth)
     return truth if boxed is None else boxed
 
 
@@ -332,7 +332,7 @@ def instructions(
         partial: return `value` times the share of the instructions that are met.
         value, no_eos: see shared.verified_values.
     """
-    from benchmarks import ifbench  # its checkers take seconds to import
+    from benchmarks import ifbench, ifeval  # their checkers take seconds to import
 
     shares = []
     for row in rows:
@@ -342,9 +342,9 @@ def instructions(
             continue
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
         if ifbench.CHECKERS.keys() >= set(names):
-            check = functools.partial(benchmarks.bounded, ifbench.check)
+            check = functools.partial(ifeval.bounded, ifbench.check)
         else:
-            check = benchmarks.ifeval_check
+            check = ifeval.ifeval_check
         met = runs.or_fail(check, task, row["response"])[rule]
         watchdog.beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))

@@ -41,8 +41,8 @@ def main() -> dict:
         train_ppo.set_values(critic, own, *batching)
         policy.set_old_logprobs(model, own, *batching)
         policy.set_reference_logprobs(model, reference, own, *batching)
-        token_rewards = train_ppo.outcome_rewards(own) - args.kl_coef * train_ppo.kl_of_tokens(own)
-        means = train_ppo.set_advantages(own, token_rewards, 0.99, 0.95, accelerator)
+        earned = train_ppo.outcome_rewards(own) - args.kl_coef * train_ppo.kl_of_tokens(own)
+        means = train_ppo.set_advantages(own, earned, 0.99, 0.95, accelerator)
         for _ in range(2):
             means |= train_ppo.accumulate_policy_gradients(own, model, args, 0, accelerator)
             means |= train_ppo.accumulate_critic_gradients(own, critic, args.value_clip, *batching)

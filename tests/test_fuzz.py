@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from test_endpoint import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
-from benchmarks import shared as evaluation
-from benchmarks import trait_judging, wildbench
-import ppo
+from benchmarks import scoring, trait_judging, wildbench
 import rewards
 import rollout
 import runs
 from rewards import simulated_user as simulator
 import train_dpo
+import train_ppo
 import train_rlver
 import train_sft_warmstart
 import training
@@ -558,7 +557,7 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
     if isinstance(rows, list):
         kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) == 1
-    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path)), tokenizer, think_format)
+    pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
     prompts = fails(training.load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
@@ -763,7 +762,7 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
         dtype=torch.float64,
     )
     rewards_, values_, mask = table(floats), table(floats), table(st.sampled_from([0.0, 1.0]))
-    advantages, returns = ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
+    advantages, returns = train_ppo.gae(rewards_ * mask, values_, mask, gamma, lam)
     for i in range(n):
         own = [t for t in range(length) if mask[i, t]]
         v = [values_[i, t].item() for t in own] + [0.0]
@@ -795,8 +794,8 @@ def test_trimmed_rows(data, n, length, batch_size):
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(0, 5))
 def test_intervals(values, seed):
-    low, high = evaluation.bootstrap(values, seed, 200)
-    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and evaluation.bootstrap(
+    low, high = scoring.bootstrap(values, seed, 200)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9 and scoring.bootstrap(
         values, seed, 200
     ) == (low, high)
 
@@ -861,5 +860,5 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
 
 @given(text, st.integers(0, 20))
 def test_shortened_texts(words, limit):
-    short = evaluation.shorten(words, limit)
+    short = scoring.shorten(words, limit)
     assert short == words or (limit and short == " ".join(words.split(" ")[:limit]) + "... (truncated)")

@@ -1,4 +1,4 @@
-"""train_ppo.py: its pure functions by hand and against naive loops, its loss against TRL's, the critic, the script."""
+"""train_ppo.py: its functions by hand, against naive loops and TRL's loss; the critic; the script."""
 
 import inspect
 import json
@@ -20,9 +20,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 import checkpoint
 import policy
+import rollout
 import train_grpo
 import train_ppo
 from data.toy import world
+from rewards import dense
 
 ROOT = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
@@ -99,7 +101,8 @@ def test_value_loss_by_hand():
     """The rollout said 1, the return is 2, the clip is 0.5: values are held within 0.5 to 1.5."""
     values = torch.tensor([1.2, 3.0, 1.8], requires_grad=True)
     loss, is_clipped = train_ppo.value_loss(values, torch.ones(3), torch.full((3,), 2.0), 0.5)
-    # 1.2 is not held; 3.0 is worse than held at 1.5; 1.8 is better than held at 1.5, which counts and has no gradient
+    # 1.2 is not held; 3.0 is worse than held at 1.5; 1.8 is better than held at 1.5, which counts and has no
+    # gradient
     torch.testing.assert_close(loss, torch.tensor([0.32, 0.5, 0.125]))
     assert is_clipped.tolist() == [False, False, True]
     loss.sum().backward()
@@ -206,7 +209,7 @@ def test_values_under_padding_are_those_one_by_one(accelerator):
 
 
 def test_the_critic_starts_as_asked(tmp_path):
-    """From the policy with a head of zeros, or from the reward model with its head; other tokens are refused."""
+    """From the policy with a new head at zero, or from the reward model with its head."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model")
     critic = train_ppo.load_critic(train_ppo.critic_start(args, tokenizer), 0, True)
@@ -247,13 +250,13 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(acceler
     completions = ppo_worker.stored_conversations()[0]
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
-    token_rewards = train_ppo.outcome_rewards(completions)
-    train_ppo.set_advantages(completions, token_rewards, 1.0, 1.0, accelerator)
+    earned = train_ppo.outcome_rewards(completions)
+    train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)
 
     lost = [completion for completion in completions if math.isnan(completion.reward)]
     assert len(lost) == 2 and not any(any(completion.advantages) for completion in lost)
     of_tokens = []
-    for completion, row in zip(completions, token_rewards, strict=True):
+    for completion, row in zip(completions, earned, strict=True):
         if completion in lost:
             continue
         last = max(t for t, is_own in enumerate(completion.loss_mask) if is_own)
@@ -274,6 +277,22 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(acceler
         completion.returns = [1e6] * len(completion.ids)
     means = train_ppo.accumulate_critic_gradients(completions, critic, 0.5, 300, 0, accelerator)
     assert 0 < means["value/loss"] < 10
+
+
+def test_dense_rewards_come_on_top_token_by_token(tmp_path):
+    """A process reward gives each step the rise of its probability; here it is 0.25 and then 0.75."""
+    (tmp_path / "judge.py").write_text(
+        "def steps(messages, text):\n    return [(text.index(' Good'), 0.25), (len(text), 0.75)]\n"
+    )
+    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
+    tokenizer.stop_ids = [tokenizer.eos_token_id]
+    source = dense.ProcessReward(f"{tmp_path}/judge.py:steps", 2.0, tokenizer, 0, torch.device("cpu"))
+    ids = tokenizer(" Friday Good Hello")["input_ids"] + [tokenizer.eos_token_id]
+    prompt = {"id": "a", "prompt": [], "prompt_ids": [5]}
+    completion = rollout.read_completion(tokenizer, "plain", prompt, rollout.Sample(ids, None, True))
+    completion.reward = 10.0
+    # the steps end with the first and the third token; the outcome is on the end of turn
+    assert train_ppo.token_rewards([completion], [source]).tolist() == [[0.5, 0.0, 1.0, 10.0]]
 
 
 def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
@@ -334,7 +353,7 @@ def prompts(tmp_path_factory) -> Path:
 
 
 def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
-    """Returns a tiny run: two steps an epoch; the base model has no think format, so its text is the response."""
+    """Returns a tiny run, two steps an epoch. The base model has no think format."""
     tiny = [
         *["--preset", "toy", "--model", "data/toy/base", "--think-format", "plain", "--allow-truncation"],
         *["--prompts-per-step", "8", "--max-completion-tokens", "24", "--save-steps", "1"],
@@ -400,7 +419,7 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
 
 
 def test_two_processes_and_several_updates(prompts, tmp_path):
-    """The floor of malformed completions is below the lowest reward of the whole step, over both processes."""
+    """A malformed completion gets a floor below the lowest reward of the whole step, over both processes."""
     several = ["--updates-per-rollout", "2", "--num-iterations", "2", "--kl", "reward"]
     finished(command(DDP, prompts, tmp_path / "run", "--steps", "2", *several))
     first, second = rows_of(tmp_path / "run", "metrics.jsonl")

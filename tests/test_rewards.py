@@ -13,11 +13,10 @@ import nltk
 import pytest
 from test_endpoint import ChatServer
 
-import benchmarks
 import rewards
 import runs
 import train_grpo
-from benchmarks import ifbench
+from benchmarks import ifbench, ifeval
 from data import make_rubrics
 from endpoint import Endpoint
 from rewards import gold, judged, shaping, unsupervised, verified
@@ -423,7 +422,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     fine = row("[a] [b]", **asked("detectable_content:number_placeholders")) | {
         "kwargs": [{"num_placeholders": 2}]
     }
-    monkeypatch.setattr(benchmarks.bounded, "__defaults__", (0.5,))
+    monkeypatch.setattr(ifeval.bounded, "__defaults__", (0.5,))
     before, beats, start = signal.getsignal(signal.SIGALRM), [], time.monotonic()
     monkeypatch.setattr(verified.faults, "beat", lambda: beats.append(1))
     assert (
@@ -432,7 +431,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     )
     monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
     assert verified.instructions([slow], partial=True) == [0.0]
-    assert benchmarks.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"]) == {
+    assert ifeval.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"]) == {
         "strict": [False],
         "loose": [False],
     }

@@ -21,7 +21,6 @@ from test_wildbench import run  # noqa: F401
 from transformers import AutoModelForCausalLM, Trainer
 
 import generation
-import ppo
 import runs
 import train_ppo
 import utils
@@ -123,7 +122,7 @@ def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
 
 def test_telemetry_is_off_before_the_libraries_read_that():
     for path in (
-        p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name in ("ppo.py", "evaluation.py")
+        p for p in SOURCES if p.name.startswith(("train_", "eval_")) or p.name == "evaluation.py"
     ):
         names = [
             a.name
@@ -168,7 +167,7 @@ def pickled(tmp_path, mark):
 
 def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
     assert "pytorch_model.bin is a pickle" in exits(utils.load_tokenizer, str(pickled))
-    args = dataclasses.replace(train_ppo.Args(model=str(pickled), think=False), dry_run=True)
+    args = dataclasses.replace(train_ppo.Args(model=str(pickled), think_format="plain"), dry_run=True)
     assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
     args = dataclasses.replace(
         args,
@@ -192,7 +191,7 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
         lambda: utils.RewardModel(str(pickled), "response", chat_template=str(template)),
-        lambda: ppo.load_critic(str(pickled), train_ppo.Args()),
+        lambda: train_ppo.load_critic(str(pickled), 0, False),
         lambda: list(generation.generate(str(pickled), [[1, 2]], tokenizer, 0.0, 2)),
     ):
         with pytest.raises(
@@ -232,7 +231,7 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
         lambda: utils.RewardModel.check(str(folder)),
-        lambda: ppo.load_critic(str(folder), train_ppo.Args()),
+        lambda: train_ppo.load_critic(str(folder), 0, False),
         lambda: list(generation.generate(str(folder), [[1, 2]], tokenizer, 0.0, 2)),
     ):
         with pytest.raises(ValueError, match="custom code"):

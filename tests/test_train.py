@@ -130,33 +130,6 @@ def test_traces_most_of_which_are_malformed_are_no_training_set(here, tmp_path):
     assert done.returncode == 2 and "only 1 of 4 traces can be trained on ({'nested': 3})" in done.stderr
 
 
-def test_offline_dpo_checks_what_it_is_given(here, tmp_path):
-    """Held-out prompts must not be those of the pairs."""
-    pair = {
-        "id": "a",
-        "messages": [{"role": "user", "content": "I have 12 dollars."}],
-        "chosen": "You get 1 dish.",
-        "rejected": "You get 2 dishes.",
-    }
-    (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
-    args = [
-        "train_dpo.py",
-        "--preset",
-        "toy",
-        "--no-think",
-        "--rounds",
-        1,
-        "--model",
-        "data/toy/base",
-        "--pairs",
-        tmp_path / "p.jsonl",
-        "--dry-run",
-    ]
-    assert here(*args).returncode == 0
-    done = here(*args, "--gold-prompts", tmp_path / "p.jsonl")
-    assert done.returncode == 2 and "1 are trained on or too long" in done.stderr
-
-
 def test_prompts_of_one_id_are_refused(here, tmp_path):
     rows = [{"id": 1, "messages": [{"role": "user", "content": text}]} for text in "ab"]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import eval_wildbench
-from benchmarks import local_judge, shared, wildbench
+from benchmarks import local_judge, scoring, shared, wildbench
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -188,7 +188,7 @@ def test_both_orders_flip_rate_references_and_groups():
 
 def test_bootstrap_interval_is_near_the_normal_one():
     values = np.random.default_rng(0).random(400).tolist()
-    low, high = shared.bootstrap(values)
+    low, high = scoring.bootstrap(values)
     half = 1.96 * np.std(values) / 20
     assert low == pytest.approx(np.mean(values) - half, abs=0.01) and high == pytest.approx(
         np.mean(values) + half, abs=0.01

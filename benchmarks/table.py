@@ -1,0 +1,148 @@
+"""The benchmarks of the paper's suite, by the name that eval_benchmarks.py takes.
+
+Each family has a file with its prompts, checks and scores, and with what differs between the paper and the
+official tool. Scored rows, stored or generated, have these fields:
+
+    alpacaeval2       index or instruction; output_2; preference (1 baseline, 2 model), or judge_text and
+                      model_is (A or B)
+    arenahard2        uid; verdict_game1_A_is_baseline and verdict_game2_A_is_model (label or judge text);
+                      model_metadata
+    creativewriting3  title, iteration (1 to 3), judge_text
+    ifeval, ifbench   key, response
+    popqa             id or question, response
+    mmlu_redux        id (position in the data, from 0) or question, response
+    math500           unique_id or problem, response
+    zebralogic        id, response
+    gsm8k             question, response
+    humaneval         task_id, completion (or response: prose with a code block)
+
+Scores of benchmarks with a judge are in percent, the others are fractions. An answer without a readable
+result is wrong, and counted (`n_unparsed`). What cannot be scored at all (no response, no verdict) is
+`invalid`: counted, listed under `rows`, and in no score.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verified
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    keys: tuple[str, ...]
+    """Fields that tell to which task a row belongs; the first one that some task has counts."""
+    prompt: str
+    """What a model is asked: a template of the task's fields, in our words where the data have none."""
+    load_tasks: Callable[[Path], list[dict]]
+    """Tasks in the order of the data; `excluded` says why one does not count."""
+    score: Callable[[list[dict], Path, str], dict]
+    """Numbers, and each row's result under `rows`; from rows, the data and the name of the rows' file."""
+    metrics: tuple[str, ...]
+    """What goes into results/runs.csv; the headline first."""
+    several_samples: bool = False
+    """Whether a task takes several answers."""
+    judge_requests: Callable[[dict, str, Path, str, int], dict[str, dict]] | None = None
+    """Requests about one answer, by field of the scored row.
+
+    From task, answer, data, protocol and max_tokens (0: as the protocol has it)."""
+    parse_reply: dict[str, Callable] | None = None
+    """By protocol, the function that reads a judge's reply, or raises ValueError."""
+    judged_fields: Callable[[dict, str, dict, str], dict] | None = None
+    """Fields of the scored row, from task, answer, the judge's replies by field, and protocol."""
+
+
+BENCHMARKS = {
+    "alpacaeval2": Benchmark(
+        keys=alpacaeval2.KEYS,
+        prompt=alpacaeval2.PROMPT,
+        load_tasks=alpacaeval2.load_tasks,
+        score=alpacaeval2.score,
+        metrics=("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
+        judge_requests=alpacaeval2.judge_requests,
+        parse_reply={"official": str, "paper": alpacaeval2.parse_ranking},  # official: log-probabilities
+        judged_fields=alpacaeval2.judged_fields,
+    ),
+    "arenahard2": Benchmark(
+        keys=arenahard2.KEYS,
+        prompt=arenahard2.PROMPT,
+        load_tasks=arenahard2.load_tasks,
+        score=arenahard2.score,
+        metrics=("score_style_controlled", "score", "score_paper"),
+        judge_requests=arenahard2.judge_requests,
+        parse_reply={"official": arenahard2.parse_verdict, "paper": arenahard2.parse_verdict},
+        judged_fields=arenahard2.judged_fields,
+    ),
+    "creativewriting3": Benchmark(
+        keys=creativewriting3.KEYS,
+        prompt=creativewriting3.PROMPT,
+        load_tasks=creativewriting3.load_tasks,
+        score=creativewriting3.score,
+        metrics=("overall", "overall_paper"),
+        judge_requests=creativewriting3.judge_requests,
+        parse_reply={"official": creativewriting3.parse_marks, "paper": creativewriting3.parse_marks},
+        judged_fields=creativewriting3.judged_fields,
+    ),
+    "ifbench": Benchmark(
+        keys=ifeval.KEYS,
+        prompt="{prompt}",
+        load_tasks=ifeval.load_tasks,
+        score=ifeval.score_ifbench,
+        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+    ),
+    "ifeval": Benchmark(
+        keys=ifeval.KEYS,
+        prompt="{prompt}",
+        load_tasks=ifeval.load_tasks,
+        score=ifeval.score_ifeval,
+        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+    ),
+    "popqa": Benchmark(
+        keys=verified.POPQA_KEYS,
+        prompt=verified.POPQA_PROMPT,
+        load_tasks=verified.load_popqa,
+        score=verified.score_popqa,
+        metrics=("accuracy", "accuracy_paper"),
+        several_samples=True,
+    ),
+    "mmlu_redux": Benchmark(
+        keys=verified.MMLU_REDUX_KEYS,
+        prompt=verified.MMLU_REDUX_PROMPT,
+        load_tasks=verified.load_mmlu_redux,
+        score=verified.score_mmlu_redux,
+        metrics=("accuracy",),
+        several_samples=True,
+    ),
+    "math500": Benchmark(
+        keys=verified.MATH500_KEYS,
+        prompt=verified.MATH500_PROMPT,
+        load_tasks=verified.load_math500,
+        score=verified.score_math500,
+        metrics=("accuracy", "accuracy_math_verify"),
+        several_samples=True,
+    ),
+    "zebralogic": Benchmark(
+        keys=verified.ZEBRALOGIC_KEYS,
+        prompt=verified.ZEBRALOGIC_PROMPT,
+        load_tasks=verified.load_zebralogic,
+        score=verified.score_zebralogic,
+        metrics=("accuracy",),
+        several_samples=True,
+    ),
+    "gsm8k": Benchmark(
+        keys=verified.GSM8K_KEYS,
+        prompt=verified.GSM8K_PROMPT,
+        load_tasks=verified.load_gsm8k,
+        score=verified.score_gsm8k,
+        metrics=("accuracy",),
+        several_samples=True,
+    ),
+    "humaneval": Benchmark(
+        keys=verified.HUMANEVAL_KEYS,
+        prompt=verified.HUMANEVAL_PROMPT,
+        load_tasks=verified.load_humaneval,
+        score=verified.score_humaneval,
+        metrics=("accuracy",),
+        several_samples=True,
+    ),
+}
