@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import eval_wildbench
-from benchmarks import local_judge, scoring, shared, wildbench
+from benchmarks import local_judge, scoring, wildbench
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
