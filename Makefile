@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
 DONE := .venv/installed-$(shell cat requirements.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test bench toy-base
+.PHONY: setup demo test toy-base
 setup: $(DONE)
 
 $(DONE):
@@ -27,9 +27,6 @@ demo: setup
 test: setup
 	$(PY) -m ruff check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist worksteal tests
-
-bench: setup
-	HF_HUB_OFFLINE=1 $(PY) -m dev.bench
 
 # Rebuilds the two models that ship with the toy world, on two cores in about half an hour.
 toy-base: setup

@@ -185,7 +185,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         generate: dict | None = None,
         position_ids: torch.Tensor | None = None,
-        with_likeliest: bool = False,
+        third: str = "",
     ):
         """Returns log-probabilities and entropies (B, T) of completion tokens, nats, 0 where there is no token.
 
@@ -194,7 +194,8 @@ class Policy(nn.Module):
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
             position_ids: (1, prompt + T), for several texts in one row and no attention_mask; see `collate_packed`.
-            with_likeliest: also return a third (B, T), 1 where the token is the likeliest one.
+            third: also return a third (B, T). likeliest: 1 where the token is the likeliest one; kl_uniform: KL(uniform
+                || policy), nats.
             generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
                 that FSDP2 gathers the weights.
         """
@@ -221,7 +222,7 @@ class Policy(nn.Module):
         for start in range(0, len(targets), tokens_at_once):
             chunk = hidden[start : start + tokens_at_once]
             chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, with_likeliest)
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
             if len(targets) <= tokens_at_once:
                 chunks.append(self._of_chunk(*arguments))
             else:  # the backward pass computes a chunk's logits again, so that one chunk's are there at a time
@@ -233,7 +234,7 @@ class Policy(nn.Module):
         )
 
     def _of_chunk(
-        self, hidden, weight, bias, targets, entropy_gradient: bool, with_likeliest: bool
+        self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
     ) -> tuple[torch.Tensor, ...]:
         """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
@@ -247,9 +248,11 @@ class Policy(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities = (logits - normaliser.unsqueeze(-1)).exp()
             entropies = normaliser - (probabilities * logits).sum(-1)
-        if not with_likeliest:
-            return logprobs, entropies
-        return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
+        if third == "likeliest":
+            return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
+        if third == "kl_uniform":
+            return logprobs, entropies, normaliser - logits.mean(-1) - math.log(logits.size(-1))
+        return logprobs, entropies
 
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
@@ -447,31 +450,24 @@ def set_reference_logprobs(
 
 @torch.no_grad()
 def set_entropy_statistics(
-    model: nn.Module, completions: list, temperature: float, accelerator: Accelerator
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
     """Notes mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
 
-    The rewards self_certainty and negative_entropy read them. All processes make equally many forwards.
+    The rewards self_certainty and negative_entropy read them.
     """
-    device = accelerator.device
-    most = torch.tensor(len(completions), device=device)
-    if accelerator.num_processes > 1:
-        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-    for place in range(most.item()):
+    for members in micro_batches(completions, max_tokens, accelerator):
         watchdog.beat()
-        completion = completions[place % len(completions)]
-        n_tokens = len(completion.ids)
-        ids = torch.tensor([completion.prompt_ids + completion.ids], device=device)
-        output = unwrap(model)(ids, attention_mask=torch.ones_like(ids), logits_to_keep=n_tokens + 1)
-        logits = output.logits[0, :-1]
-        entropy = 0.0
-        cross_entropy = 0.0
-        for part in logits.split(512):  # 0.3 GB each in float32 for a vocabulary of 152,000
-            logprobs = (part.float() / temperature).log_softmax(-1)
-            entropy += -(logprobs.exp() * logprobs).sum().item()
-            cross_entropy += -logprobs.mean(-1).sum().item()
-        kl_uniform = cross_entropy / n_tokens - math.log(logits.size(-1))
-        completion.statistics = {"mean_entropy": entropy / n_tokens, "mean_kl_uniform": kl_uniform}
+        prompt_ids = [completion.prompt_ids for completion in members]
+        completion_ids = [completion.ids for completion in members]
+        batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
+        for n, completion in enumerate(members):
+            n_tokens = len(completion.ids)
+            completion.statistics = {
+                "mean_entropy": entropies[n].sum().item() / n_tokens,
+                "mean_kl_uniform": kl_uniform[n].sum().item() / n_tokens,
+            }
 
 
 # --- 4. around an optimizer step

@@ -493,26 +493,24 @@ def replace_flat_groups(
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of other prompts (DAPO's dynamic sampling, 2503.14476, section 3.2).
 
-    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group.
+    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process samples as
+    many groups as the one that needs most, as sharded weights are gathered from all of them.
     """
     attempt = 0
     while attempt < args.dynamic_sampling:
-        rewards_P_G = torch.tensor([completion.reward for completion in completions]).view(
-            -1, args.group_size
-        )
-        flat = is_flat(rewards_P_G).nonzero().flatten().tolist()
-        if not sum(gather_object([len(flat)])):
+        rewards_PG = torch.tensor([completion.reward for completion in completions])
+        flat = is_flat(rewards_PG.view(-1, args.group_size)).nonzero().flatten().tolist()
+        most = max(gather_object([len(flat)]))
+        if most == 0:
             break
         attempt += 1
         generator = np.random.default_rng((args.seed, step, attempt, accelerator.process_index))
-        fresh = [prompts[place] for place in generator.choice(len(prompts), len(flat), replace=False)]
+        fresh = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
         sampled = sample_groups(fresh, sampler, scorer, tokenizer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
-            start = group * args.group_size
-            completions[start : start + args.group_size] = sampled[
-                n * args.group_size : (n + 1) * args.group_size
-            ]
+            old = slice(group * args.group_size, (group + 1) * args.group_size)
+            completions[old] = sampled[n * args.group_size : (n + 1) * args.group_size]
     return {"dynamic_sampling/attempts": attempt}
 
 
@@ -694,6 +692,7 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)
     history = unsupervised.read_history(run)
+    step = first_step - 1  # a finished run that resumes has no step left
     stopped = ""
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
@@ -751,7 +750,8 @@ def main(args: Args) -> None:
                     )
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)
-                    sampler.check(means["sampling/logprob_gap"], step + 1)
+                    if not updates:
+                        sampler.check(means["sampling/logprob_gap"], step + 1)
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(means)

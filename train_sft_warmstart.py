@@ -279,7 +279,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
         gradients_stay_local = not last and not accelerator.is_fsdp2
         with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
             # (B, T), 0 where there is no completion token
-            logprobs, entropies, likeliest = model(**batch, with_likeliest=True)
+            logprobs, entropies, likeliest = model(**batch, third="likeliest")
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)

@@ -13,7 +13,7 @@ import utils
 import watchdog
 
 NO_LIMIT = 10**9  # tokens, for a model whose config names no maximum
-TOKENS_PER_BATCH_ON_CPU = 2048  # measured by dev/bench.py
+TOKENS_PER_BATCH_ON_CPU = 2048  # measured: larger ones gain nothing
 TOKENS_PER_BATCH_ON_GPU = 16384
 
 

@@ -31,6 +31,7 @@ class Scorer:
 
     def __init__(self, args, tokenizer, run: Path, accelerator: Accelerator):
         self.args = args
+        self.tokenizer = tokenizer
         self.accelerator = accelerator
         self.compose = rewards.load(args, run)
         self.reward_name = "total" if self.compose else "preference"
@@ -95,7 +96,13 @@ class Scorer:
         set_gold(self.gold, completions)
 
         if self.needs_entropies:
-            policy.set_entropy_statistics(model, completions, self.args.temperature, self.accelerator)
+            policy.set_entropy_statistics(
+                model,
+                completions,
+                self.args.micro_batch_tokens,
+                self.tokenizer.pad_token_id,
+                self.accelerator,
+            )
         indicators = {}
         if self.compose is None:
             totals = [completion.rewards["preference"] for completion in completions]

@@ -68,7 +68,7 @@ def main() -> None:
 
     # a forward without a backward leaves the last layers gathered
     own = rollout.share_of(stored_completions(4, 1)[0], accelerator)
-    policy.set_entropy_statistics(model, own, 0.9, accelerator)
+    policy.set_entropy_statistics(model, own, 300, 0, accelerator)
     statistics = gather_object([completion.statistics for completion in own])
     weights = {name: weight.double().norm().item() for name, weight in policy.whole_weights(model)}
 
