@@ -89,9 +89,9 @@ def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tup
     Only a `new_head` may be missing, or have another shape. Exits with 2 if that holds for another weight (it would
     be random), if a weight is not finite, or if the folder cannot be read.
     """
-    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head, **utils.SAFE}
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
     try:
-        model, info = auto_class.from_pretrained(path, **kwargs)
+        model, info = auto_class.from_pretrained(path, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
     missing = list(info["missing_keys"])

@@ -90,7 +90,9 @@ def test_the_response_alone_is_scored(reward_models):
     response = RewardModel(reward_models["chatml"], reward_on="response")
     whole = RewardModel(reward_models["chatml"], reward_on="think+response")
     alone = whole.score([[USER]], ["yes"])
-    assert response.score(prompts, thoughts + malformed) == alone * 3 + whole.score(prompts[:3], malformed)
+    expected = alone * 3 + whole.score(prompts[:3], malformed)
+    # other rows in a batch change the last digits
+    assert response.score(prompts, thoughts + malformed) == pytest.approx(expected, abs=1e-5)
     assert len({*whole.score(prompts[:3], thoughts), *alone}) == 4
 
     zero = RewardModel(reward_models["chatml"], reward_on="response", think_format="zero_think")

@@ -22,6 +22,7 @@ import policy
 import rollout
 import runs
 import torch
+import train_grpo
 import train_ppo
 import utils
 from rewards.preference import RewardModel
@@ -361,8 +362,8 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
 )
 def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
     for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}"), ("--vllm-server-url", url)):
-        monkeypatch.setattr(sys, "argv", ["train_ppo.py", flag, value, "--out", str(tmp_path / "run")])
-        told = exits(runs.parse_args, train_ppo.Args, train_ppo.PRESETS)
+        monkeypatch.setattr(sys, "argv", ["train_grpo.py", flag, value, "--out", str(tmp_path / "run")])
+        told = exits(runs.parse_args, train_grpo.Args, train_grpo.PRESETS)
         assert told.startswith(f"error: {flag}: do not write a user, password or key") and KEY not in told
     from endpoint import Endpoint
 
