@@ -432,12 +432,9 @@ def set_critic_advantages(
     `micro`: how forwards are split: tokens, pad token, accelerator.
     """
     train_ppo.set_values(critic, conversations, *micro)
-    token_rewards = train_ppo.outcome_rewards(conversations)
-    for source in dense_rewards:
-        values, _ = source.token_rewards(conversations)
-        token_rewards += source.weight * values
+    earned = train_ppo.token_rewards(conversations, dense_rewards)
     accelerator = micro[-1]
-    return train_ppo.set_advantages(conversations, token_rewards, GAMMA, args.lam, accelerator)
+    return train_ppo.set_advantages(conversations, earned, GAMMA, args.lam, accelerator)
 
 
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
