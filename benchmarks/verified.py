@@ -405,9 +405,9 @@ def completion(response: str, entry_point: str) -> str:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """Run the prompt, its completion and the test to their end in a sandbox."""
-    from rewards import code_runner  # rewards imports this package
+    from rewards import sandbox  # here, as rewards imports this package
 
-    result = code_runner.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
+    result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
     return {
         "correct": result.ok,
         "status": result.status,

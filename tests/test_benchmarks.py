@@ -22,6 +22,7 @@ import eval_wildbench
 import runs
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, scoring, verified
 from benchmarks import table as benchmark_table
+from rows import read_rows
 from benchmarks.table import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
@@ -389,7 +390,7 @@ def test_parse_arenahard2(text, label):
 
 
 def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
-    rows = runs.read_rows(
+    rows = read_rows(
         shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata"
     )
     assert len(rows) == 500
@@ -401,7 +402,7 @@ def test_arenahard2_markdown_counts_are_those_of_the_published_answers():
 
 
 def test_arenahard2_token_len_is_that_of_the_published_answers():
-    rows = runs.read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
+    rows = read_rows(shared("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"))
     try:
         arenahard2.token_len("x")
     except OSError as e:  # tiktoken downloads its tables once

@@ -12,7 +12,7 @@ import pandas
 import pytest
 import tyro
 
-import rewards
+from rewards import verified
 from data import prepare
 from data.prepare import Args
 
@@ -232,7 +232,7 @@ def test_verifiable_prompts(tmp_path):
     assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
     assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
     assert report["dropped"] == {"constraint_of_another_verifier": 1}
-    marks = rewards.math(
+    marks = verified.math_answer(
         [row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])]
     )
     assert marks == [1.0, 0.0]

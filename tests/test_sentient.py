@@ -381,7 +381,7 @@ def test_bad_format_and_a_full_context_in_a_run(tmp_path):
         ({"simulator": "m", "simulator_url": "http://x", "budget": 1.0}, "needs a price"),
         ({"ask_thinking": True}, "--think-format think"),
         ({"max_tokens": 500}, "512 tokens"),
-        ({"model": "none"}, "no model folder"),
+        ({"model": "none"}, "neither a model folder"),
         ({"from_dialogues": "x.jsonl", "out": ""}, "--out"),
         ({"from_dialogues": "none.jsonl"}, "no such file"),
     ],

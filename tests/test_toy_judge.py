@@ -143,7 +143,7 @@ def test_rubric_prompts_are_the_rl_prompts_with_their_criteria():
     for r in rows:
         order = toy_world.read_prompt(r["messages"][0]["content"])
         asked = [criterion["criterion"] for criterion in r["rubric"]]
-        assert len(judged._criteria(r)) == len(CHECKS) and "{" not in str(asked)
+        assert len(judged.read_rubric(r)) == len(CHECKS) and "{" not in str(asked)
         assert f"No dish contains {order.avoid}." in asked
 
 
@@ -158,7 +158,7 @@ sys.exit(7)
 
 def test_a_command_beside_the_judge(tmp_path):
     """The environment leads to it, `python` is this one, and the exit code is the command's."""
-    text = judged.PROMPTS["mark"].replace("{$case}", judged._cases([row(GOOD)])[0])
+    text = judged.PROMPTS["mark"].replace("{$case}", judged.cases([row(GOOD)])[0])
     request = json.dumps({"messages": [{"role": "user", "content": text}]})
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     environment["PYTHONPATH"] = str(ROOT)
