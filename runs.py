@@ -85,8 +85,9 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     """
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
     preset = ""
-    if "--preset" in words[:-1]:
-        preset = words[words.index("--preset") + 1]
+    for flag, value in zip(words, words[1:]):
+        if flag == "--preset":
+            preset = value
     if preset and presets and preset not in presets:
         fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
     values = presets.get(preset, {})

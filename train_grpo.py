@@ -767,13 +767,14 @@ def main(args: Args) -> None:
             stopped = unsupervised.collapsed(history) if indicators else ""
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
                 if gold.measure_held_out(
                     held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
                 ):
                     checkpoint.save_model(
                         run / "best_by_gold", model, tokenizer, args.think_format, accelerator
                     )
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

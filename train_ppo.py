@@ -761,9 +761,8 @@ def main(args: Args) -> None:
             indicators = scorer.score(completions, args.prompts_per_step, model)
             sampler.sleep()
             own_rewards = torch.tensor([c.reward for c in completions], device=accelerator.device)
-            metrics |= rollout.reward_metrics(accelerator.gather(own_rewards).view(1, -1))
-            if scorer.reward_model:
-                metrics["reward/truncated"] = scorer.truncated_share()
+            metrics |= rollout.reward_metrics(accelerator.gather(own_rewards).view(1, -1), scorer.reward_name)
+            metrics |= scorer.metrics()
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, *batching)
@@ -812,13 +811,14 @@ def main(args: Args) -> None:
             stopped = unsupervised.collapsed(history) if indicators else ""
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
                 if gold.measure_held_out(
                     held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
                 ):
                     checkpoint.save_model(
                         run / "best_by_gold", model, tokenizer, args.think_format, accelerator
                     )
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

@@ -66,7 +66,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     if path.exists():
         index = pd.read_csv(path)
     else:
-        index = pd.DataFrame(columns=list(runs.INDEX))
+        index = pd.DataFrame(columns=list(runs.INDEX_COLUMNS))
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
     return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")

@@ -699,8 +699,12 @@ def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, m
             math.isfinite(total) and math.fsum(own) == pytest.approx(total, abs=1e-9 * scale)
         )
     gates = [name for name, rule in spec if rule == "gate"]
+    fields = {name: [rewards.FIELDS[name]] for name in names if name in rewards.FIELDS}
+    fields["cosine"] = [field for (field,) in fields.values()]  # it applies where one of the verifiers does
+    applies = lambda name, i: (
+        not fields.get(name) or any(rows[i].get(field) is not None for field in fields[name])
+    )
     for start in range(0, n, group_size):
-        applies = lambda name, i: name not in rewards.FIELDS or rows[i].get(rewards.FIELDS[name]) is not None
         bad = {
             i
             for i in range(start, start + group_size)

@@ -80,7 +80,8 @@ def test_both_sides_of_a_pair_differ_in_thinking_alone(script):
     for name, values in presets.items():
         twin = name.replace("-rlmt", "-rlhf").replace("-think", "-plain")
         if twin in presets and twin != name:
-            assert presets[twin] == {**values, "think": False}
+            plain = values.get("think_format", "think").replace("think", "plain")  # or of a Zero format
+            assert presets[twin] == {**values, "think_format": plain}
             pairs += 1
     assert pairs >= 5
 
@@ -166,7 +167,10 @@ def test_released_values_need_a_preset_that_was_released(monkeypatch, capsys):
         return runs.parse_args(module.Args, module.PRESETS, module.RELEASED)
 
     args = parse("--preset", "table1/qwen2.5-7b-rlhf", "--as-released", "--temperature", "0.5")
-    assert (args.prompts_per_step, args.top_p, args.temperature, args.think) == (128, 0.95, 0.5, False)
+    assert (args.prompts_per_step, args.top_p, args.temperature, args.think_format) == (
+        *(128, 0.95, 0.5),
+        "plain",
+    )
     assert parse("--preset", "table1/qwen2.5-7b-rlhf").prompts_per_step == 64
     with pytest.raises(SystemExit):
         parse("--preset", "toy", "--as-released")
@@ -421,7 +425,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
 
 def write_index(folder: Path, rows: list[dict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows, columns=list(runs.INDEX)).to_csv(folder / "runs.csv", index=False)
+    pd.DataFrame(rows, columns=list(runs.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
 
 
 def test_tables_by_hand(tmp_path):
