@@ -357,7 +357,8 @@ def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp
     assert (run / "stacks-rank0.txt").stat().st_size
 
     step = whole_steps(run)[-1]
-    process = start([*words, "--resume"])
+    # without checkpoints: while one is written, ten times as long may pass
+    process = start([*words, "--resume", "--save-steps", "1000"])
     wait_for_step(process, run, step + 4)  # the log of the run before reaches to step + 2 at most
     rank_1(process).suspend()
     code, text = end_of(process)
