@@ -107,7 +107,7 @@ def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> l
     weights = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            weights[name] = policy._whole(weight.detach()).to("cpu", copy=True).contiguous()
+            weights[name] = policy.whole(weight.detach()).to("cpu", copy=True).contiguous()
     if not accelerator.is_main_process:
         return []
     model.save_pretrained(folder, state_dict=weights)

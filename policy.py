@@ -493,7 +493,7 @@ def mean_over_tokens(
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
     """Scales gradients down to a norm of at most `max_norm`; returns the norm that they had, over all shards."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    return _whole(norm).item()
+    return whole(norm).item()
 
 
 def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) -> None:
@@ -508,7 +508,7 @@ def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) ->
 # --- 5. whole weights: for the sampler, for checkpoints
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
@@ -527,17 +527,17 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             module.reshard()  # a forward without a backward leaves the last layers gathered
     if not has_adapter(inner):
         for name, weight in inner.named_parameters():
-            yield name, _whole(weight.detach())
+            yield name, whole(weight.detach())
         return
 
     for name, weight in inner.named_parameters():
         if inner.prefix in name:  # the adapter's own weights
             continue
-        merged = _whole(weight.detach())
+        merged = whole(weight.detach())
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
-            b = _whole(layer.lora_B["default"].weight).float()
-            a = _whole(layer.lora_A["default"].weight).float()
+            b = whole(layer.lora_B["default"].weight).float()
+            a = whole(layer.lora_A["default"].weight).float()
             delta = layer.scaling["default"] * (b @ a)
             if layer.fan_in_fan_out:
                 delta = delta.T

@@ -290,16 +290,6 @@ def dpo_loss(
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
 
-def learning_rate(step: int, n_steps: int, args: Args) -> float:
-    """Returns the learning rate of a step of a round: a linear warm-up from 0, then a cosine that falls to
-    0."""
-    n_warmup = math.ceil(n_steps * args.warmup_ratio)
-    if step < n_warmup:
-        return args.learning_rate * step / n_warmup
-    progress = (step - n_warmup) / max(1, n_steps - n_warmup)
-    return args.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 # --- pairs as token ids
 
 
@@ -659,7 +649,7 @@ def train_round(
         for step in range(first_step, n_steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            rate = learning_rate(step, n_steps, args)
+            rate = policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio)
             for group in optimizer.param_groups:
                 group["lr"] = rate
 

@@ -258,7 +258,9 @@ def test_learning_rate_is_transformers_cosine(n_steps, warmup):
     schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(n_steps * warmup), n_steps)
     for step in range(n_steps):
         expected = schedule.lr_lambdas[0](step) * 0.5
-        assert train_dpo.learning_rate(step, n_steps, args) == pytest.approx(expected)
+        assert policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio) == pytest.approx(
+            expected
+        )
 
 
 # --- the script: the base model answers without thinking, and about half of its answers end in time
