@@ -13,20 +13,8 @@ import pickle
 import sys
 import types
 
-PLAIN = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    tuple,
-    list,
-    dict,
-    set,
-    frozenset,
-    range,
-    type(None),
-)  # a bool is an int
+# a bool is an int
+PLAIN = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, type(None))
 SPECIAL_METHODS = dict(vars(operator))  # __add__ and so on, by name
 for function in (bool, delattr, iter, len, next, repr, setattr, str):
     SPECIAL_METHODS[f"__{function.__name__}__"] = function

@@ -18,10 +18,8 @@ import subprocess
 import sys
 
 PLAIN = {"int", "float", "complex", "str", "bytes", "tuple", "list", "dict", "set", "frozenset", "range"}
-FORWARDED = """call getitem setitem delitem setattr delattr len bool iter next str repr enter""".split()
-OPERATORS = (
-    """add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert""".split()
-)
+FORWARDED = "call getitem setitem delitem setattr delattr len bool iter next str repr enter".split()
+OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift neg pos abs invert".split()
 SCALING = ("__add__", "__mul__", "__truediv__")  # of an object and a number, as for vectors
 
 

@@ -3,7 +3,7 @@
 import statistics
 from math import isfinite
 
-from rewards.shared import FIELDS, Values, in_groups
+from rewards.shared import VERIFIERS, Values, in_groups
 
 RULES = ("weight", "veto", "soft", "gate")  # in the order in which they act
 
@@ -23,8 +23,8 @@ def combine(
       the whole `batch` (GDPO, 2601.05242).
     - veto: a positive sum becomes 0 where the part is 0 or below.
     - soft: adds the value as it is. It is for length penalties, which keep their scale.
-    - gate: where the part is below 1, the total becomes `margin` less than the lowest total of the group's
-      rows that pass all gates (0 if none does), whatever else the row has or lacks.
+    - gate: where the part is below 1, the total becomes the lowest total of the group's rows that pass all
+      gates (0 if none does) minus `margin`, whatever else the row has or lacks.
 
     A part does not apply to a row whose prompt lacks its field; it adds 0 there and stops nothing. The total
     is None where a part that applies has no value, or where no part with a weight applies.
@@ -33,25 +33,31 @@ def combine(
         parts: value of each reward, by name.
         spec: (name, weight or rule) of each reward, from parse_spec.
     """
-    applies = {name: _applies(name, parts, rows) for name, _ in spec}
+    applies = {}
     values = {}
     for name, rule in spec:
-        _check_finite(name, parts[name], rows)
-        values[name] = _without(parts[name], applies[name])
-        if _kind(rule) == "weight":
-            values[name] = _normalised(values[name], normalise, group_size)
+        applies[name] = _applies(name, parts, rows)
+        values[name] = _values_where_it_applies(name, parts[name], applies[name], rows)
+        if _kind(rule) == "weight" and normalise != "none":
+            size = group_size if normalise == "group" else len(rows)
+            values[name] = _standardised(values[name], size)
 
-    by_rule = sorted(spec, key=lambda part: RULES.index(_kind(part[1])))
-    contributions = {name: [] for name, _ in by_rule}
+    in_order = sorted(spec, key=lambda part: RULES.index(_kind(part[1])))
+    contributions = {name: [] for name, _ in in_order}
     totals = []
     for i in range(len(rows)):
         total = 0.0
-        for name, rule in by_rule:
+        has_weight = False
+        lacks_value = False
+        for name, rule in in_order:
             contribution = _contribution(rule, values[name][i], applies[name][i], total)
             contributions[name].append(contribution)
-            total += contribution or 0.0
-        lacks_value = any(column[i] is None for column in contributions.values())
-        has_weight = any(applies[name][i] for name, rule in spec if _kind(rule) == "weight")
+            if contribution is None:
+                lacks_value = True
+            else:
+                total += contribution
+            if _kind(rule) == "weight" and applies[name][i]:
+                has_weight = True
         totals.append(total if has_weight and not lacks_value else None)
 
     gates = [name for name, rule in spec if rule == "gate"]
@@ -68,52 +74,49 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool
 
     For cosine that is a field that one of the verifiers reads.
     """
-    fields = []
-    if name in FIELDS:
-        fields = [FIELDS[name]]
-    elif name == "cosine":
-        fields = [FIELDS[verifier] for verifier in parts if verifier in FIELDS]
+    if name == "cosine":
+        fields = [VERIFIERS[verifier] for verifier in parts if verifier in VERIFIERS]
+    elif name in VERIFIERS:
+        fields = [VERIFIERS[name]]
+    else:
+        fields = []
     if not fields:
         return [True] * len(rows)
     return [any(row.get(field) is not None for field in fields) for row in rows]
 
 
-def _check_finite(name: str, values: Values, rows: list[dict]) -> None:
-    for row, value in zip(rows, values, strict=True):
+def _values_where_it_applies(name: str, part: Values, applies: list[bool], rows: list[dict]) -> Values:
+    """Returns the values of a reward, None for rows to which it does not apply.
+
+    ValueError if one is not finite.
+    """
+    values = []
+    for row, value, applied in zip(rows, part, applies, strict=True):
         if value is not None and not isfinite(value):
             raise ValueError(
                 f"reward {name} is {value} for row {row['id']}; it must be finite, or None for no value"
             )
+        values.append(value if applied else None)
+    return values
 
 
-def _without(values: Values, applies: list[bool]) -> Values:
-    """Removes the values of rows to which the reward does not apply."""
-    return [value if applied else None for value, applied in zip(values, applies)]
+def _standardised(values: Values, size: int) -> Values:
+    """Returns (value - mean) / std of each `size` neighbours; 0 where all are equal.
 
-
-def _normalised(values: Values, normalise: str, group_size: int) -> Values:
-    if normalise == "none":
-        return values
-    size = group_size if normalise == "group" else len(values)
+    The std has n - 1, as in TRL.
+    """
     out = []
     for group in in_groups(values, size):
-        out += _standardised(group)
-    return out
-
-
-def _standardised(values: Values) -> Values:
-    """Returns (value - mean) / std, with n - 1 in the std as in TRL; 0 where all are equal."""
-    present = [value for value in values if value is not None]
-    mean = statistics.fmean(present or [0.0])
-    std = statistics.stdev(present) if len(present) > 1 else 0.0
-    out = []
-    for value in values:
-        if value is None:
-            out.append(None)
-        elif std > 1e-8:
-            out.append((value - mean) / std)
-        else:
-            out.append(0.0)
+        known = [value for value in group if value is not None]
+        mean = statistics.fmean(known or [0.0])
+        std = statistics.stdev(known) if len(known) > 1 else 0.0
+        for value in group:
+            if value is None:
+                out.append(None)
+            elif std > 1e-8:
+                out.append((value - mean) / std)
+            else:
+                out.append(0.0)
     return out
 
 
@@ -151,9 +154,10 @@ def _close_gates(
         for i in group:
             if not failed[i]:
                 continue
+            others = 0.0
             for column in contributions.values():
                 column[i] = column[i] or 0.0
-            others = sum(column[i] for column in contributions.values())
+                others += column[i]
             contributions[failed[i]][i] = floor - others
             totals[i] = sum(column[i] for column in contributions.values())
 

@@ -1,9 +1,9 @@
 """Dense rewards: what a completion earns on its way, on steps (a process reward model) or on tokens (PRIME).
 
-They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`. A source
-has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens: rewards, and where one
-is given. GRPO makes token advantages of them (`add_advantages`); PPO adds them to the tokens' rewards before GAE.
-train_rlver.py has dense rewards on turns.
+They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`.
+A source has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens:
+rewards, and where one is given. GRPO makes token advantages of them (`add_advantages`); PPO adds them to the
+tokens' rewards before GAE. train_rlver.py has dense rewards on turns.
 """
 
 import math
@@ -33,14 +33,14 @@ def token_advantages(
 ) -> torch.Tensor:
     """Returns advantages (B, T) of dense rewards; the rows of a group are neighbours.
 
-    A token leads to the next event k of its row, and is credited with R_k, the sum of the row's rewards from there on,
-    minus the mean of R_k over the group's rows that have a k-th event. Tokens behind the last event get 0. Sources: the
-    sum over later steps is DeepSeekMath's process supervision (2402.03300, section 4.1.3), the comparison of k-th with
-    k-th MT-GRPO's (2505.11821).
+    A token leads to the next event k of its row. It is credited with R_k, the sum of the row's rewards
+    from there on, minus the mean of R_k over the group's rows that have a k-th event. Tokens behind the
+    last event get 0. The sum over later steps is DeepSeekMath's process supervision (2402.03300, section
+    4.1.3). The comparison of k-th with k-th is MT-GRPO's (2505.11821).
 
     Args:
         values: (B, T) dense rewards, which count where `events` (B, T, bool) is true.
-        scale: divide by the root of the mean square of that over the group's events, plus 1e-4.
+        scale: divide these differences by their root mean square over the group's events, plus 1e-4.
     """
     counts = events.sum(1, keepdim=True)
     most_events = int(events.sum(1).max())
@@ -56,9 +56,7 @@ def token_advantages(
     if scale:
         groups = groups / ((groups**2).nanmean((1, 2), keepdim=True).sqrt() + 1e-4)
 
-    next_event = (
-        events.long().cumsum(1) - events.long()
-    )  # of each token, the number of the event that it leads to
+    next_event = events.long().cumsum(1) - events.long()  # of each token, the k of the event that it leads to
     credit = groups.view(-1, most_events).gather(1, next_event.clamp(max=most_events - 1))
     return torch.where(next_event < counts, credit, 0.0)
 
@@ -88,15 +86,15 @@ def steps(completion) -> list[tuple[str, int]]:
 
 
 class ProcessReward:
-    """Rewards a step by how much it raises the probability of being on the right way, which is 0 at the start.
+    """Rewards a step by how much it raises the probability of being on the right way, at first 0.
 
-    A completion's rewards add up to its last step's probability, so more steps are worth nothing by themselves (the
-    progress of 2410.08146).
+    A completion's rewards add up to its last step's probability, so more steps are worth nothing by
+    themselves (the progress of 2410.08146).
 
     Args:
-        source: a token classifier with two labels, the second one "right", which reads prompt and steps with a blank
-            line after each and judges at that blank line; or file.py:function, (messages, text) -> list of (end of a
-            step in `text`, probability).
+        source: a token classifier with two labels, the second one "right". It reads prompt and steps with
+            a blank line after each, and judges at that blank line. Or file.py:function, which takes
+            (messages, text) and returns a list of (end of a step in `text`, probability).
     """
 
     name = "process"
@@ -122,8 +120,7 @@ class ProcessReward:
         self.model.config.use_cache = False
 
     def encode(self, completion) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns token ids of prompt and steps, and for each step (offset of its end in `text`, place of its last
-        token)."""
+        """Returns the token ids of prompt and steps, and (end in `text`, last token's place) of each step."""
         prompt = "\n\n".join(message["content"] for message in completion.messages) + "\n\n"
         ids = list(self.tokenizer(prompt)["input_ids"])
         ends = []
@@ -138,44 +135,48 @@ class ProcessReward:
         if self.function:
             return [self.function(completion.messages, completion.text) for completion in completions]
         encoded = [self.encode(completion) for completion in completions]
+        lengths = [len(ids) for ids, _ in encoded]
         limit = getattr(self.model.config, "max_position_embeddings", 10**9)
-        longest = max(len(ids) for ids, _ in encoded)
-        if longest > limit:
+        if max(lengths) > limit:
             raise RuntimeError(
-                f"a completion has {longest} tokens for the process model, which reads {limit}; "
+                f"a completion has {max(lengths)} tokens for the process model, which reads {limit}; "
                 "lower --max-completion-tokens"
             )
 
         found = [[] for _ in completions]
-        longest_first = sorted(range(len(completions)), key=lambda i: -len(encoded[i][0]))
+        longest_first = sorted(range(len(completions)), key=lambda place: -lengths[place])
         start = 0
         while start < len(longest_first):
-            width = len(encoded[longest_first[start]][0])
-            places = longest_first[start : start + max(1, self.tokens_per_batch // width)]
-            start += len(places)
-            rows = [torch.tensor(encoded[place][0]) for place in places]
-            ids = pad_sequence(rows, batch_first=True).to(self.device)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
-            logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
-            watchdog.beat()
-            right = logits.softmax(-1)[..., 1].cpu()
+            width = lengths[longest_first[start]]
+            n_rows = max(1, self.tokens_per_batch // width)
+            places = longest_first[start : start + n_rows]
+            start += n_rows
+            right = self._probability_right([encoded[place][0] for place in places])
             for n, place in enumerate(places):
-                found[place] = [(end, right[n, token].item()) for end, token in encoded[place][1]]
+                for end, token in encoded[place][1]:
+                    found[place].append((end, right[n, token].item()))
         return found
+
+    def _probability_right(self, rows: list[list[int]]) -> torch.Tensor:
+        """Returns the probability (B, T) of the label "right" at every token."""
+        rows = [torch.tensor(ids) for ids in rows]
+        ids = pad_sequence(rows, batch_first=True).to(self.device)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
+        logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
+        watchdog.beat()
+        return logits.softmax(-1)[..., 1].cpu()
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns rewards (B, T) and where one is given; notes each completion's sum in `rewards`."""
-        width = max(len(completion.ids) for completion in completions)
-        values = torch.zeros(len(completions), width)
-        events = torch.zeros(len(completions), width, dtype=torch.bool)
-        for n, (completion, found) in enumerate(
-            zip(completions, self.probabilities(completions), strict=True)
-        ):
+        values, events = _no_rewards(completions)
+        probabilities = self.probabilities(completions)
+        for n, completion in enumerate(completions):
             before = 0.0
-            for end, probability in found:
+            for end, probability in probabilities[n]:
                 if not 0 <= probability <= 1:
                     raise RuntimeError(
-                        f"the process model gave {probability} for a step of {completion.text!r}"
+                        f"the process model gave {probability} for a step of {completion.text!r}; "
+                        "it must be from 0 to 1"
                     )
                 token = self._token_at(completion.ids, end)
                 values[n, token] += probability - before
@@ -193,19 +194,26 @@ class ProcessReward:
         return bisect_left(range(1, len(ids)), end, key=n_characters)
 
 
+def _no_rewards(completions: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns rewards (B, T) of 0 and an events mask (B, T) that is false, to be filled in."""
+    width = max(len(completion.ids) for completion in completions)
+    values = torch.zeros(len(completions), width)
+    return values, torch.zeros_like(values, dtype=torch.bool)
+
+
 # --- tokens
 
 
 class ImplicitReward:
     """PRIME (2502.01456): a token's reward is beta log(phi / reference), from a model phi that learns online.
 
-    phi starts as the policy does and learns, with every rollout, that the sum over a completion is the log-odds of its
-    being right.
+    phi starts as the policy does. With every rollout it learns that the sum over a completion is the
+    log-odds of being right.
     """
 
     name = "prime"
     scaled = (
-        False  # while phi equals the reference its rewards are noise: their size says how much it has learned
+        False  # while phi equals the reference its rewards are noise; their size says what it has learned
     )
 
     def __init__(
@@ -227,15 +235,13 @@ class ImplicitReward:
         self.metrics = {}
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns rewards (B, T) of phi as it is; then takes one step of its training where a verdict is known."""
+        """Returns rewards (B, T) of phi as it is, then trains it for one step where a verdict is known."""
         accelerator = self.accelerator
         model, optimizer = self.learner
         n_known = sum(completion.correct is not None for completion in completions)
         n_known = accelerator.reduce(torch.tensor(n_known, device=accelerator.device), "sum").clamp(min=1)
 
-        width = max(len(completion.ids) for completion in completions)
-        values = torch.zeros(len(completions), width)
-        events = torch.zeros(len(completions), width, dtype=torch.bool)
+        values, events = _no_rewards(completions)
         place_of = {id(completion): place for place, completion in enumerate(completions)}
         sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
         for members in policy.micro_batches(completions, self.args.micro_batch_tokens, accelerator):
@@ -246,9 +252,8 @@ class ImplicitReward:
             logprobs, _ = model(*inputs)
             value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
 
-            labels = [
-                math.nan if completion.correct is None else completion.correct for completion in members
-            ]
+            verdicts = [completion.correct for completion in members]
+            labels = [math.nan if verdict is None else verdict for verdict in verdicts]
             labels = torch.tensor(labels, device=accelerator.device)
             known = ~labels.isnan()
             log_odds = value.sum(1)
@@ -256,7 +261,8 @@ class ImplicitReward:
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes / n_known)
 
-            sums += torch.stack([loss.detach(), ((log_odds > 0) == labels.bool())[known].sum()])
+            predicted_well = (log_odds > 0) == labels.bool()
+            sums += torch.stack([loss.detach(), predicted_well[known].sum()])
             for completion, row in zip(members, value.detach().cpu(), strict=True):
                 place = place_of[id(completion)]
                 n_tokens = len(completion.ids)
@@ -275,28 +281,28 @@ class ImplicitReward:
 # --- what the command line asks for
 
 
-def _spec(args) -> list[tuple[str, float]]:
-    return [part for part in runs.or_fail(rewards.parse_spec, args.rewards) if part[0] in rewards.DENSE]
-
-
 def check(args, has_reference: bool) -> None:
     """Exits with 2 for dense rewards that cannot be; loads no model."""
-    names = [name for name, _ in _spec(args)]
+    names = rewards.reward_names(args)
     options = runs.or_fail(rewards.reward_options, args)
     if "process" in names:
         _check_process_model(options["process"]["model"])
-    if "prime" in names and not rewards.FIELDS.keys() & rewards.reward_names(args):
-        runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.FIELDS)}")
-    if "prime" in names and not has_reference:
+    if "prime" not in names:
+        return
+    if not any(name in rewards.VERIFIERS for name in names):
+        runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.VERIFIERS)}")
+    if not has_reference:
         runs.fail(
-            "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; give a small one"
+            "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; "
+            "give a small one"
         )
 
 
 def _check_process_model(source: str) -> None:
     if not source:
         runs.fail(
-            "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
+            "--rewards process needs --reward-args process.model=MODEL: "
+            "a token classifier, or file.py:function"
         )
     if ".py:" in source:
         runs.load_function(source)
@@ -306,23 +312,22 @@ def _check_process_model(source: str) -> None:
     architecture = "".join(config.architectures or [])
     if not architecture.endswith("ForTokenClassification") or config.num_labels != 2:
         runs.fail(
-            f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; it must be a token "
-            "classifier with two, wrong and right, or file.py:function"
+            f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
+            "it must be a token classifier with two, wrong and right, or file.py:function"
         )
 
 
 def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
-    """Loads the dense rewards in `args.rewards`; `folder` is the checkpoint that a resumed run goes on from."""
+    """Loads the dense rewards in `args.rewards`. `folder`: the checkpoint of a resumed run."""
     options = runs.or_fail(rewards.reward_options, args)
     sources = []
-    for name, weight in _spec(args):
+    for name, weight in runs.or_fail(rewards.parse_spec, args.rewards):
         if name == "process":
-            model = options[name]["model"]
-            sources.append(
-                ProcessReward(model, weight, tokenizer, args.reward_tokens_per_batch, accelerator.device)
+            source = ProcessReward(
+                options[name]["model"], weight, tokenizer, args.reward_tokens_per_batch, accelerator.device
             )
-        else:
-            sources.append(
-                ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
-            )
+            sources.append(source)
+        elif name == "prime":
+            source = ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
+            sources.append(source)
     return sources

@@ -1,6 +1,6 @@
 """Gold: a measure that nothing is trained on.
 
-It shows whether the proxy, the reward that is trained on, still means anything.
+It shows whether the proxy, the reward that is trained on, still means what it should.
 """
 
 import json
@@ -42,17 +42,18 @@ def load_gold(args, device: str, run: Path):
         return None
     if spec.startswith("judge:"):
         return _judge_as_gold(args, run)
-    if ".py:" not in spec:
-        return RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
+    if ".py:" in spec:
+        return _function_as_gold(runs.load_function(spec))
+    return RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
 
-    function = runs.load_function(spec)
 
+def _function_as_gold(function):
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         values = []
-        for messages, response in zip(prompts, responses):
+        for messages, response in zip(prompts, responses, strict=True):
             watchdog.beat()
             value = function(messages, response)
-            if isinstance(value, numbers.Real):  # the trainer refuses anything else
+            if isinstance(value, numbers.Real):  # scorer.set_gold refuses anything else
                 value = float(value)
             values.append(value)
         return values
@@ -68,8 +69,11 @@ def _judge_as_gold(args, run: Path):
     judge = Endpoint(name, store, url, budget=args.budget / state.num_processes, price=args.price)
 
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-        rows = [{"messages": messages, "response": text} for messages, text in zip(prompts, responses)]
-        return [math.nan if mark is None else float(mark) for mark in judge_mark(rows, judge)]
+        rows = []
+        for messages, response in zip(prompts, responses, strict=True):
+            rows.append({"messages": messages, "response": response})
+        marks = judge_mark(rows, judge)
+        return [math.nan if mark is None else float(mark) for mark in marks]
 
     return measure
 
@@ -85,23 +89,30 @@ def measure_held_out(
     step: int,
     accelerator: Accelerator,
 ) -> bool:
-    """Samples and scores one completion for each held-out prompt, and logs them. Returns whether gold is the best so far.
+    """Samples, scores and logs one completion for each held-out prompt.
 
-    All processes call it; each takes its share of the prompts, the last of them some a second time, which do not count.
+    Returns whether gold is the best so far.
+
+    All processes call it, each for its share of the prompts. The last one samples some prompts a second
+    time if they cannot be split evenly; these do not count.
     """
     if not prompts:
         return False
     n_own = math.ceil(len(prompts) / accelerator.num_processes)
     first = accelerator.process_index * n_own
-    own = [prompts[(first + i) % len(prompts)] for i in range(n_own)]
+    own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
+
     sampler.sync(model)
     completions = [None] * n_own
-    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in own]):
-        completions[place] = rollout.read_completion(tokenizer, args.think_format, own[place], sample)
+    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in own_prompts]):
+        completions[place] = rollout.read_completion(tokenizer, args.think_format, own_prompts[place], sample)
     sampler.sleep()
+
     scorer.measure(completions)
-    rows = gather_object([completion.row() for completion in completions])[: len(prompts)]
-    is_best = accelerator.is_main_process and log_held_out(run, step, rows)
+    rows = gather_object([completion.row() for completion in completions])
+    is_best = False
+    if accelerator.is_main_process:
+        is_best = log_held_out(run, step, rows[: len(prompts)])
     return broadcast_object_list([is_best])[0]
 
 
@@ -111,16 +122,18 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     Adds the rows to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the proxy is
     higher than at the best gold while gold is lower by more than two standard errors of the difference.
     """
-    line = {"step": step} | _means(rows)
     path = run / "held_out.jsonl"
-    before = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    earlier_lines = []
+    if path.exists():
+        earlier_lines = [json.loads(text) for text in path.read_text().splitlines()]
+    line = {"step": step} | _means(rows)
     runs.append_jsonl(path, [line])
-    runs.append_jsonl(run / "held_out_completions.jsonl", [{**row, "step": step} for row in rows])
+    runs.append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
 
-    measured = [earlier for earlier in before if earlier["gold"] is not None]
     if line["gold"] is None:
         return False
+    measured = [earlier for earlier in earlier_lines if earlier["gold"] is not None]
     if not measured:
         return True
     best = max(measured, key=lambda earlier: earlier["gold"])
@@ -148,6 +161,7 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
 
 
 def _warn_of_overfitting(line: dict, best: dict) -> None:
+    """Prints a warning if the proxy is higher than at the best gold and gold is clearly lower."""
     if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
         return
     standard_error = math.hypot(line["gold_se"] or 0.0, best["gold_se"] or 0.0)

@@ -82,7 +82,8 @@ class RewardModel:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
             raise ValueError(
-                f"reward model {path} has no chat template; pass --reward-args preference.chat_template=FILE (Jinja)"
+                f"reward model {path} has no chat template; "
+                "pass --reward-args preference.chat_template=FILE (Jinja)"
             )
         text = utils.join_thinking("Z", "Y", think_format)
         if reward_on == "think+response" and text not in utils.render_answers(tokenizer, text):
@@ -156,20 +157,15 @@ class RewardModel:
         return logits[:, 0].tolist()
 
 
-def _options(args) -> dict:
-    return rewards.reward_options(args)["preference"]
-
-
 def check(args) -> None:
-    """Exits with 2 if `args.reward_model`, where it is asked at all, cannot score completions of this format."""
+    """Exits with 2 if `args.reward_model` is one of the rewards and cannot score this format."""
     if "preference" not in rewards.reward_names(args):
         return
     utils.load_tokenizer(args.reward_model)
-    template = runs.or_fail(_options, args)["chat_template"]
+    template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
     runs.or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
-    learned_on = getattr(
-        utils.load_config(args.reward_model), "reward_on", args.reward_on
-    )  # from train_reward.py
+    config = utils.load_config(args.reward_model)
+    learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:
         PartialState().print(
             f"WARNING: {args.reward_model} was trained on {learned_on}, and --reward-on is {args.reward_on}"
@@ -177,10 +173,10 @@ def check(args) -> None:
 
 
 def load_reward_model(args, device: str) -> RewardModel | None:
-    """Loads `args.reward_model`; None if no preference is asked for. Exits with 2 if its weights are incomplete."""
+    """Loads `args.reward_model`; None if it is none of the rewards. Exits with 2 if weights are missing."""
     if "preference" not in rewards.reward_names(args):
         return None
-    options = _options(args)
+    options = runs.or_fail(rewards.reward_options, args)["preference"]
     return runs.or_fail(
         RewardModel,
         args.reward_model,

@@ -1,10 +1,9 @@
-"""From completions to one reward each: the preference model, other rewards, and what a malformed completion gets.
+"""From completions to one reward each: the reward model, other rewards, and what a malformed completion gets.
 
-Used by the training loops. Groups are neighbours: the G completions of a prompt are next to each other, and each
-process has whole groups.
+The training loops use it. The completions of a group are neighbours. A group is the G completions of a prompt
+in GRPO, all completions of a step in PPO.
 """
 
-import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,11 +36,14 @@ class Scorer:
         self.reward_name = "total" if self.compose else "preference"
         self.gold = load_gold(args, str(accelerator.device), run)
         self.reward_model = load_reward_model(args, str(accelerator.device))
-        self.needs_entropies = bool({"self_certainty", "negative_entropy"} & rewards.reward_names(args))
+        names = rewards.reward_names(args)
+        self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
 
         # completions that ended while others are still sampled are scored in a second thread
         self._thread = ThreadPoolExecutor(1)
-        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        self._stream = None
+        if torch.cuda.is_available():
+            self._stream = torch.cuda.Stream()
         self._waiting = []
         self._batches = []
 
@@ -55,7 +57,8 @@ class Scorer:
         if self.reward_model is None:
             return
         self._waiting.append(completion)
-        if sum(len(completion.ids) for completion in self._waiting) >= self.reward_model.tokens_per_batch:
+        n_tokens = sum(len(waiting.ids) for waiting in self._waiting)
+        if n_tokens >= self.reward_model.tokens_per_batch:
             self._flush()
 
     def _flush(self) -> None:
@@ -65,29 +68,22 @@ class Scorer:
 
     def _set_preferences(self, completions: list) -> None:
         """Sets rewards["preference"]; it stays None for a completion that gets a floor and needs no score."""
-        texts = [self._text_to_score(completion) for completion in completions]
-        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+        texts = [text_to_score(completion, self.args) for completion in completions]
+        with torch.cuda.stream(self._stream):  # does nothing without a GPU, where the stream is None
             set_preferences(self.reward_model, completions, texts)
-
-    def _text_to_score(self, completion) -> str | None:
-        if completion.status == "ok" or self.args.on_bad_format == "score":
-            return completion.text
-        if self.args.on_bad_format == "floor":
-            return None
-        if utils.THINK_FORMATS[self.args.think_format].opens_response in completion.text:
-            return completion.text
-        return "[NULL]"  # the paper's strict mode
 
     # --- all parts
 
     def score(self, completions: list, group_size: int, model: torch.nn.Module) -> dict[str, float]:
-        """Sets rewards, contributions, correct and reward of this process's completions; all processes call it.
+        """Sets rewards, contributions, correct and reward of this process's completions; all call it.
 
-        `model`: the policy, whose entropies some rewards read.
+        With --on-bad-format floor, a malformed completion gets the lowest reward of its group minus a margin.
+        One without a reward (a judge failed) keeps NaN, and nothing is learned from it.
 
-        A malformed completion gets, by --on-bad-format floor, the lowest reward of its group minus a margin. One
-        without a reward (a judge failed) keeps NaN, and nothing is learned from it. Returns indicators of
-        collapse, see rewards.unsupervised.
+        Args:
+            model: the policy, whose entropies some rewards read.
+
+        Returns the indicators of collapse, see unsupervised.collapse_indicators.
         """
         self._flush()
         for batch in self._batches:
@@ -108,40 +104,8 @@ class Scorer:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
             totals, indicators = self._compose(completions, group_size)
-
-        floored = [
-            completion.status != "ok" and self.args.on_bad_format == "floor" for completion in completions
-        ]
-        values = []
-        for total, floor in zip(totals, floored, strict=True):
-            values.append(math.nan if total is None or floor else total)
-        all_values = torch.tensor(gather_object(values))
-        all_floored = torch.tensor(gather_object(floored))
-        all_rewards = floor_bad(all_values, all_floored, group_size, self.args.format_margin)
-
-        first = self._first_place(completions)
-        own_rewards = all_rewards[first : first + len(completions)].tolist()
-        for completion, reward, floor in zip(completions, own_rewards, floored, strict=True):
-            completion.reward = reward
-            if floor and completion.correct is not None:
-                completion.correct = 0.0
+        self._set_rewards(completions, totals, group_size)
         return indicators
-
-    def measure(self, completions: list) -> None:
-        """Sets preference and gold of completions that are not trained on."""
-        if self.reward_model:
-            self._set_preferences(completions)
-            self.reward_model.n_truncated = 0  # the next step counts anew
-            self.reward_model.n_scored = 0
-        else:
-            for completion in completions:
-                completion.rewards["preference"] = None
-        set_gold(self.gold, completions)
-
-    def _first_place(self, completions: list) -> int:
-        """Returns the place of this process's first completion among those of all processes."""
-        counts = gather_object([len(completions)])
-        return sum(counts[: self.accelerator.process_index])
 
     def _compose(self, completions: list, group_size: int) -> tuple[list[float | None], dict[str, float]]:
         """Combines all rewards on the main process, which asks the judge; returns this process's totals."""
@@ -154,12 +118,50 @@ class Scorer:
         first = self._first_place(completions)
         for place, completion in enumerate(completions, start=first):
             completion.correct = scores.correct[place]
-            completion.rewards |= {name: values[place] for name, values in scores.parts.items()}
-            completion.contributions = {name: values[place] for name, values in scores.contributions.items()}
+            for name, values in scores.parts.items():
+                completion.rewards[name] = values[place]
+            for name, values in scores.contributions.items():
+                completion.contributions[name] = values[place]
         return scores.totals[first : first + len(completions)], scores.indicators
 
+    def _set_rewards(self, completions: list, totals: list[float | None], group_size: int) -> None:
+        """Sets `reward`: the total, a floor for a malformed completion, NaN where there is none."""
+        rewards = []
+        floored = []
+        for completion, total in zip(completions, totals, strict=True):
+            gets_floor = completion.status != "ok" and self.args.on_bad_format == "floor"
+            has_total = total is not None and not gets_floor
+            rewards.append(total if has_total else math.nan)
+            floored.append(gets_floor)
+            if gets_floor and completion.correct is not None:
+                completion.correct = 0.0
+
+        # a floor compares a group, and PPO's lies on all processes
+        all_rewards = torch.tensor(gather_object(rewards))
+        all_floored = torch.tensor(gather_object(floored))
+        all_rewards = floor_bad(all_rewards, all_floored, group_size, self.args.format_margin).tolist()
+        first = self._first_place(completions)
+        for place, completion in enumerate(completions, start=first):
+            completion.reward = all_rewards[place]
+
+    def _first_place(self, completions: list) -> int:
+        """Returns the place of this process's first completion among those of all processes."""
+        counts = gather_object([len(completions)])
+        return sum(counts[: self.accelerator.process_index])
+
+    def measure(self, completions: list) -> None:
+        """Sets preference and gold of completions that are not trained on."""
+        if self.reward_model is None:
+            for completion in completions:
+                completion.rewards["preference"] = None
+        else:
+            self._set_preferences(completions)
+            self.reward_model.n_truncated = 0  # the next step counts anew
+            self.reward_model.n_scored = 0
+        set_gold(self.gold, completions)
+
     def metrics(self) -> dict[str, float]:
-        """Returns the share of texts that were too long for the reward model since the last call, over all processes."""
+        """Returns the share of texts of all processes that the reward model cut since the last call."""
         if self.reward_model is None:
             return {}
         counts = [self.reward_model.n_truncated, self.reward_model.n_scored]
@@ -170,20 +172,32 @@ class Scorer:
         return {"reward/truncated": truncated / max(1, scored)}
 
 
+def text_to_score(completion, args) -> str | None:
+    """Returns the text that stands for a completion before the reward model; None if it gets a floor."""
+    if completion.status == "ok" or args.on_bad_format == "score":
+        return completion.text
+    if args.on_bad_format == "floor":
+        return None
+    if utils.THINK_FORMATS[args.think_format].opens_response in completion.text:
+        return completion.text
+    return "[NULL]"  # the paper's strict mode
+
+
 def set_preferences(reward_model, completions: list, texts: list[str | None]) -> None:
     """Sets rewards["preference"] to the score of each text; a completion whose text is None gets None."""
-    readable = []
+    scored = []
     for completion, text in zip(completions, texts, strict=True):
         completion.rewards["preference"] = None
         if text is not None:
-            readable.append((completion, text))
-    messages = [completion.messages for completion, _ in readable]
-    scores = reward_model.score(messages, [text for _, text in readable])
+            scored.append(completion)
+    messages = [completion.messages for completion in scored]
+    scores = reward_model.score(messages, [text for text in texts if text is not None])
     watchdog.beat()
-    for (completion, _), score in zip(readable, scores, strict=True):
+    for completion, score in zip(scored, scores, strict=True):
         if not math.isfinite(score):
             raise RuntimeError(
-                f"the reward model gave {score} for prompt {completion.messages} and completion {completion.text!r}"
+                f"the reward model gave {score} for prompt {completion.messages} "
+                f"and completion {completion.text!r}"
             )
         completion.rewards["preference"] = score
 
@@ -193,12 +207,12 @@ def set_gold(measure, completions: list) -> None:
     if measure is None:
         return
     messages = [completion.messages for completion in completions]
-    values = measure(messages, [completion.response for completion in completions])
-    for completion, value in zip(completions, values, strict=True):
+    responses = [completion.response for completion in completions]
+    for completion, value in zip(completions, measure(messages, responses), strict=True):
         if not isinstance(value, float) or math.isinf(value):
             raise RuntimeError(
                 f"--gold gave {value!r} for prompt {completion.messages} and completion {completion.text!r}; "
-                "it must be a float, NaN for none"
+                "it must be a finite float, or NaN for no value"
             )
         completion.rewards["gold"] = None if math.isnan(value) else value
 

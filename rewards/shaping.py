@@ -15,8 +15,8 @@ def cosine(
     """Prefers short completions where the answer is right and long ones where it is wrong.
 
     The value moves from `start` at 0 tokens to `end` at `max_tokens` along half a cosine (2502.03373,
-    equation 1; the numbers are TRL's). (start, end) is `right` where `correct` is 1 and `wrong` where it is 0.
-    The value is None where `correct` is None.
+    equation 1; the numbers are TRL's). (start, end) is `right` where `correct` is 1 and `wrong` where it
+    is 0. The value is None where `correct` is None.
     """
     values = []
     for row, verdict in zip(rows, correct, strict=True):

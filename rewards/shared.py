@@ -8,7 +8,7 @@ means that there is no value, because a field is missing or a judge failed; it i
 Values = list[float | None]
 # The verifiers, and the field that a prompt's row must have for one to apply. The first that has a value
 # decides what is right.
-FIELDS = {
+VERIFIERS = {
     "math": "answer",
     "code": "tests",
     "instructions": "instruction_id_list",

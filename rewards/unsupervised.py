@@ -15,6 +15,8 @@ from benchmarks.verified import normalise_math
 from rewards.shared import Values, in_groups
 from rewards.verified import final_answer
 
+# --- 1. agreement and confidence
+
 
 def _comparable_answer(row: dict) -> str | None:
     """Returns the final answer of a response in MATH's spelling, without thousands separators.
@@ -22,8 +24,10 @@ def _comparable_answer(row: dict) -> str | None:
     None: there is no answer.
     """
     answer = final_answer(row["response"])
+    if answer is None:
+        return None
     try:
-        spelled = normalise_math(answer or "")
+        spelled = normalise_math(answer)
     except ValueError:  # more than one unit
         return answer
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None
@@ -34,7 +38,9 @@ def _count_votes(answers: list[str | None]) -> Counter:
 
     Rows without an answer have no vote.
     """
-    return Counter(answer for answer in answers if answer is not None)
+    votes = Counter(answers)
+    del votes[None]
+    return votes
 
 
 def majority(rows: list[dict], group_size: int) -> Values:
@@ -44,14 +50,15 @@ def majority(rows: list[dict], group_size: int) -> Values:
     nobody answers has no values.
     """
     values = []
-    answers = [_comparable_answer(row) for row in rows]
-    for group in in_groups(answers, group_size):
-        votes = _count_votes(group)
-        if votes:
-            winner = max(votes, key=votes.get)
-            values += [float(answer == winner) for answer in group]
-        else:
-            values += [None] * len(group)
+    for group in in_groups(rows, group_size):
+        answers = [_comparable_answer(row) for row in group]
+        votes = _count_votes(answers)
+        if not votes:
+            values += [None] * group_size
+            continue
+        winner = max(votes, key=votes.get)
+        for answer in answers:
+            values.append(float(answer == winner))
     return values
 
 
@@ -76,6 +83,9 @@ def negative_entropy(rows: list[dict]) -> Values:
     return values
 
 
+# --- 2. the form of a completion
+
+
 def good_format(rows: list[dict]) -> Values:
     """Returns 1 where the completion follows its think format (status ok), else 0 (R1, 2501.12948)."""
     return [float(row["status"] == "ok") for row in rows]
@@ -88,11 +98,15 @@ def length(rows: list[dict], group_size: int) -> Values:
     the same length.
     """
     values = []
-    for group in in_groups([row["n_tokens"] for row in rows], group_size):
-        shortest = min(group)
-        spread = max(group) - shortest
-        for n_tokens in group:
-            values.append(0.5 - (n_tokens - shortest) / spread if spread else 0.0)
+    for group in in_groups(rows, group_size):
+        lengths = [row["n_tokens"] for row in group]
+        shortest = min(lengths)
+        spread = max(lengths) - shortest
+        for n_tokens in lengths:
+            if spread == 0:
+                values.append(0.0)
+            else:
+                values.append(0.5 - (n_tokens - shortest) / spread)
     return values
 
 
@@ -104,12 +118,19 @@ def repetition(rows: list[dict], n: int = 3) -> Values:
     values = []
     for row in rows:
         words = row["response"].lower().split()
-        ngrams = list(zip(*(words[start:] for start in range(n))))
-        values.append(len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0)
+        n_ngrams = len(words) - n + 1
+        if n_ngrams <= 0:
+            values.append(0.0)
+            continue
+        different = {tuple(words[start : start + n]) for start in range(n_ngrams)}
+        values.append(len(different) / n_ngrams - 1.0)
     return values
 
 
-def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float | None]:
+# --- 3. collapse
+
+
+def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
     """Describes how far the policy has collapsed in a step.
 
     Returns:
@@ -117,31 +138,40 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float | 
         distinct_answers: number of different answers in a group, mean over groups
         distinct_responses: share of a group's responses that differ from each other, mean over groups
         no_answer: share of the rows without an answer
-        entropy: mean over rows, nats a token; None where the trainer does not measure it
+        entropy: mean over rows, nats a token; left out where the trainer does not measure it
     """
-    answers = [_comparable_answer(row) for row in rows]
-    responses = [row["response"] for row in rows]
-    entropies = [row["mean_entropy"] for row in rows if row.get("mean_entropy") is not None]
-    votes = [_count_votes(group) for group in in_groups(answers, group_size)]
-    agreements = [max(counts.values(), default=0) / group_size for counts in votes]
-    distinct = [len(set(group)) / group_size for group in in_groups(responses, group_size)]
-    return {
-        "agreement": statistics.fmean(agreements),
-        "distinct_answers": statistics.fmean(len(counts) for counts in votes),
-        "distinct_responses": statistics.fmean(distinct),
-        "no_answer": answers.count(None) / len(rows),
-        "entropy": statistics.fmean(entropies) if entropies else None,
+    agreement = []
+    distinct_answers = []
+    distinct_responses = []
+    n_without_answer = 0
+    for group in in_groups(rows, group_size):
+        answers = [_comparable_answer(row) for row in group]
+        responses = {row["response"] for row in group}
+        votes = _count_votes(answers)
+        agreement.append(max(votes.values(), default=0) / group_size)
+        distinct_answers.append(len(votes))
+        distinct_responses.append(len(responses) / group_size)
+        n_without_answer += answers.count(None)
+
+    indicators = {
+        "agreement": statistics.fmean(agreement),
+        "distinct_answers": statistics.fmean(distinct_answers),
+        "distinct_responses": statistics.fmean(distinct_responses),
+        "no_answer": n_without_answer / len(rows),
     }
+    entropies = [row["mean_entropy"] for row in rows if row.get("mean_entropy") is not None]
+    if entropies:
+        indicators["entropy"] = statistics.fmean(entropies)
+    return indicators
 
 
 def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, entropy: float = 0.02) -> str:
     """Returns why the run should end, or "": the reward can no longer tell completions apart.
 
     Args:
-        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`.
-        steps: how many of the last steps must all be beyond a limit.
-        agreement: ends the run from here up.
-        entropy: nats a token; ends the run from here down.
+        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; None: not
+        measured. steps: how many of the last steps must all be beyond a limit. agreement: ends the run
+        from here up. entropy: nats a token; ends the run from here down.
     """
     last = history[-steps:]
     if len(last) < steps:
@@ -154,10 +184,14 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
 
 
 def read_history(run: Path) -> list[dict]:
-    """Reads what `collapsed` looks at from the log of a run that goes on."""
+    """Reads from the log of a resumed run what `collapsed` looks at."""
     path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
     history = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text().splitlines():
         metrics = json.loads(line)
-        history.append({name: metrics.get(f"collapse/{name}") for name in ("agreement", "entropy")})
+        agreement = metrics.get("collapse/agreement")
+        entropy = metrics.get("collapse/entropy")
+        history.append({"agreement": agreement, "entropy": entropy})
     return history

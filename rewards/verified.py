@@ -1,8 +1,9 @@
 """Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
-Known limits. `math_answer` believes math-verify where it is wrong (tests/test_rewards.py lists where). `code`
-compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or `in` of the
-program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot be run.
+Known limits. `math_answer` believes math-verify where it is wrong (tests/test_verified.py lists where).
+`code` compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or
+`in` of the program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot
+be run.
 
 A program that knows the tests passes them: by heart or, without bubblewrap, from any file that all users may
 read. So does one that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`,
@@ -22,9 +23,9 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from benchmarks.verified import last_boxed, normalise_math
-import watchdog
 import runs
+import watchdog
+from benchmarks.verified import last_boxed, normalise_math
 from rewards import code_runner
 from rewards.shared import Values, verified_values
 

@@ -687,7 +687,7 @@ def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, m
     ]
     assume(any(isinstance(rule, float) for _, rule in spec))
     rows = [
-        {"id": i, **{f: 1 for f in rewards.FIELDS.values() if data.draw(st.booleans())}} for i in range(n)
+        {"id": i, **{f: 1 for f in rewards.VERIFIERS.values() if data.draw(st.booleans())}} for i in range(n)
     ]
     parts = {name: data.draw(st.lists(st.none() | finite, min_size=n, max_size=n)) for name in names}
     totals, contributions = rewards.combine(parts, spec, rows, group_size, normalise, margin)
@@ -699,7 +699,7 @@ def test_contributions_add_up_to_totals(data, n_groups, group_size, normalise, m
             math.isfinite(total) and math.fsum(own) == pytest.approx(total, abs=1e-9 * scale)
         )
     gates = [name for name, rule in spec if rule == "gate"]
-    fields = {name: [rewards.FIELDS[name]] for name in names if name in rewards.FIELDS}
+    fields = {name: [rewards.VERIFIERS[name]] for name in names if name in rewards.VERIFIERS}
     fields["cosine"] = [field for (field,) in fields.values()]  # it applies where one of the verifiers does
     applies = lambda name, i: (
         not fields.get(name) or any(rows[i].get(field) is not None for field in fields[name])

@@ -1,0 +1,109 @@
+"""Checks the rewards of a run before a model is loaded."""
+
+import inspect
+from collections.abc import Callable
+
+from accelerate import PartialState
+
+import rewards
+import runs
+from rewards import gold, preference
+from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
+from rewards.command_line import read_prompts, reward_options
+from rewards.shared import VERIFIERS
+
+
+def check(args) -> None:
+    """Checks the rewards of `args` (of train_grpo.py or train_ppo.py).
+
+    Prints how many prompts each reward applies to. Exits with 2 if something is wrong.
+    """
+    spec = runs.or_fail(parse_spec, args.rewards)
+    functions = functions_of(args)
+    for name, function in functions.items():
+        if name not in rewards.REWARDS:
+            _check_signature(name, function)
+    _check_values(runs.or_fail(reward_options, args))
+
+    asked = {name: asked_for(function) for name, function in functions.items()}
+    judged_names = [name for name in asked if "judge" in asked[name]]
+    _check_judge(args, judged_names)
+    preference.check(args)
+    gold.check(args)
+
+    group_size = getattr(args, "group_size", 1)  # PPO samples one completion a prompt
+    has_verifier = any(name in functions for name in VERIFIERS)
+    for name in asked:
+        if "group_size" in asked[name] and group_size == 1:
+            runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
+        if "correct" in asked[name] and not has_verifier:
+            runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(VERIFIERS)}")
+    _check_pass_at_k(args, group_size, has_verifier)
+    if not is_preference_alone(args, spec):
+        _check_prompts(args, functions, judged_names)
+
+
+def _check_signature(name: str, function: Callable) -> None:
+    """Exits with 2 if a user's reward cannot be called with rows and what it asks for of CONTEXT."""
+    if not callable(function):
+        runs.fail(f"--rewards: {name} is a {type(function).__name__}; it must be a function of rows")
+    try:
+        for parameter in parameters(function).values():
+            if parameter.default is parameter.empty and parameter.name not in rewards.CONTEXT:
+                runs.fail(
+                    f"--rewards: {name} has a parameter {parameter.name!r} without a default. Give it one, "
+                    "which makes it an option of --reward-args; "
+                    f"only {', '.join(rewards.CONTEXT)} need none"
+                )
+        inspect.signature(function).bind([], **dict.fromkeys(asked_for(function)))
+    except (TypeError, ValueError) as e:
+        runs.fail(f"--rewards: {name} must take rows as its first parameter ({e})")
+
+
+def _check_values(options: dict[str, dict]) -> None:
+    for name in VERIFIERS:
+        if name in options and options[name].get("value", 1.0) <= 0:
+            runs.fail(
+                f"--reward-args {name}.value must be above 0; "
+                f"to punish what is right, give {name} a weight below 0"
+            )
+
+
+def _check_judge(args, judged_names: list[str]) -> None:
+    """Exits with 2 if a reward lacks its judge, or for a flag of the judge that would do nothing."""
+    if not judged_names:
+        reason = "without a reward that asks one"
+        runs.refuse_unused({"--judge": reason, "--judge-url": reason})
+    if not judged_names and not args.gold.startswith("judge:"):
+        reason = "without a judge"
+        runs.refuse_unused({"--budget": reason, "--price": reason})
+    if judged_names and not args.judge:
+        runs.fail(f"--rewards {judged_names[0]} asks a judge; give --judge, and --judge-url")
+
+
+def _check_pass_at_k(args, group_size: int, has_verifier: bool) -> None:
+    k = getattr(args, "pass_at_k", 0)
+    if not k:
+        return
+    if not 1 <= k <= group_size:
+        runs.fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")
+    if not has_verifier:
+        runs.fail(f"--pass-at-k needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards")
+
+
+def _check_prompts(args, functions: dict[str, Callable], judged_names: list[str]) -> None:
+    """Prints how many prompts each reward applies to; exits with 2 if that is none."""
+    prompts = read_prompts(args)
+    for name in functions:
+        n_prompts = len(prompts)
+        if name in VERIFIERS:
+            field = VERIFIERS[name]
+            n_prompts = sum(prompt.get(field) is not None for prompt in prompts)
+            if n_prompts == 0:
+                runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
+        calls = ""
+        if name == "pairwise":
+            calls = ", two calls an opponent"
+        elif name in judged_names:
+            calls = ", one call a completion"
+        PartialState().print(f"reward {name}: applies to {n_prompts} of {len(prompts)} prompts{calls}")
