@@ -38,9 +38,10 @@ def combine(
     for name, rule in spec:
         applies[name] = _applies(name, parts, rows)
         values[name] = _values_where_it_applies(name, parts[name], applies[name], rows)
-        if _kind(rule) == "weight" and normalise != "none":
-            size = group_size if normalise == "group" else len(rows)
-            values[name] = _standardised(values[name], size)
+        if _kind(rule) == "weight" and normalise == "group":
+            values[name] = _standardised(values[name], group_size)
+        elif _kind(rule) == "weight" and normalise == "batch":
+            values[name] = _standardised(values[name], len(rows))
 
     in_order = sorted(spec, key=lambda part: RULES.index(_kind(part[1])))
     contributions = {name: [] for name, _ in in_order}
@@ -58,7 +59,9 @@ def combine(
                 total += contribution
             if _kind(rule) == "weight" and applies[name][i]:
                 has_weight = True
-        totals.append(total if has_weight and not lacks_value else None)
+        if not has_weight or lacks_value:
+            total = None
+        totals.append(total)
 
     gates = [name for name, rule in spec if rule == "gate"]
     _close_gates(gates, values, totals, contributions, group_size, margin)
@@ -66,7 +69,9 @@ def combine(
 
 
 def _kind(rule: float | str) -> str:
-    return rule if isinstance(rule, str) else "weight"
+    if isinstance(rule, str):
+        return rule
+    return "weight"
 
 
 def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool]:
@@ -82,7 +87,12 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool
         fields = []
     if not fields:
         return [True] * len(rows)
-    return [any(row.get(field) is not None for field in fields) for row in rows]
+
+    applies = []
+    for row in rows:
+        has_field = any(row.get(field) is not None for field in fields)
+        applies.append(has_field)
+    return applies
 
 
 def _values_where_it_applies(name: str, part: Values, applies: list[bool], rows: list[dict]) -> Values:

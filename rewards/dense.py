@@ -283,7 +283,8 @@ class ImplicitReward:
 
 def check(args, has_reference: bool) -> None:
     """Exits with 2 for dense rewards that cannot be; loads no model."""
-    names = rewards.reward_names(args)
+    spec = runs.or_fail(rewards.parse_spec, args.rewards)
+    names = [name for name, _ in spec]
     options = runs.or_fail(rewards.reward_options, args)
     if "process" in names:
         _check_process_model(options["process"]["model"])
