@@ -46,7 +46,7 @@ def check(args) -> None:
 def _check_signature(name: str, function: Callable) -> None:
     """Exits with 2 if a user's reward cannot be called with rows and what it asks for of CONTEXT."""
     if not callable(function):
-        runs.fail(f"--rewards: {name} is a {type(function).__name__}; it must be a function of rows")
+        runs.fail(f"--rewards: {name} is of type {type(function).__name__}; it must be a function of rows")
     try:
         for parameter in parameters(function).values():
             if parameter.default is parameter.empty and parameter.name not in rewards.CONTEXT:

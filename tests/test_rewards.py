@@ -243,7 +243,7 @@ def test_a_reward_of_ones_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     "word, message",
     [
-        ("own.py:given", "given is a int; it must be a function of rows"),
+        ("own.py:given", "given is of type int; it must be a function of rows"),
         ("own.py:wants:2", "wants has a parameter 'colour' without a default. Give it one"),
         ("own.py:no_rows:1", "must take rows as its first parameter (too many positional arguments)"),
         ("own.py:nobody:1", "has no function 'nobody'"),
