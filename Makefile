@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
 DONE := .venv/installed-$(shell cat requirements.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test toy-base
+.PHONY: setup demo test bench toy-base
 setup: $(DONE)
 
 $(DONE):
@@ -27,6 +27,10 @@ demo: setup
 test: setup
 	$(PY) -m ruff check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist worksteal tests
+
+# Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
+bench: setup
+	$(PY) -m dev.bench
 
 # Rebuilds the two models that ship with the toy world, on two cores in about half an hour.
 toy-base: setup

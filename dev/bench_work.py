@@ -1,0 +1,254 @@
+"""Models with random weights and rows of known lengths, on which `dev.bench` times both sides of a comparison.
+
+The policy ends its completions at random, so that their lengths have the long tail that real completions have.
+The vocabulary consists of words, so that a text has as many tokens for the reward model as for the policy.
+"""
+
+import math
+import statistics
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+import runs
+import utils
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m.role + '|> ' + m.content + ' <|end|> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
+PAD_ID = 0
+END_ID = 1
+N_RATES = 16
+# how likely an end of turn is after a prompt that begins with the rate word w4, w5, ..., w19: e^rate times the usual
+RATES = [statistics.NormalDist(0, 0.5).inv_cdf((i + 0.5) / N_RATES) for i in range(N_RATES)]
+FIRST_RATE_WORD = len(SPECIAL_TOKENS)
+FIRST_PLAIN_WORD = FIRST_RATE_WORD + N_RATES
+
+# shapes of the GPU sizes: Qwen2.5-0.5B, Qwen2.5-1.5B and Llama-3.1-8B
+HALF_B = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}
+ONE_HALF_B = HALF_B | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+EIGHT_B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+CPU = {
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+CPU_SMALL = CPU | {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
+TINY = CPU_SMALL | {"vocab_size": 2048}
+
+# prompts, group_size: of a GRPO step; peer_rows: rows in a micro-batch of the peers; tokens: the longest completion;
+# median: of the lengths of completions; rows: traces of SFT; pairs: of DPO; texts: for the reward model
+SIZES = {
+    "tiny": {
+        "policy": TINY,
+        "reward": TINY,
+        "prompts": 2,
+        "group_size": 4,
+        "peer_rows": 2,
+        "micro_batch_tokens": 512,
+        "tokens": 48,
+        "median": 12,
+        "rows": 8,
+        "pairs": 8,
+        "texts": 16,
+        "lora_r": 0,
+    },
+    "cpu": {
+        "policy": CPU,
+        "reward": CPU_SMALL,
+        "prompts": 8,
+        "group_size": 4,
+        "peer_rows": 4,
+        "micro_batch_tokens": 1024,
+        "tokens": 512,
+        "median": 70,
+        "rows": 64,
+        "pairs": 32,
+        "texts": 128,
+        "lora_r": 0,
+    },
+    "0.5b": {
+        "policy": HALF_B,
+        "reward": HALF_B,
+        "prompts": 16,
+        "group_size": 8,
+        "peer_rows": 4,
+        "micro_batch_tokens": 16384,
+        "tokens": 4096,
+        "median": 600,
+        "rows": 128,
+        "pairs": 64,
+        "texts": 512,
+        "lora_r": 0,
+    },
+}
+SIZES["1.5b"] = SIZES["0.5b"] | {"policy": ONE_HALF_B, "peer_rows": 2, "micro_batch_tokens": 8192}
+SIZES["8b"] = SIZES["0.5b"] | {
+    "policy": EIGHT_B,
+    "reward": HALF_B | {"vocab_size": 128256},
+    "prompts": 8,
+    "peer_rows": 1,
+    "micro_batch_tokens": 8192,
+    "lora_r": 64,
+}
+
+
+def make_tokenizer(folder: Path, n_words: int) -> None:
+    """Saves a tokenizer with one token a word: decoding and encoding again gives the same ids."""
+    plain = [f"w{i}" for i in range(len(SPECIAL_TOKENS), n_words)]
+    vocabulary = {word: i for i, word in enumerate(SPECIAL_TOKENS + plain)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w4"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=SPECIAL_TOKENS[2:],
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def give_lengths(model: LlamaForCausalLM, median: float) -> None:
+    """Sets weights so that lengths of completions are exponential, with a rate that differs between prompts.
+
+    After any token the end of turn has the probability log(2) / median, times e^rate of the prompt's rate word.
+    Residual dimensions 0 (a constant), 1 (the rate) and 3 (marks a rate word) are written by the embedding alone.
+    Head 0 of the first layer looks for the mark, in the slowest pair of its rotary embedding, and writes the rate to
+    dimension 2. The LM head reads dimensions 0 and 2 for the end of turn.
+    """
+    net = model.model
+    embeddings = net.embed_tokens.weight
+    embeddings[:, :4] = torch.tensor([6.0, 0.0, 0.0, 0.0])  # large: the norm must not depend on the rest
+    embeddings[FIRST_RATE_WORD:FIRST_PLAIN_WORD, 1] = torch.tensor(RATES)
+    embeddings[FIRST_RATE_WORD:FIRST_PLAIN_WORD, 3] = 1.0
+    for layer in net.layers:
+        layer.self_attn.o_proj.weight[:4] = 0
+        layer.mlp.down_proj.weight[:4] = 0
+
+    size = model.config.head_dim
+    head = net.layers[0].self_attn
+    for projection in (head.q_proj, head.k_proj, head.v_proj):
+        projection.weight[:size] = 0
+    head.q_proj.weight[size // 2 - 1, 0] = 2.0
+    head.k_proj.weight[size // 2 - 1, 3] = 2.0
+    head.v_proj.weight[0, 1] = 1.0
+    head.o_proj.weight[2, 0] = 0.02
+
+    # two prompts, with the lowest and the highest rate, give two equations for the two weights of the LM head
+    lowest, highest = FIRST_RATE_WORD, FIRST_PLAIN_WORD - 1
+    prompts = torch.tensor([[100, lowest, 101, 102, 103], [100, highest, 101, 102, 103]], device=model.device)
+    hidden = net(prompts).last_hidden_state[:, -1]
+    others = model.lm_head(hidden).logsumexp(-1)
+    rates = torch.tensor([RATES[0], RATES[-1]], device=model.device)
+    wanted = others - math.log(median / math.log(2)) + rates
+    model.lm_head.weight[END_ID] = 0
+    model.lm_head.weight[END_ID, [0, 2]] = torch.linalg.solve(hidden[:, [0, 2]], wanted)
+
+
+def make_models(folder: Path, size: dict, seed: int) -> None:
+    """Saves policy/ and reward/, ordinary model folders."""
+    classes = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
+    for name, model_class in classes.items():
+        shape = size[name]
+        config = LlamaConfig(
+            **shape,
+            head_dim=shape["hidden_size"] // shape["num_attention_heads"],
+            max_position_embeddings=8704,
+            num_labels=1,
+            pad_token_id=PAD_ID,
+            eos_token_id=END_ID,
+            bos_token_id=None,
+        )
+        torch.manual_seed(seed)
+        with torch.device(utils.DEVICE):
+            model = model_class(config)
+        if name == "policy":
+            give_lengths(model, size["median"])
+        model.to(getattr(torch, utils.DTYPE)).save_pretrained(folder / name)
+        make_tokenizer(folder / name, shape["vocab_size"])
+
+
+def lognormal_lengths(n: int, median: float, longest: int, generator: torch.Generator) -> list[int]:
+    """Draws `n` lengths with sigma 1, between 2 and `longest`."""
+    lengths = median * torch.randn(n, generator=generator).exp()
+    return lengths.clamp(2, longest).long().tolist()
+
+
+def random_text(n_words: int, vocabulary: int, generator: torch.Generator) -> str:
+    """Returns `n_words` plain words."""
+    ids = torch.randint(FIRST_PLAIN_WORD, vocabulary, (n_words,), generator=generator)
+    return " ".join(f"w{i}" for i in ids.tolist())
+
+
+def make_rows(folder: Path, size: dict, seed: int) -> None:
+    """Writes prompts.jsonl, traces.jsonl, pairs.jsonl and texts.jsonl, as the scripts read them."""
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = size["policy"]["vocab_size"]
+
+    def question(i: int) -> list[dict]:
+        rate_word = f"w{FIRST_RATE_WORD + i % N_RATES}"
+        content = f"{rate_word} {random_text(24 + i % 17, vocabulary, generator)}"
+        return [{"role": "user", "content": content}]
+
+    def answers(n: int) -> list[str]:
+        lengths = lognormal_lengths(n, size["median"], size["tokens"] - 2, generator)
+        return [random_text(length, vocabulary, generator) for length in lengths]
+
+    runs.write_jsonl(folder / "prompts.jsonl", [{"id": str(i), "messages": question(i)} for i in range(64)])
+
+    traces = []
+    for i, answer in enumerate(answers(size["rows"])):
+        trace = {
+            "id": str(i),
+            "messages": question(i),
+            "thinking": "w20",
+            "response": answer,
+            "teacher": "none",
+        }
+        traces.append(trace)
+    runs.write_jsonl(folder / "traces.jsonl", traces)
+
+    pairs = []
+    both = zip(answers(size["pairs"]), answers(size["pairs"]), strict=True)
+    for i, (chosen, rejected) in enumerate(both):
+        pairs.append({"id": str(i), "messages": question(i), "chosen": chosen, "rejected": rejected})
+    runs.write_jsonl(folder / "pairs.jsonl", pairs)
+
+    texts = []
+    for i, answer in enumerate(answers(size["texts"])):
+        texts.append({"id": str(i), "messages": question(i), "text": answer})
+    runs.write_jsonl(folder / "texts.jsonl", texts)
