@@ -224,16 +224,16 @@ class Policy(nn.Module):
             chunk_targets = targets[start : start + tokens_at_once]
             arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
             if len(targets) <= tokens_at_once:
-                chunks.append(self._of_chunk(*arguments))
+                chunks.append(self._logprobs_of_chunk(*arguments))
             else:  # the backward pass computes logits again, so that those of one chunk are there at a time
-                chunks.append(recompute(self._of_chunk, *arguments, use_reentrant=False))
+                chunks.append(recompute(self._logprobs_of_chunk, *arguments, use_reentrant=False))
 
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
         return tuple(
             zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
         )
 
-    def _of_chunk(
+    def _logprobs_of_chunk(
         self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
     ) -> tuple[torch.Tensor, ...]:
         """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
