@@ -338,9 +338,8 @@ def sample_by_vllm(llm, requests: dict[int, dict]) -> Iterator[tuple[int, list[i
                     logprobs.append(likeliest[token].logprob)
                 yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
     except EngineDeadError as error:
-        codes = engine.engine_core.resources.engine_manager.finished_procs()
         raise RuntimeError(
-            f"vLLM's engine process died, exit code {codes}; -9 means killed, often because memory ran out"
+            "vLLM's engine process died; if it printed no error, it was killed, most likely as memory ran out"
         ) from error
 
 

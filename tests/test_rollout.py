@@ -283,7 +283,7 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
     engine.kill()
     killed = time.monotonic()
     for sampling in (samples, sampler.sample(long)):  # at work, and when the next prompts come
-        with pytest.raises(RuntimeError, match="engine process died .*-9"):
+        with pytest.raises(RuntimeError, match="vLLM's engine process died"):
             list(sampling)
     assert time.monotonic() - killed < 30
     sampler.close()
