@@ -1,6 +1,6 @@
-"""The model that is trained: loading it, log-probabilities of completions, micro-batches, and its weights as a whole.
+"""Loads the model that is trained, computes log-probabilities, makes micro-batches, gathers whole weights.
 
-Shared by the loops of all training scripts.
+The loops of all training scripts share it.
 
 Axes: B completions of a micro-batch, T tokens of its longest completion, V tokens of the vocabulary.
 """
@@ -43,8 +43,8 @@ LORA_ALPHA = 2  # times the rank
 def start_accelerator() -> Accelerator:
     """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
 
-    On GPUs forwards run in bfloat16; gradients are added up over processes in float32. With accelerate's default
-    under FSDP2, bfloat16, the sum of 1,500 log-probabilities is off by a nat.
+    On GPUs forwards run in bfloat16, and gradients are added up over processes in float32. FSDP2 would add
+    them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
     """
     on_gpu = torch.cuda.is_available()
     _check_driver(on_gpu)
@@ -67,7 +67,7 @@ def start_accelerator() -> Accelerator:
 
 
 def _check_driver(on_gpu: bool) -> None:
-    """Exits with 2 where a GPU is there and torch does not see it: training on the CPU would take for ever."""
+    """Exits with 2 if torch does not see a GPU that is there: training on the CPU would take for ever."""
     if on_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
@@ -86,8 +86,8 @@ def is_sharded_launch() -> bool:
 def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
-    Only a `new_head` may be missing, or have another shape. Exits with 2 if that holds for another weight (it would
-    be random), if a weight is not finite, or if the folder cannot be read.
+    With `new_head`, the head may be missing or have another shape. Exits with 2 if another weight is missing,
+    as it would be random, if a weight is not finite, or if the folder cannot be read.
     """
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
     try:
@@ -96,11 +96,11 @@ def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tup
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
     missing = list(info["missing_keys"])
     missing += [name for name, *_ in info["mismatched_keys"]]
-    bad = missing
+    needed = missing
     if new_head:
-        bad = [name for name in missing if name.startswith(model.base_model_prefix + ".")]
-    if bad:
-        runs.fail(f"{path}: {len(bad)} weights are missing, e.g. {bad[0]}")
+        needed = [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+    if needed:
+        runs.fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
     not_finite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if not_finite:
         runs.fail(f"{path}: {len(not_finite)} weights are not finite, e.g. {not_finite[0]}")
@@ -156,10 +156,9 @@ def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 
 
 class Policy(nn.Module):
-    """Wraps a causal language model; its forward returns log-probabilities, and never holds all logits at once.
+    """Wraps a causal language model: its forward returns log-probabilities, without holding all logits.
 
-    The wrapper is what accelerate prepares, so that the weights of the LM head are there under FSDP2 when the
-    forward needs them.
+    accelerate prepares this wrapper, so that FSDP2 gathers the LM head's weights when the forward needs them.
     """
 
     def __init__(self, model: nn.Module, temperature: float):
@@ -187,17 +186,18 @@ class Policy(nn.Module):
         position_ids: torch.Tensor | None = None,
         third: str = "",
     ):
-        """Returns log-probabilities and entropies (B, T) of completion tokens, nats, 0 where there is no token.
+        """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
         Args:
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            position_ids: (1, prompt + T), for several texts in one row and no attention_mask; see `collate_packed`.
-            third: also return a third (B, T). likeliest: 1 where the token is the likeliest one; kl_uniform: KL(uniform
-                || policy), nats.
-            generate: arguments of transformers' generate, whose output is returned instead. It is called from here so
-                that FSDP2 gathers the weights.
+            generate: arguments of transformers' generate, whose output is returned instead. The call is made
+                here so that FSDP2 gathers the weights.
+            position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
+                `collate_packed`.
+            third: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
+                "kl_uniform": KL(uniform || policy), nats.
         """
         if generate is not None:
             return self.model.generate(**generate)
@@ -224,16 +224,16 @@ class Policy(nn.Module):
             chunk_targets = targets[start : start + tokens_at_once]
             arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
             if len(targets) <= tokens_at_once:
-                chunks.append(self._of_chunk(*arguments))
-            else:  # the backward pass computes a chunk's logits again, so that one chunk's are there at a time
-                chunks.append(recompute(self._of_chunk, *arguments, use_reentrant=False))
+                chunks.append(self._logprobs_of_chunk(*arguments))
+            else:  # the backward pass computes logits again, so that those of one chunk are there at a time
+                chunks.append(recompute(self._logprobs_of_chunk, *arguments, use_reentrant=False))
 
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
         return tuple(
             zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
         )
 
-    def _of_chunk(
+    def _logprobs_of_chunk(
         self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
     ) -> tuple[torch.Tensor, ...]:
         """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
@@ -256,14 +256,14 @@ class Policy(nn.Module):
 
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
-    """Loads the model that the KL term holds the policy close to: where training starts, also in a resumed run."""
+    """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
     model, _ = load_weights(AutoModelForCausalLM, path, dtype="float32")
     return prepare_frozen(accelerator, Policy(model, temperature))
 
 
 @torch.no_grad()
 def reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tuple) -> torch.Tensor:
-    """Returns the reference's log-probabilities (B, T). Without a reference it is the policy without its adapter."""
+    """Returns the reference's log-probabilities (B, T); None: those of the policy without its adapter."""
     if reference is not None:
         logprobs, _ = reference(*inputs)
     else:
@@ -295,32 +295,30 @@ def micro_batches(
     accelerator: Accelerator | None = None,
     length: Callable[[object], int] = n_tokens_of,
 ) -> list[list]:
-    """Groups completions of about equal length, longest first, into micro-batches of at most `max_tokens` tokens.
+    """Groups completions of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
-    Prompt, completion and padding count; one that is longer than `max_tokens` is a micro-batch alone. All
-    processes get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
-    `length` counts the tokens of a row.
+    Prompt, completion and padding count. A longer completion is a micro-batch by itself. All processes get
+    equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `length` counts a
+    row's tokens.
     """
     longest_first = sorted(completions, key=length, reverse=True)
     lengths = [length(completion) for completion in longest_first]
-    sizes = _chunk_sizes(lengths, max_tokens)
+    n_batches = len(_chunk_sizes(lengths, max_tokens))
     if accelerator is not None and accelerator.num_processes > 1:
-        most = torch.tensor(len(sizes), device=accelerator.device)
+        most = torch.tensor(n_batches, device=accelerator.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-        sizes = _at_least(_even_sizes(lengths, most.item()), most.item())
-    elif sizes:
-        sizes = _even_sizes(lengths, len(sizes))
+        n_batches = most.item()
 
     batches = []
     start = 0
-    for size in sizes:
+    for size in _at_least(_even_sizes(lengths, n_batches), n_batches):
         batches.append(longest_first[start : start + size])
         start += size
     return batches
 
 
 def _chunk_sizes(lengths: list[int], max_tokens: int) -> list[int]:
-    """Returns sizes of chunks of consecutive rows, longest first, each of at most `max_tokens` with padding."""
+    """Returns sizes of chunks of consecutive rows, longest first; padded, each has at most `max_tokens`."""
     sizes = []
     start = 0
     while start < len(lengths):
@@ -334,11 +332,13 @@ def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
     """Returns sizes of at most `n_chunks` chunks, such that the largest has as few tokens as possible."""
     if not lengths:
         return []
-    all_tokens = lengths[0] * len(lengths)
-    smallest = bisect_left(
-        range(all_tokens), True, key=lambda limit: len(_chunk_sizes(lengths, limit)) <= n_chunks
-    )
-    return _chunk_sizes(lengths, smallest)
+
+    def suffices(limit: int) -> bool:
+        return len(_chunk_sizes(lengths, limit)) <= n_chunks
+
+    one_chunk = lengths[0] * len(lengths)  # tokens with padding
+    smallest_limit = bisect_left(range(one_chunk), True, key=suffices)
+    return _chunk_sizes(lengths, smallest_limit)
 
 
 def _at_least(sizes: list[int], n_chunks: int) -> list[int]:
@@ -354,9 +354,9 @@ def _at_least(sizes: list[int], n_chunks: int) -> list[int]:
 def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
     """Makes tensors of a micro-batch; all completions begin in the same column.
 
-    Returns input_ids and attention_mask (B, prompt + T); completion_mask (B, T); loss_mask (B, T), which is 0 on
-    padding and on what others wrote into a completion; advantages (B, T); and, where completions have them, the
-    log-probabilities of sampler, policy at the rollout and reference, values and returns (B, T).
+    Returns what `collate_ids` does, and (B, T) each: loss_mask, which is 1 on the policy's tokens, 0 on
+    padding and on the user's turns; advantages; and, if completions have them, the log-probabilities of
+    sampler, policy at the rollout and reference, values and returns.
     """
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
@@ -397,8 +397,8 @@ def collate_packed(
 ) -> dict[str, torch.Tensor]:
     """Makes the inputs of Policy with all texts in one row, of N tokens; none attends to another.
 
-    Returns input_ids and position_ids (1, N) and completion_mask (1, N - 1), which leaves out the first token.
-    transformers takes positions that begin again for the beginning of another text.
+    Returns input_ids and position_ids (1, N), and completion_mask (1, N - 1), which leaves out the first
+    token. Where positions begin again, transformers sees the beginning of another text.
     """
     ids = []
     positions = []
@@ -418,13 +418,11 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
 
 @torch.no_grad()
 def set_old_logprobs(
-    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the log-probabilities of the policy that sampled, before the first of several updates changes it."""
-    for members in micro_batches(completions, max_tokens, accelerator):
-        watchdog.beat()
-        batch = collate(members, pad_token_id, accelerator.device)
-        logprobs, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+    """Notes the log-probabilities of the policy that sampled; to be called before an update changes it."""
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        logprobs, _ = model(**batch)
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             completion.old_logprobs = row[: len(completion.ids)]
 
@@ -436,14 +434,11 @@ def set_reference_logprobs(
     completions: list,
     max_tokens: int,
     pad_token_id: int,
-    accelerator,
+    accelerator: Accelerator,
 ) -> None:
     """Notes the reference's log-probabilities; see `reference_logprobs`."""
-    for members in micro_batches(completions, max_tokens, accelerator):
-        watchdog.beat()
-        batch = collate(members, pad_token_id, accelerator.device)
-        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-        logprobs = reference_logprobs(model, reference, inputs)
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        logprobs = reference_logprobs(model, reference, tuple(batch.values()))
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             completion.reference_logprobs = row[: len(completion.ids)]
 
@@ -456,18 +451,25 @@ def set_entropy_statistics(
 
     The rewards self_certainty and negative_entropy read them.
     """
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
+        for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
+            n_tokens = len(completion.ids)
+            completion.statistics = {
+                "mean_entropy": entropy.sum().item() / n_tokens,
+                "mean_kl_uniform": kl.sum().item() / n_tokens,
+            }
+
+
+def _inputs_of(
+    completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
+    """Yields micro-batches and Policy's inputs for them; reports progress."""
     for members in micro_batches(completions, max_tokens, accelerator):
         watchdog.beat()
         prompt_ids = [completion.prompt_ids for completion in members]
         completion_ids = [completion.ids for completion in members]
-        batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
-        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
-        for n, completion in enumerate(members):
-            n_tokens = len(completion.ids)
-            completion.statistics = {
-                "mean_entropy": entropies[n].sum().item() / n_tokens,
-                "mean_kl_uniform": kl_uniform[n].sum().item() / n_tokens,
-            }
+        yield members, collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
 
 
 # --- 4. around an optimizer step
@@ -491,13 +493,13 @@ def mean_over_tokens(
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scales gradients down to a norm of at most `max_norm`; returns the norm that they had, over all shards."""
+    """Scales gradients down to a norm of at most `max_norm`; returns the norm before, over all shards."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return whole(norm).item()
 
 
 def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) -> None:
-    """Ends the run before an update that is not a number; keeps this process's rows (dataclasses) for a look."""
+    """Ends the run before an update that is not finite; writes this process's rows (dataclasses) to disk."""
     for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
         if not math.isfinite(metrics.get(name, 0.0)):
             path = run / f"not_finite-rank{PartialState().process_index}.jsonl"
@@ -517,9 +519,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, whole weight) of the transformers model, LoRA merged into a copy. All processes must iterate.
+    """Yields (name, whole weight) of the transformers model, LoRA merged; all processes must iterate.
 
-    Merging into the weights themselves and subtracting again, as PEFT offers, leaves other weights in bfloat16.
+    PEFT can merge in place and subtract again, but in bfloat16 that leaves other weights than before.
     """
     inner = unwrap(model)
     for module in model.modules():
@@ -533,13 +535,18 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in inner.named_parameters():
         if inner.prefix in name:  # the adapter's own weights
             continue
-        merged = whole(weight.detach())
+        tensor = whole(weight.detach())
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
-            b = whole(layer.lora_B["default"].weight).float()
-            a = whole(layer.lora_A["default"].weight).float()
-            delta = layer.scaling["default"] * (b @ a)
-            if layer.fan_in_fan_out:
-                delta = delta.T
-            merged = (merged.float() + delta).to(merged.dtype)
-        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), merged
+            tensor = _merged(layer, tensor)
+        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), tensor
+
+
+def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the whole weight of a linear layer plus its LoRA, scaling * B A, added up in float32."""
+    b = whole(layer.lora_B["default"].weight).float()
+    a = whole(layer.lora_A["default"].weight).float()
+    delta = layer.scaling["default"] * (b @ a)
+    if layer.fan_in_fan_out:
+        delta = delta.T
+    return (weight.float() + delta).to(weight.dtype)

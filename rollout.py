@@ -1,4 +1,4 @@
-"""Completions: sampling them by vLLM or transformers, from the trainer's weights, and reading what was written.
+"""Samples completions by vLLM or transformers from the trainer's weights, and reads what was written.
 
     sampler = Sampler(args.model, tokenizer, Sampling(temperature=0.7, max_tokens=4096), use_vllm=True)
     sampler.sync(policy)                                  # the sampler has the policy's weights now
@@ -7,17 +7,20 @@
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-It serves the training loops (an engine in this process, weights synced in place, or a server, see vllm_server.py),
-the rounds of DPO and the evaluations (an engine in a process of its own, a seed for each request).
+Training loops have an engine in this process, which takes over the policy's weights, or a server
+(vllm_server.py). DPO rounds, evaluations and local judges have an engine in a process of its own, and a seed
+for each request.
 """
 
 import contextlib
 import gc
+import importlib.util
+import itertools
 import logging
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
-from bisect import bisect_left
+import threading
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
@@ -36,7 +39,7 @@ import utils
 import vllm_server
 import watchdog
 
-# nats a token that sampler and trainer may differ by: rounding of bfloat16 is about 0.01, of float32 about 1e-6
+# nats a token by which sampler and trainer may differ; rounding makes about 0.01 in bfloat16, 1e-6 in float32
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
 
 
@@ -104,12 +107,13 @@ class Completion:
         """Mean over the tokens that the loss counts; 0 before there are advantages."""
         counted = self.advantages
         if self.loss_mask is not None:
-            counted = [a for a, is_policy in zip(self.advantages, self.loss_mask) if is_policy]
-        return sum(counted) / max(1, len(counted))
+            counted = itertools.compress(self.advantages, self.loss_mask)
+        return sum(counted) / max(1, self.n_trained_tokens)
 
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
-        return {
+        missing = math.isnan(self.reward)
+        row = {
             "id": self.id,
             "messages": self.messages,
             "text": self.text,
@@ -118,19 +122,15 @@ class Completion:
             "status": self.status,
             "cut_off": self.cut_off,
             "rewards": self.rewards,
-            **({"contributions": self.contributions} if self.contributions else {}),
-            "reward": None if math.isnan(self.reward) else self.reward,
-            "missing": math.isnan(self.reward),
+            "reward": None if missing else self.reward,  # JSON has no NaN
+            "missing": missing,
             "advantage": self.mean_advantage,
             "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
-            **self.statistics,
         }
-
-
-def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that end a turn; a judge's tokenizer is as its folder has it."""
-    return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
+        if self.contributions:
+            row["contributions"] = self.contributions
+        return row | self.statistics
 
 
 def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
@@ -142,7 +142,10 @@ def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
 
 
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
-    """Decodes a sample and splits it into thinking and response. `prompt`: {id, prompt: messages, prompt_ids}."""
+    """Decodes a sample and splits it into thinking and response.
+
+    `prompt`: {id, prompt: messages, prompt_ids}.
+    """
     text = text_of(tokenizer, sample)
     parts = utils.split_thinking(text, think_format, sample.finished)
     return Completion(
@@ -160,7 +163,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
     )
 
 
-# --- 2. the sampler
+# --- 2. where completions end
 
 
 @dataclass
@@ -175,26 +178,250 @@ class Sampling:
     """A string that ends a completion, which keeps it; the tokenizer's ends of turn always do."""
 
 
-def use_vllm(rollout: str) -> bool:
-    """Says what `--rollout auto` means here: vLLM where a GPU and vLLM are there. Exits with 2 for what cannot be."""
-    import importlib.util
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that end a turn; an unprepared tokenizer, as a judge's, has its EOS token."""
+    return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
 
+
+def has_ended(ids: list[int], tokenizer: Tokenizer, ends: list[int], stop: str) -> bool:
+    """Tells whether the last token ends the turn, or the last tokens hold `stop`, if it is not empty."""
+    if ids[-1] in ends:
+        return True
+    if not stop:
+        return False
+    return stop in tokenizer.decode(ids[-most_tokens(stop) :])
+
+
+def most_tokens(stop: str) -> int:
+    """Returns how many tokens a stop string can take: each has at least one byte."""
+    return len(stop.encode())
+
+
+def until_end(ids: list[int], tokenizer: Tokenizer, ends: list[int], stop: str) -> tuple[list[int], bool]:
+    """Returns ids up to and with their first end, and whether there is one; the rest is padding."""
+    for n in range(1, len(ids) + 1):
+        if has_ended(ids[:n], tokenizer, ends, stop):
+            return ids[:n], True
+    return ids, False
+
+
+# --- 3. sampling by vLLM, by a vLLM server, by transformers
+
+
+def use_vllm(rollout: str) -> bool:
+    """Tells whether `--rollout` means vLLM, as "auto" does on a GPU if vLLM is installed.
+
+    Exits with 2 for "vllm" if it is not installed.
+    """
     installed = importlib.util.find_spec("vllm") is not None
     if rollout == "vllm" and not installed:
         runs.fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
     return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
 
 
+def start_vllm(model: str, max_length: int | None, memory: float, in_process: bool, sleeps: bool):
+    """Starts an engine of vLLM, a `vllm.LLM`; see Sampler for the arguments."""
+    from vllm import LLM  # seconds to import
+
+    gc.collect()
+    torch.cuda.empty_cache()  # what torch holds on to is missing in vLLM's pool
+    on_gpu = utils.DEVICE == "cuda"
+    options = {
+        "model": model,
+        "dtype": utils.DTYPE,
+        "load_format": "safetensors",
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+        "enforce_eager": not on_gpu,
+        "max_model_len": max_length,
+        "gpu_memory_utilization": memory,
+        "enable_sleep_mode": sleeps,
+    }
+    if not on_gpu:
+        # a seeded request whose prompt is split among batches fails on a CPU
+        options["enable_chunked_prefill"] = False
+        # vLLM warns of the tied LM head at every sync; _pack_tied_head takes care of it
+        logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+    if not in_process:
+        with _process_of_its_own():
+            llm = LLM(**options)
+        threading.Thread(target=_wake_when_dead, args=(llm.llm_engine.engine_core,), daemon=True).start()
+        return llm
+    if PartialState().num_processes > 1:
+        options["distributed_executor_backend"] = "external_launcher"
+        options["seed"] = PartialState().process_index
+    return LLM(**options)
+
+
+@contextlib.contextmanager
+def _process_of_its_own():
+    """Makes vLLM start its engine in another process, on this process's GPU, outside the launched group."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
+            del os.environ[name]
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    if torch.cuda.is_available():
+        all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
+        visible = before.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[PartialState().local_process_index]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _wake_when_dead(engine_core) -> None:
+    """Waits until vLLM's process ends, then lets `step` raise; vLLM 0.31 would wait for output for ever."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    multiprocessing.connection.wait(engine_core.resources.engine_manager.sentinels())
+    engine_core.outputs_queue.put(EngineDeadError())
+
+
+def load_into_vllm(llm, trained: torch.nn.Module) -> None:
+    """Copies the policy's weights into an engine in this process; all processes must call it."""
+    weights = ((name, weight.clone()) for name, weight in policy.whole_weights(trained))
+    if utils.DEVICE == "cuda":
+        llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
+    else:  # linear layers pack their weights after loading, which load_weights alone does not do
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        llm.apply_model(_pack_tied_head)
+
+
+def _pack_tied_head(model: torch.nn.Module) -> None:
+    """Renews the packed copy of a tied LM head, which vLLM's reload leaves stale on a CPU."""
+    head = getattr(model, "lm_head", None)
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def vllm_parameters(sampling: Sampling, ends: list[int]) -> dict:
+    """Returns the parameters of a request, both for vLLM's SamplingParams and for /v1/completions."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": ends,
+        "ignore_eos": True,  # only `ends` count
+        "stop": [sampling.stop] if sampling.stop else [],
+        "include_stop_str_in_output": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
+def sample_by_vllm(llm, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
+    """Yields (place, token ids, log-probabilities, finished) as completions end.
+
+    `requests`: place -> prompt (token ids) and parameters. RuntimeError if vLLM's process has died.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    engine = llm.llm_engine
+    try:
+        for place, request in requests.items():
+            parameters = dict(request)
+            prompt = {"prompt_token_ids": parameters.pop("prompt")}
+            detokenize = bool(parameters["stop"])
+            engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
+        while engine.has_unfinished_requests():
+            watchdog.beat()
+            for request in engine.step():
+                if not request.finished:
+                    continue
+                output = request.outputs[0]
+                ids = list(output.token_ids)
+                logprobs = []
+                for token, likeliest in zip(ids, output.logprobs, strict=True):
+                    logprobs.append(likeliest[token].logprob)
+                yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
+    except EngineDeadError as error:
+        raise RuntimeError(
+            "vLLM's engine process died; if it printed no error, it was killed, most likely as memory ran out"
+        ) from error
+
+
+def sample_by_transformers(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    ends: list[int],
+    batch_size: int,
+    prompts: list[list[int]],
+    seeds: list[int] | None,
+    done: Set[int],
+) -> Iterator[tuple[int, Sample]]:
+    """Samples by generate of a transformers model or Policy, in batches of about equally long prompts.
+
+    See Sampler.sample. A batch is sampled as a whole if one of its prompts is not done, so its samples stay
+    the same.
+    """
+    was_training = model.training
+    model.eval()  # else gradient checkpointing turns the KV cache off
+    longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+    for start in range(0, len(prompts), batch_size):
+        places = longest_first[start : start + batch_size]
+        if done.issuperset(places):
+            continue
+        if seeds:
+            torch.manual_seed(seeds[places[0]])
+        rows = {"input_ids": [prompts[place] for place in places]}
+        batch = tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(model.device)
+        sequences = generate_batch(model, batch, tokenizer, sampling, ends)
+        for place, sequence in zip(places, sequences, strict=True):
+            if place not in done:
+                ids, finished = until_end(sequence, tokenizer, ends, sampling.stop)
+                yield place, Sample(ids, None, finished)
+    model.train(was_training)
+
+
+@torch.no_grad()
+def generate_batch(
+    model: torch.nn.Module, batch: dict, tokenizer: Tokenizer, sampling: Sampling, ends: list[int]
+) -> list[list[int]]:
+    """Returns the token ids that generate appends to a batch of prompts, padded behind their ends."""
+    width = batch["input_ids"].size(1)
+
+    def after_each_token(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+        """Reports progress, and says which rows end by the stop string."""
+        watchdog.beat()
+        if not sampling.stop:  # generate itself knows the ends of turn
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        last = ids[:, width:][:, -most_tokens(sampling.stop) :].tolist()
+        ended = [has_ended(row, tokenizer, ends, sampling.stop) for row in last]
+        return torch.tensor(ended, device=ids.device)
+
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+    )
+    if sampling.temperature:
+        config.update(do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
+    options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+    if isinstance(model, policy.Policy):
+        # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+        options["synced_gpus"] = policy.is_sharded_launch()
+        sequences = model(generate=options)
+    else:
+        sequences = model.generate(**options)
+    return sequences[:, width:].tolist()
+
+
+# --- 4. the sampler
+
+
 class Sampler:
-    """Samples completions of a model by vLLM, or by transformers' generate.
+    """Samples completions of a model by vLLM, by a vLLM server, or by transformers' generate.
 
     Args:
         model: folder or hub name; None: weights come by `sync`.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
+        in_process: vLLM runs in this process, or transformers samples from the policy itself; weights come by
+            `sync`. False: vLLM runs in a process of its own, and `close` gives its memory back.
+        sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
-        in_process: weights come by `sync`: vLLM runs in this process, or transformers samples from the policy itself.
-            False: vLLM runs in a process of its own, whose memory `close` gives back.
         server: samples, if there is one; with use_vllm False and in_process True.
     """
 
@@ -211,55 +438,53 @@ class Sampler:
         batch_size: int = 128,
         server: vllm_server.Server | None = None,
     ):
-        self.server = server
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
-        self.llm = None
-        self.policy = None
         self.batch_size = batch_size
+        self.in_process = in_process
         self.sleeps = sleeps and use_vllm and utils.DEVICE == "cuda"  # only there vLLM can sleep
         self.asleep = False
         self.breaches = 0
-        self.n_asked = 0
+        self.server = server
+        self.llm = None
+        self.policy = None
         if use_vllm:
-            self.llm = self._start_vllm(model, max_length, vllm_memory, in_process)
+            self.llm = start_vllm(model, max_length, vllm_memory, in_process, self.sleeps)
             self.sleep()
         elif model and not in_process:
             self.policy = AutoModelForCausalLM.from_pretrained(model, dtype=utils.DTYPE, **utils.SAFE)
             self.policy.to(utils.DEVICE).eval()
 
-    def _start_vllm(self, model: str, max_length: int | None, memory: float, in_process: bool):
-        from vllm import LLM  # seconds to import
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int] | None = None, done: Set[int] = frozenset()
+    ) -> Iterator[tuple[int, Sample]]:
+        """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
 
-        gc.collect()
-        torch.cuda.empty_cache()  # what torch holds on to is missing in vLLM's pool
-        on_gpu = utils.DEVICE == "cuda"
-        options = {
-            "model": model,
-            "dtype": utils.DTYPE,
-            "load_format": "safetensors",
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
-            "enforce_eager": not on_gpu,
-            "max_model_len": max_length,
-            "gpu_memory_utilization": memory,
-            "enable_sleep_mode": self.sleeps,
-        }
-        if not on_gpu:
-            # a seeded request whose prompt is split among batches fails on a CPU
-            options["enable_chunked_prefill"] = False
-            # vLLM warns of the tied LM head at every sync; _pack_tied_head takes care of it
-            logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
-        if not in_process:
-            with _process_of_its_own():
-                return LLM(**options)
-        if PartialState().num_processes > 1:
-            options["distributed_executor_backend"] = "external_launcher"
-            options["seed"] = PartialState().process_index
-        return LLM(**options)
+        `seeds`: one for each prompt, so that leaving out the places in `done` changes no other sample. None:
+        samples follow from torch's generator, by a server from NumPy's.
+        """
+        if self.llm is None and self.server is None:
+            how = (self.policy, self.tokenizer, self.sampling, self.ends, self.batch_size)
+            yield from sample_by_transformers(*how, prompts, seeds, done)
+            return
 
-    # --- weights
+        if self.server and not seeds:
+            seeds = np.random.randint(2**31, size=len(prompts)).tolist()
+        parameters = vllm_parameters(self.sampling, self.ends)
+        requests = {}
+        for place, prompt in enumerate(prompts):
+            if place not in done:
+                requests[place] = {"prompt": prompt, **parameters}
+                if seeds:
+                    requests[place]["seed"] = seeds[place]
+
+        if self.server:
+            samples = self.server.complete(requests)
+        else:
+            samples = sample_by_vllm(self.llm, requests)
+        for place, ids, logprobs, finished in samples:
+            yield place, Sample(ids, logprobs, finished)
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
@@ -271,12 +496,7 @@ class Sampler:
             return
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
-        weights = ((name, weight.clone()) for name, weight in policy.whole_weights(trained))
-        if utils.DEVICE == "cuda":
-            self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
-        else:  # linear layers pack their weights after loading, which load_weights alone does not do
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-            self.llm.apply_model(_pack_tied_head)
+        load_into_vllm(self.llm, trained)
         if self.asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self.asleep = False
@@ -311,185 +531,25 @@ class Sampler:
         if self.server:
             self.server.close()
         if self.llm is not None:
-            self.llm.llm_engine.engine_core.shutdown()
-            for child in multiprocessing.active_children():
-                child.join(timeout=60)
+            engine_core = self.llm.llm_engine.engine_core
+            engine_core.shutdown()
+            if not self.in_process:  # vLLM may kill its process, and does not wait for the end
+                for process in engine_core.resources.engine_manager.processes:
+                    process.join(timeout=60)
         self.llm = None
         self.policy = None
         gc.collect()
         torch.cuda.empty_cache()
 
-    # --- samples
 
-    def sample(
-        self, prompts: list[list[int]], seeds: list[int] | None = None, done: Set[int] = frozenset()
-    ) -> Iterator[tuple[int, Sample]]:
-        """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
-
-        `seeds`: one for each prompt, so that leaving out those in `done` changes no other; None: torch's generator.
-        """
-        if self.server:
-            yield from self._sample_server(prompts, seeds, done)
-        elif self.llm:
-            yield from self._sample_vllm(prompts, seeds, done)
-        else:
-            yield from self._sample_transformers(prompts, seeds, done)
-
-    def _vllm_parameters(self) -> dict:
-        return {
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "max_tokens": self.sampling.max_tokens,
-            "stop_token_ids": self.ends,
-            "ignore_eos": True,  # only the ends above count
-            "stop": [self.sampling.stop] if self.sampling.stop else [],
-            "include_stop_str_in_output": True,
-            "logprobs": 0,  # of the sampled token alone
-        }
-
-    def _sample_server(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
-        if not seeds:  # from NumPy's generator, which is seeded at every step
-            seeds = np.random.randint(2**31, size=len(prompts)).tolist()
-        places = [place for place in range(len(prompts)) if place not in done]
-        requests = []
-        for place in places:
-            requests.append({"prompt": prompts[place], "seed": seeds[place], **self._vllm_parameters()})
-        for number, ids, logprobs, finished in self.server.complete(requests):
-            yield places[number], Sample(ids, logprobs, finished)
-
-    def _sample_vllm(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
-        from vllm import SamplingParams
-
-        engine = self.llm.llm_engine
-        first = self.n_asked
-        self.n_asked += len(prompts)
-        for place, prompt in enumerate(prompts):
-            if place in done:
-                continue
-            parameters = SamplingParams(
-                **self._vllm_parameters(),
-                detokenize=bool(self.sampling.stop),
-                seed=seeds[place] if seeds else None,
-            )
-            engine.add_request(str(first + place), {"prompt_token_ids": prompt}, parameters)
-        while engine.has_unfinished_requests():
-            watchdog.beat()
-            for request in engine.step():
-                if not request.finished:
-                    continue
-                output = request.outputs[0]
-                ids = list(output.token_ids)
-                logprobs = [
-                    position[token].logprob for token, position in zip(ids, output.logprobs, strict=True)
-                ]
-                yield int(request.request_id) - first, Sample(ids, logprobs, output.finish_reason == "stop")
-
-    def _sample_transformers(self, prompts, seeds, done) -> Iterator[tuple[int, Sample]]:
-        """Samples batches of prompts of about equal length."""
-        options = {"max_new_tokens": self.sampling.max_tokens, "do_sample": False}
-        if self.sampling.temperature:
-            options |= {
-                "do_sample": True,
-                "temperature": self.sampling.temperature,
-                "top_p": self.sampling.top_p,
-                "top_k": 0,
-            }
-        options |= {"eos_token_id": self.ends, "pad_token_id": self.ends[0]}
-        config = GenerationConfig(**options)
-
-        was_training = self.policy.training
-        self.policy.eval()  # else gradient checkpointing turns the KV cache off
-        longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
-        for start in range(0, len(prompts), self.batch_size):
-            places = longest_first[start : start + self.batch_size]
-            if done.issuperset(places):
-                continue
-            if seeds:
-                torch.manual_seed(seeds[places[0]])
-            rows = {"input_ids": [prompts[place] for place in places]}
-            batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
-            width = batch["input_ids"].size(1)
-            with torch.no_grad():
-                sequences = self._generate(
-                    **batch,
-                    generation_config=config,
-                    stopping_criteria=[self._after_each_token(width)],
-                )
-            for place, sequence in zip(places, sequences[:, width:].tolist(), strict=True):
-                if place in done:  # sampled again, so that the others of its batch are as they were
-                    continue
-                ids = self._until_end(sequence)
-                yield place, Sample(ids, None, self._has_ended(ids))
-        self.policy.train(was_training)
-
-    def _generate(self, **options) -> torch.Tensor:
-        if isinstance(self.policy, policy.Policy):
-            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
-            return self.policy(generate=options | {"synced_gpus": policy.is_sharded_launch()})
-        return self.policy.generate(**options)
-
-    def _has_ended(self, ids: list[int]) -> bool:
-        if not ids:
-            return False
-        if ids[-1] in self.ends:
-            return True
-        return bool(self.sampling.stop) and self.sampling.stop in self.tokenizer.decode(ids)
-
-    def _until_end(self, ids: list[int]) -> list[int]:
-        """Cuts a sequence behind its end of turn or stop string; what follows is padding."""
-        return ids[: bisect_left(range(len(ids)), True, key=lambda n: self._has_ended_within(ids[:n]))]
-
-    def _has_ended_within(self, ids: list[int]) -> bool:
-        if any(token in self.ends for token in ids):
-            return True
-        return bool(self.sampling.stop) and self.sampling.stop in self.tokenizer.decode(ids)
-
-    def _after_each_token(self, width: int):
-        """Returns what generate calls after each token: it reports progress, and ends rows at the stop string."""
-
-        def criterion(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
-            watchdog.beat()
-            if not self.sampling.stop:
-                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-            ended = [self._has_ended(row) for row in ids[:, width:][:, -16:].tolist()]
-            return ids.new_tensor(ended).bool()
-
-        return criterion
-
-
-def _pack_tied_head(model: torch.nn.Module) -> None:
-    """Renews the packed copy of a tied LM head, which vLLM's reload leaves stale on a CPU."""
-    head = getattr(model, "lm_head", None)
-    if head is not None and getattr(model.config, "tie_word_embeddings", False):
-        head.quant_method.process_weights_after_loading(head)
-
-
-@contextlib.contextmanager
-def _process_of_its_own():
-    """Within it vLLM starts its engine in another process, on this process's GPU, outside of the launched group."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
-            del os.environ[name]
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    if torch.cuda.is_available():
-        all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
-        visible = before.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[PartialState().local_process_index]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-# --- 3. prompts of a step, and what is logged of its completions
+# --- 5. prompts of a step, and what is logged of its completions
 
 
 def prompts_of_step(prompts: list[dict], step: int, per_step: int, seed: int) -> list[dict]:
-    """Returns the prompts of a step, a function of (seed, step) alone: a resumed run sees what an unbroken one sees.
+    """Returns the prompts of a step.
 
-    An epoch goes through the prompts once, in its own order; a remainder smaller than a step is left out.
+    They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
+    through the prompts once, in its own order; a remainder smaller than a step is left out.
     """
     steps_per_epoch = len(prompts) // per_step
     epoch, position = divmod(step, steps_per_epoch)
@@ -499,18 +559,17 @@ def prompts_of_step(prompts: list[dict], step: int, per_step: int, seed: int) ->
 
 
 def share_of(rows: list, accelerator: Accelerator) -> list:
-    """Returns this process's share of rows, which all processes have equally many of: one whole block."""
+    """Returns this process's share of rows: one block, as long as every other process's."""
     size = len(rows) // accelerator.num_processes
     first = accelerator.process_index * size
     return rows[first : first + size]
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
-    """Returns what metrics.jsonl says of the completions of a step, of all processes: lengths, format, rewards.
+    """Returns metrics of a step's completions, those of all processes: lengths, format, rewards.
 
-    Lengths are of what the policy wrote.
+    Lengths count what the policy wrote.
     """
-    n = len(completions)
     lengths = [completion.n_trained_tokens for completion in completions]
     ended = [completion.n_trained_tokens for completion in completions if not completion.cut_off] or [0]
     metrics = {
@@ -525,7 +584,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/truncated": fmean(completion.cut_off for completion in completions),
         "think/mean_tokens": fmean(completion.n_thinking_tokens for completion in completions),
         "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
-        "reward/missing": sum(math.isnan(completion.reward) for completion in completions) / n,
+        "reward/missing": fmean(math.isnan(completion.reward) for completion in completions),
     }
     for name in completions[0].rewards:
         values = []
@@ -538,9 +597,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         if values:
             metrics[f"reward/{name}"] = fmean(values)
     for name in completions[0].contributions:
-        metrics[f"contribution/{name}"] = fmean(
-            completion.contributions[name] or 0.0 for completion in completions
-        )
+        contributions = [completion.contributions[name] or 0.0 for completion in completions]
+        metrics[f"contribution/{name}"] = fmean(contributions)
     return metrics
 
 
@@ -568,7 +626,7 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 
 
 class FormatGuard:
-    """Ends a run whose first three steps can teach nothing: completions are cut off, or none has the format."""
+    """Ends a run whose first three steps teach nothing: completions are cut off, or none has the format."""
 
     def __init__(self, args, limit: str = "max_completion_tokens"):
         """`args`: think_format and allow_truncation of a training script, and its `limit` of tokens."""
@@ -598,7 +656,7 @@ class FormatGuard:
             )
 
 
-# --- 4. completions of a saved model: evaluations, local judges, DPO
+# --- 6. completions of a saved model: evaluations, local judges, DPO
 
 
 def generate(

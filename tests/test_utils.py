@@ -252,11 +252,10 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
 
     # sampling ends behind the closing tag of the response, and that is not a truncation
     stop = utils.THINK_FORMATS[plan_format].stop
-    sampling = rollout.Sampling(temperature=1.0, max_tokens=99, stop=stop)
-    sampler = rollout.Sampler(None, tokenizer, sampling, use_vllm=False)
     written = join_thinking("first", "then", plan_format)
-    ids = sampler._until_end(tokenizer(written + " User: and so on")["input_ids"])
-    sample = rollout.Sample(ids, None, finished=sampler._has_ended(ids))
+    sampled = tokenizer(written + " User: and so on")["input_ids"]
+    ids, finished = rollout.until_end(sampled, tokenizer, tokenizer.stop_ids, stop)
+    sample = rollout.Sample(ids, None, finished)
     row = {"id": "r", "prompt": [USER], "prompt_ids": [1]}
     completion = rollout.read_completion(tokenizer, plan_format, row, sample)
     assert (completion.text, completion.status, completion.cut_off) == (written, "ok", False)
