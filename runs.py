@@ -19,26 +19,23 @@ import time
 from importlib.metadata import distributions
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault(
-    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
-)  # the engine is in this process, where weights are synced
+# the engine runs in this process, where weights are synced
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
 if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith("train_"):
-    os.environ.setdefault(
-        "CUDA_VISIBLE_DEVICES", "0"
-    )  # one process uses one GPU; transformers' Trainer would take all
-logging.getLogger("bitsandbytes").setLevel(
-    logging.ERROR
-)  # on a CPU it asks for an optional kernel at every start
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU
+# on a CPU it asks for an optional kernel at every start
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 import jinja2
 import pandas as pd
 import torch
 import tyro
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 import watchdog
@@ -268,10 +265,11 @@ class StepLogger:
 
 # arguments that say how a run is started, not what it is
 START = ("out", "resume", "overwrite", "dry_run")
+# arguments whose larger value trains a finished run on
+LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
 FREE = (
-    "steps",
-    "rounds",
+    *LENGTH,
     "stall_minutes",
     "keep_checkpoints",
     "save_steps",
@@ -346,6 +344,7 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
     `args.resume` with equal arguments (except FREE), constants and files. A folder in use exits with 2 in any case.
+    A finished training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
@@ -363,15 +362,22 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     name = f"{script}__{label.replace('/', '-')}__s{args.seed}__{key}"
     run = Path(args.out or Path("results") / name)
 
+    goes_on = args.resume and (run / "config.json").exists()
     if state.is_main_process:
-        goes_on = args.resume and (run / "config.json").exists()
         files = digest_files({name: value for name, value in config.items() if name not in START})
         _check_folder(run, args, config, script_constants, files)
+    if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
+        state.print(f"{run} is finished; --steps or --rounds with a larger number trains on")
+        state.destroy_process_group()
+        sys.exit(0)
+
+    if state.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
         or_fail(watchdog.lock, run)
         if not goes_on:
             _empty_folder(run)
         print(f"run folder: {run}", flush=True)
+        (run / "summary.json").unlink(missing_ok=True)  # it tells a finished run
         everything = {
             "args": config,
             "constants": script_constants,
@@ -387,6 +393,14 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
     watchdog.watch(run, getattr(args, "stall_minutes", 0))
     return run
+
+
+def _is_finished(run: Path, config: dict) -> bool:
+    """Tells whether a training run has its model and its summary, and nothing longer is asked for now."""
+    if not (run / "summary.json").exists() or not (run / "model").exists():
+        return False
+    before = json.loads((run / "config.json").read_text())["args"]
+    return all(config[name] <= before[name] for name in LENGTH if name in config)
 
 
 def _contents(run: Path) -> list[Path]:

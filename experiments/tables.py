@@ -127,6 +127,13 @@ def printed_numbers() -> pd.DataFrame:
     return printed[printed["benchmark"].isin(BENCHMARKS)]
 
 
+def evaluations_of(table: str, row: str) -> list[str]:
+    """Lists the evaluations, as evaluate.sh calls them, whose numbers a row has in a table of the paper."""
+    printed = printed_numbers()
+    cells = printed[(printed["table"] == table) & (printed["row"] == row)]
+    return [BENCHMARKS[benchmark][0] for benchmark in cells["benchmark"]]
+
+
 def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
     """Sets our number with its interval beside each printed one: one line a row and benchmark."""
     printed = printed_numbers()
