@@ -344,7 +344,7 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
     `args.resume` with equal arguments (except FREE), constants and files. A folder in use exits with 2 in any case.
-    A finished training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
+    A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
@@ -367,7 +367,9 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         files = digest_files({name: value for name, value in config.items() if name not in START})
         _check_folder(run, args, config, script_constants, files)
     if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
-        state.print(f"{run} is finished; --steps or --rounds with a larger number trains on")
+        state.print(
+            f"{run} is complete; --overwrite starts it anew, a larger --steps or --rounds trains it on"
+        )
         state.destroy_process_group()
         sys.exit(0)
 
@@ -377,7 +379,8 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         if not goes_on:
             _empty_folder(run)
         print(f"run folder: {run}", flush=True)
-        (run / "summary.json").unlink(missing_ok=True)  # it tells a finished run
+        if (run / "model").exists():  # a training run that is to be longer is not finished any more
+            (run / "summary.json").unlink(missing_ok=True)
         everything = {
             "args": config,
             "constants": script_constants,
@@ -396,7 +399,7 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
 
 
 def _is_finished(run: Path, config: dict) -> bool:
-    """Tells whether a training run has its model and its summary, and nothing longer is asked for now."""
+    """Tells whether a training run has its model and its summary, and is not to be longer now."""
     if not (run / "summary.json").exists() or not (run / "model").exists():
         return False
     before = json.loads((run / "config.json").read_text())["args"]

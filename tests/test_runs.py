@@ -345,7 +345,7 @@ def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(here, capsys):
     for steps in (10, 9):
         with pytest.raises(SystemExit) as e:
             runs.start_run(Args(resume=True, steps=steps), "grpo", "org/base")
-        assert e.value.code == 0 and f"{run} is finished" in capsys.readouterr().out
+        assert e.value.code == 0 and f"{run} is complete" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
     assert runs.start_run(Args(resume=True, steps=11), "grpo", "org/base") == run
