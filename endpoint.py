@@ -1,4 +1,4 @@
-"""One client for every OpenAI-compatible chat endpoint, hosted or `vllm serve`: judge, teacher, user.
+"""Asks judges, teachers and simulated users at any OpenAI-compatible chat endpoint, hosted or `vllm serve`.
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
@@ -194,7 +194,7 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
 
 @dataclass(eq=False)
 class Endpoint:
-    """One model of one endpoint, with its replies in one file.
+    """Asks one model at one endpoint, and keeps its replies in one file.
 
     For reports: `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
 
@@ -373,7 +373,7 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
 
 @dataclass(eq=False)
 class Batch:
-    """The calls of one `ask`. Its workers share the queue, the session and the reason to stop."""
+    """Makes the calls of one `ask`. Its workers share the queue, the session and the reason to stop."""
 
     endpoint: Endpoint
     requests: dict[str, dict]  # by key

@@ -17,6 +17,7 @@ A row's name says how its model was made: `released`, `prompted-think` (an instr
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,15 +262,9 @@ def check_inputs(jobs: list[Job], blocks: dict[str, Block], root: Path, has_judg
 # --- 4. running
 
 
-def environment(args: Args, root: Path, seed: int) -> dict[str, str]:
-    """Returns the variables that experiments/*.sh read; this environment's programs come first in PATH."""
-    programs = str(Path(sys.executable).parent)
-    variables = {
-        "SEED": str(seed),
-        "RESULTS": str(root),
-        "PATH": programs + os.pathsep + os.environ["PATH"],
-        "PYTHONUNBUFFERED": "1",
-    }
+def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
+    """Returns the variables that experiments/*.sh read."""
+    variables = {"SEED": str(seed), "RESULTS": str(root)}
     judge_flags = []
     if args.judge_url:
         judge_flags += ["--judge-url", args.judge_url]
@@ -279,16 +274,19 @@ def environment(args: Args, root: Path, seed: int) -> dict[str, str]:
         variables["JUDGE_FLAGS"] = " ".join(judge_flags)
     if args.as_released:
         variables["AS_RELEASED"] = "--as-released"
-    return os.environ | variables
+    return variables
 
 
 def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
     """Starts a block in a process group of its own, so that bash and what it runs end together."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    programs = str(Path(sys.executable).parent)
+    path = programs + os.pathsep + os.environ["PATH"]
+    environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
     command = ["bash", "-c", block.settings + block.text]
+    log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as file:
         return subprocess.Popen(
-            command, cwd=HERE, env=variables, stdout=file, stderr=file, start_new_session=True
+            command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
         )
 
 
@@ -308,7 +306,7 @@ def run_jobs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) 
                 needed = {job_of(need, job.seed) for need in all_needs(block, blocks)}
                 if len(running) < args.lanes and needed.isdisjoint([*waiting, *running]):
                     waiting.remove(job)
-                    running[job] = start(block, environment(args, root, job.seed), log_of(job, root))
+                    running[job] = start(block, variables_of(args, root, job.seed), log_of(job, root))
                     report(started, f"{block.name} s{job.seed} starts; its log is {log_of(job, root)}")
 
             time.sleep(0.5)
@@ -386,7 +384,7 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     return wanted
 
 
-def show(jobs: list[Job], blocks: dict[str, Block], root: Path) -> None:
+def show(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
     """Prints the jobs as their files have them, after the settings at the top of each file."""
     settings = ""
     for name, seed in jobs:
@@ -394,7 +392,9 @@ def show(jobs: list[Job], blocks: dict[str, Block], root: Path) -> None:
         if block.settings != settings:
             settings = block.settings
             print(f"\n{settings.strip()}")
-        print(f"\n# {name}, SEED={seed}, RESULTS={root}: {status(root, block, seed)}\n{block.text.strip()}")
+        variables = variables_of(args, root, seed)
+        given = [f"{variable}={shlex.quote(value)}" for variable, value in variables.items()]
+        print(f"\n# {name}, {status(root, block, seed)}; {' '.join(given)}\n{block.text.strip()}")
 
 
 def main(args: Args) -> None:
@@ -414,7 +414,7 @@ def main(args: Args) -> None:
     root = root_of(args, args.table)
     jobs = plan(args, wanted, blocks, root)
     if not args.run:
-        show(jobs, blocks, root)
+        show(jobs, blocks, args, root)
         return
     check_inputs(jobs, blocks, root, bool(args.judge_url))
     run_jobs(jobs, blocks, args, root)

@@ -67,7 +67,7 @@ def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Ar
         return
 
     log = reproduce.log_of(reproduce.Job(block.name, seed), root)
-    process = reproduce.start(block, reproduce.environment(args, root, seed), log)
+    process = reproduce.start(block, reproduce.variables_of(args, root, seed), log)
     try:
         while process.poll() is None and gold_at(run, step) is None:
             time.sleep(1)

@@ -256,7 +256,7 @@ def test_a_row_has_a_command_for_every_printed_number(table, tmp_path):
     commands = []
     for name, seed in jobs:
         script = BLOCKS[name].settings + BLOCKS[name].text
-        commands += expand(script, reproduce.environment(args, root, seed))
+        commands += expand(script, reproduce.variables_of(args, root, seed))
     outs = []
     for words in commands:
         flags = [word for word in words if word.startswith("--") and word != "--"]
@@ -336,7 +336,7 @@ def commands_by_out(args: reproduce.Args) -> dict[str, str]:
     root = reproduce.root_of(args, args.table)
     commands = {}
     for name, seed in reproduce.plan(args, reproduce.wanted_blocks(args, ROWS), BLOCKS, root):
-        variables = reproduce.environment(args, root, seed)
+        variables = reproduce.variables_of(args, root, seed)
         for words in expand(BLOCKS[name].settings + BLOCKS[name].text, variables):
             commands[Path(words[words.index("--out") + 1]).name] = " ".join(words)
     return commands
@@ -373,12 +373,12 @@ def test_a_row_by_hand(tmp_path):
 def test_what_it_would_run(capsys, tmp_path):
     reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True, results=tmp_path))
     out = capsys.readouterr().out
-    assert f"# llama3.1-8b-rlmt, SEED=0, RESULTS={tmp_path}: not yet run\n" in out
+    assert f"# llama3.1-8b-rlmt, not yet run; SEED=0 RESULTS={tmp_path}\n" in out
     assert "\n# about 62 H100-hours\n" in out and out.count("set -euo pipefail") == 1
     assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index('evaluate.sh "')
     reproduce.main(reproduce.Args(table="4", dry_run=True, results=tmp_path))
     out = capsys.readouterr().out
-    assert "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm," not in out
+    assert "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm, " not in out
 
 
 @pytest.mark.parametrize(
