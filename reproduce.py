@@ -278,11 +278,14 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
 
 
 def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
-    """Starts a block in a process group of its own, so that bash and what it runs end together."""
+    """Starts a block in a process group of its own, so that bash and what it runs are stopped together.
+
+    On SIGTERM bash waits for its command, as a training run first writes a checkpoint.
+    """
     programs = str(Path(sys.executable).parent)
     path = programs + os.pathsep + os.environ["PATH"]
     environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-    command = ["bash", "-c", block.settings + block.text]
+    command = ["bash", "-c", "trap 'exit 143' TERM\n" + block.settings + block.text]
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as file:
         return subprocess.Popen(
