@@ -338,6 +338,14 @@ def run_key(config: dict) -> str:
     return hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
 
 
+def _run_name(config: dict, script: str, model: str) -> str:
+    folder = Path(model)
+    if folder.name == "model":  # results/<run>/model: the run's name says more
+        folder = folder.parent
+    label = config.get("preset") or folder.name
+    return f"{script}__{label.replace('/', '-')}__s{config['seed']}__{run_key(config)}"
+
+
 def start_run(args, script: str, model: str, script_constants: dict | None = None) -> Path:
     """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
 
@@ -354,14 +362,7 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         )
     script_constants = script_constants or {}
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    key = run_key(config)
-    folder = Path(model)
-    if folder.name == "model":  # results/<run>/model: the run's name says more
-        folder = folder.parent
-    label = config.get("preset") or folder.name
-    name = f"{script}__{label.replace('/', '-')}__s{args.seed}__{key}"
-    run = Path(args.out or Path("results") / name)
-
+    run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()
     if state.is_main_process:
         files = digest_files({name: value for name, value in config.items() if name not in START})
@@ -381,12 +382,8 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         print(f"run folder: {run}", flush=True)
         if (run / "model").exists():  # a training run that is to be longer is not finished any more
             (run / "summary.json").unlink(missing_ok=True)
-        everything = {
-            "args": config,
-            "constants": script_constants,
-            "processes": state.num_processes,
-            "files": files,
-        }
+        everything = {"args": config, "constants": script_constants}
+        everything |= {"processes": state.num_processes, "files": files}
         watchdog.write(run / "config.json", json.dumps(everything, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
