@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or refused, model folders that anybody can load, and how a run resumes and ends.
+"""Writes checkpoints and model folders, resumes from the last whole checkpoint, and ends a run.
 
 A checkpoint is run/checkpoint-<step>/:
 
@@ -52,7 +52,7 @@ LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_comple
 
 
 class Learner(NamedTuple):
-    """A model that learns, and its optimizer."""
+    """Holds a model that learns, and its optimizer."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -131,7 +131,7 @@ def save_model(
 ) -> None:
     """Saves a finished model, LoRA merged; the adapter alone goes into adapter/ next to it. All processes call it.
 
-    What was there before goes when the new folder is whole.
+    An older folder of that name is replaced when the new one is whole.
     """
     part = folder.with_name(folder.name + ".part")
     with watchdog.patient():
@@ -275,7 +275,7 @@ def step_of(folder: Path) -> int:
 
 
 def flaw(folder: Path, key: str) -> str:
-    """Returns what makes a checkpoint unusable, "" if nothing does. Each process checks the files that it wrote.
+    """Returns why a checkpoint cannot be used, "" if it can. Each process checks the files that it wrote.
 
     `key`: the run that it must belong to, see runs.run_key.
     """
@@ -340,7 +340,7 @@ def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]
 
 
 def cut_log(path: Path, last_step: int) -> None:
-    """Drops the rows of a log that were written after `last_step`, so that none is there twice."""
+    """Removes the rows of a log after `last_step`, so that no step is there twice."""
     if not path.exists():
         return
     rows = [row for row in runs.read_kept(path) if row["step"] <= last_step]
@@ -348,7 +348,7 @@ def cut_log(path: Path, last_step: int) -> None:
 
 
 def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> None:
-    """Warns if the checkpoints that a run keeps do not fit the disk: weights and two moments in float32."""
+    """Warns if the checkpoints that a run keeps (weights and two moments in float32) do not fit the disk."""
     n_parameters = 0
     for learner in learners.values():
         n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
@@ -377,12 +377,12 @@ def stop_requested(accelerator: Accelerator) -> bool:
 
 
 class Stopped(Exception):
-    """Says after which step a run stops: SIGTERM came, and a checkpoint is written."""
+    """Stops a run after SIGTERM, when its checkpoint is written; the argument is the step."""
 
 
 @contextlib.contextmanager
 def guard(run: Path, accelerator: Accelerator):
-    """Surrounds a training loop: it ends on stalls, on SIGTERM after the step, and says where --resume goes on."""
+    """Ends a training loop on stalls, and on SIGTERM after the step; says from where --resume continues."""
     try:
         with watchdog.stoppable(), watchdog.watched():
             yield
@@ -392,7 +392,7 @@ def guard(run: Path, accelerator: Accelerator):
         )
         leave()
         sys.exit(watchdog.STOPPED)
-    except (Exception, SystemExit) as error:  # the second from a judge whose budget is spent
+    except (Exception, SystemExit) as error:  # SystemExit: such as a judge's budget that is spent
         whole = [folder.name for folder in numbered(run) if (folder / "complete").exists()]
         outlook = f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"
         free = shutil.disk_usage(run).free / 2**20
@@ -415,8 +415,8 @@ def leave() -> None:
     if not torch.distributed.is_initialized():
         return
     PartialState().wait_for_everyone()
-    # else the last to hold it is a DDP model, which frees it under the GIL and waits for gloo's thread, which may wait
-    # for the GIL: one exit in some dozens hung
+    # Otherwise a DDP model is the last to hold it and frees it under the GIL, waiting for gloo's thread, which may
+    # itself wait for the GIL: one exit in some dozens hung.
     _GROUPS.append(torch.distributed.group.WORLD)
     PartialState().destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""One client for every OpenAI-compatible chat endpoint, hosted or `vllm serve`: judge, teacher, user.
+"""Asks judges, teachers and simulated users at any OpenAI-compatible chat endpoint, hosted or `vllm serve`.
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
@@ -30,7 +30,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +60,7 @@ class Stop(Exception):
 
 def fail(message: str) -> None:
     """Prints a one-line error and exits with code 2."""
-    import runs  # loads torch, which takes seconds
+    import runs  # here, as it loads torch, which takes seconds
 
     runs.fail(message)
 
@@ -84,6 +83,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def api_key() -> str:
+    """Returns OPENAI_API_KEY, "" if it is not set."""
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
@@ -146,16 +146,9 @@ def read_usage(body: dict) -> tuple[int, int] | None:
 
 
 def retry_after(headers) -> float:
-    """Returns the seconds that Retry-After, a number or a date, asks to wait; 0 without a valid one."""
-    value = headers.get("retry-after", "")
+    """Returns the seconds that Retry-After asks to wait; 0 without a number there."""
     with suppress(ValueError):
-        return max(0.0, float(value))
-    # TypeError and ValueError: not a date; OverflowError: a year or a time zone that does not exist
-    with suppress(ValueError, TypeError, OverflowError):
-        now = time.time()
-        if "date" in headers:  # the server's clock; ours may be wrong
-            now = parsedate_to_datetime(headers["date"]).timestamp()
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+        return max(0.0, float(headers.get("retry-after", "")))
     return 0.0
 
 
@@ -201,7 +194,7 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
 
 @dataclass(eq=False)
 class Endpoint:
-    """One model of one endpoint, with its replies in one file.
+    """Asks one model at one endpoint, and keeps its replies in one file.
 
     For reports: `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
 
@@ -380,7 +373,7 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
 
 @dataclass(eq=False)
 class Batch:
-    """The calls of one `ask`. Its workers share the queue, the session and the reason to stop."""
+    """Makes the calls of one `ask`. Its workers share the queue, the session and the reason to stop."""
 
     endpoint: Endpoint
     requests: dict[str, dict]  # by key

@@ -73,9 +73,8 @@ def read_lines(path: Path) -> tuple[list[dict], list[str]]:
 
 
 def answer_key(row: dict) -> tuple[str, str]:
-    return repr(row.get("id")), repr(
-        row.get("temperature")
-    )  # repr, as an id may be a list before it is checked
+    # repr, as an id may be a list before it is checked
+    return repr(row.get("id")), repr(row.get("temperature"))
 
 
 def read_verdicts(run: Path) -> tuple[dict, list[str]]:

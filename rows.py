@@ -1,7 +1,6 @@
 """Reads input rows, whose schemas are in data/README.md, and the prompts of a training run.
 
-A file that cannot be used ends the program with exit code 2 and one line that names the file, the line and
-the field.
+A file that cannot be used ends the program with exit code 2 and one line that names file, line and field.
 """
 
 import gzip
@@ -18,10 +17,8 @@ from accelerate import PartialState
 import utils
 
 TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
-OPTIONAL_TEXT_FIELDS = (
-    "chosen_thinking",
-    "rejected_thinking",
-)  # checked even if the caller does not ask for them
+# checked even if the caller does not ask for them
+OPTIONAL_TEXT_FIELDS = ("chosen_thinking", "rejected_thinking")
 ROLES = ("system", "user", "assistant", "tool")
 DAMAGED_FILE = (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeError)
 
@@ -31,8 +28,7 @@ DAMAGED_FILE = (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeEr
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """Reads the rows of a .jsonl, .jsonl.gz or .parquet file, each of which must have `fields`.
 
-    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file
-    name>-<row>`.
+    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row>`.
     """
     path = Path(path)
     if not path.is_file():
@@ -72,17 +68,16 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
 
 
 def _read_parquet(path: Path) -> dict[int, object]:
-    """Rows by their number, from 1."""
-    records = json.loads(
-        pd.read_parquet(path).to_json(orient="records")
-    )  # plain lists and dicts, not NumPy arrays
+    """Returns the rows by their number, from 1."""
+    # by way of JSON, for plain lists and dicts instead of NumPy arrays
+    records = json.loads(pd.read_parquet(path).to_json(orient="records"))
     return dict(enumerate(records, 1))
 
 
 def _read_json_lines(path: Path, check_unicode: bool) -> dict[int, object]:
-    """Rows by their line, from 1; empty lines are left out.
+    """Returns the rows by their line, from 1; empty lines are left out.
 
-    With `check_unicode`, a line with half a surrogate pair is an error: no tokenizer takes it.
+    With `check_unicode`, a line with half a surrogate pair exits with 2: no tokenizer takes it.
     """
     rows = {}
     open_file = gzip.open if path.suffix == ".gz" else open
@@ -94,10 +89,8 @@ def _read_json_lines(path: Path, check_unicode: bool) -> dict[int, object]:
                 rows[number] = json.loads(line)
                 if check_unicode and rb"\ud" in line.lower():
                     json.dumps(rows[number], ensure_ascii=False).encode()
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # broken JSON, bytes that are not UTF-8, too deep a nesting
+            # broken JSON, bytes that are not UTF-8, too deep a nesting
+            except (ValueError, RecursionError) as error:
                 reason = getattr(error, "msg", error)
                 runs.fail(f"{path}:{number}: not JSON ({reason})")
     return rows
@@ -138,7 +131,7 @@ def _is_message(message: object) -> bool:
 
 
 def _shorten(value: object) -> str:
-    """The beginning of a value as JSON, for an error message."""
+    """Returns the beginning of a value as JSON, for an error message."""
     return json.dumps(value)[:50]
 
 

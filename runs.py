@@ -19,26 +19,23 @@ import time
 from importlib.metadata import distributions
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # every TRL trainer sends a ping otherwise
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault(
-    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
-)  # the engine is in this process, where weights are synced
+# the engine runs in this process, where weights are synced
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, read on a CPU only
 if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith("train_"):
-    os.environ.setdefault(
-        "CUDA_VISIBLE_DEVICES", "0"
-    )  # one process uses one GPU; transformers' Trainer would take all
-logging.getLogger("bitsandbytes").setLevel(
-    logging.ERROR
-)  # on a CPU it asks for an optional kernel at every start
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU
+# on a CPU it asks for an optional kernel at every start
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 import jinja2
 import pandas as pd
 import torch
 import tyro
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 import watchdog
@@ -268,10 +265,11 @@ class StepLogger:
 
 # arguments that say how a run is started, not what it is
 START = ("out", "resume", "overwrite", "dry_run")
+# arguments whose larger value trains a finished run on
+LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
 FREE = (
-    "steps",
-    "rounds",
+    *LENGTH,
     "stall_minutes",
     "keep_checkpoints",
     "save_steps",
@@ -340,12 +338,21 @@ def run_key(config: dict) -> str:
     return hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
 
 
+def _run_name(config: dict, script: str, model: str) -> str:
+    folder = Path(model)
+    if folder.name == "model":  # results/<run>/model: the run's name says more
+        folder = folder.parent
+    label = config.get("preset") or folder.name
+    return f"{script}__{label.replace('/', '-')}__s{config['seed']}__{run_key(config)}"
+
+
 def start_run(args, script: str, model: str, script_constants: dict | None = None) -> Path:
     """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
 
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
     `args.resume` with equal arguments (except FREE), constants and files. A folder in use exits with 2 in any case.
+    A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
@@ -355,29 +362,28 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         )
     script_constants = script_constants or {}
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    key = run_key(config)
-    folder = Path(model)
-    if folder.name == "model":  # results/<run>/model: the run's name says more
-        folder = folder.parent
-    label = config.get("preset") or folder.name
-    name = f"{script}__{label.replace('/', '-')}__s{args.seed}__{key}"
-    run = Path(args.out or Path("results") / name)
-
+    run = Path(args.out or Path("results") / _run_name(config, script, model))
+    goes_on = args.resume and (run / "config.json").exists()
     if state.is_main_process:
-        goes_on = args.resume and (run / "config.json").exists()
         files = digest_files({name: value for name, value in config.items() if name not in START})
         _check_folder(run, args, config, script_constants, files)
+    if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
+        state.print(
+            f"{run} is complete; --overwrite starts it anew, a larger --steps or --rounds trains it on"
+        )
+        state.destroy_process_group()
+        sys.exit(0)
+
+    if state.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
         or_fail(watchdog.lock, run)
         if not goes_on:
             _empty_folder(run)
         print(f"run folder: {run}", flush=True)
-        everything = {
-            "args": config,
-            "constants": script_constants,
-            "processes": state.num_processes,
-            "files": files,
-        }
+        if (run / "model").exists():  # a training run that is to be longer is not finished any more
+            (run / "summary.json").unlink(missing_ok=True)
+        everything = {"args": config, "constants": script_constants}
+        everything |= {"processes": state.num_processes, "files": files}
         watchdog.write(run / "config.json", json.dumps(everything, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
@@ -387,6 +393,14 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
     watchdog.watch(run, getattr(args, "stall_minutes", 0))
     return run
+
+
+def _is_finished(run: Path, config: dict) -> bool:
+    """Tells whether a training run has its model and its summary, and is not to be longer now."""
+    if not (run / "summary.json").exists() or not (run / "model").exists():
+        return False
+    before = json.loads((run / "config.json").read_text())["args"]
+    return all(config[name] <= before[name] for name in LENGTH if name in config)
 
 
 def _contents(run: Path) -> list[Path]:

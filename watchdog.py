@@ -1,6 +1,6 @@
-"""Watches over a run: one process a folder, an end when nothing moves, a clean stop on SIGTERM, whole files or none.
+"""Locks a run's folder, ends a run in which nothing moves, stops it cleanly on SIGTERM, and writes files whole.
 
-Uses the standard library only, so that what merely asks a judge need not wait for torch.
+Uses the standard library only, so that a program that merely asks a judge need not wait for torch.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-STALLED = 124  # exit code when no rank makes progress, as of timeout(1)
-STOPPED = 143  # exit code after SIGTERM, as of a shell
-PATIENCE = 10  # so many times --stall-minutes may pass while models are loaded or a checkpoint is written
+STALLED = 124  # exit code when no rank makes progress; timeout(1) has the same
+STOPPED = 143  # exit code after SIGTERM; a shell has the same
+PATIENCE = 10  # times --stall-minutes that may pass while models are loaded or a checkpoint is written
 
 
 @dataclass
 class Watched:
-    """The run of this process."""
+    """Describes the run of this process."""
 
     folder: Path | None = None
     minutes: float = 0.0
@@ -46,7 +46,7 @@ def write(path: Path, text: str) -> None:
 
 
 def lock(folder: Path) -> None:
-    """Takes the folder for this process; ValueError names the process that has it."""
+    """Locks the folder for this process; raises ValueError with the name of the process that has it."""
     _LOCK_FILES.clear()
     file = open(folder / "lock", "a+")
     try:
@@ -65,18 +65,18 @@ def lock(folder: Path) -> None:
     _LOCK_FILES.append(file)
 
 
-# --- the heartbeat: every rank touches the run's lock file when it makes progress, and watches it
+# --- the heartbeat: every rank touches the run's lock file when it makes progress, and watches when it was touched
 
 
 def watch(folder: Path, minutes: float) -> None:
-    """Says which run this process belongs to; `watched` then ends it after so many minutes without progress."""
+    """Sets the run of this process; `watched` ends it after so many minutes without progress (0: never)."""
     (folder / "lock").touch()
     RUN.folder = folder
     RUN.minutes = minutes
 
 
 def beat() -> None:
-    """Reports progress: a forward, a step of the sampler, a judge's reply. Touches a file at most once a second."""
+    """Reports progress, such as a forward, a step of the sampler or a judge's reply: at most once a second."""
     if RUN.folder and time.monotonic() - RUN.last_beat > 1:
         RUN.last_beat = time.monotonic()
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def beat() -> None:
 
 @contextlib.contextmanager
 def patient():
-    """Allows PATIENCE times as long without a beat, for work that cannot report: a checkpoint is written."""
+    """Allows PATIENCE times as long without a beat, for work that cannot report, such as writing a checkpoint."""
     before = RUN.patient
     RUN.patient = True
     try:
@@ -127,13 +127,17 @@ def watched():
 
 
 def _last_touch(before: int) -> int:
-    """Returns when the lock file was last touched; compared with itself only, so clocks of ranks do not matter."""
+    """Returns when the lock file was last touched, or `before` if it cannot be read.
+
+    The time is only compared with earlier ones of the same file, so the clocks of the ranks do not matter.
+    """
     with contextlib.suppress(OSError):
         return (RUN.folder / "lock").stat().st_mtime_ns
     return before
 
 
 def _watch(file, ended: threading.Event) -> None:
+    """Looks at the lock file once a second until `ended`; ends the process if nobody touches it for too long."""
     first = seen = _last_touch(0)
     since = time.monotonic()
     armed = None
@@ -146,7 +150,7 @@ def _watch(file, ended: threading.Event) -> None:
         if seen == first or RUN.patient:
             limit *= PATIENCE
         if armed != (since, limit):
-            # this thread needs the GIL, which the code that hangs may hold; dump_traceback_later's thread does not
+            # as this thread needs the GIL, which the code that hangs may hold; dump_traceback_later's does not
             faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
             armed = (since, limit)
         if time.monotonic() - since > limit:
@@ -156,6 +160,7 @@ def _watch(file, ended: threading.Event) -> None:
 
 
 def _end_stalled(file, seconds: float) -> None:
+    """Writes the stacks of all threads to the file and to stderr, and ends the process with code STALLED."""
     reason = f"no rank has made progress for {seconds:.0f} seconds (--stall-minutes {RUN.minutes:g})"
     print(reason, file=file, flush=True)
     faulthandler.dump_traceback(file=file)
@@ -165,9 +170,8 @@ def _end_stalled(file, seconds: float) -> None:
         "--resume continues from the last checkpoint"
     )
     print(message, file=sys.stderr, flush=True)
-    if (
-        "TORCHELASTIC_RUN_ID" in os.environ
-    ):  # a rank that somebody stopped must wake up to write its own stacks
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # a rank that somebody stopped must wake up to write its own stacks
         with contextlib.suppress(OSError):
             launcher = os.getppid()
             for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
@@ -182,7 +186,7 @@ def _end_stalled(file, seconds: float) -> None:
 
 @contextlib.contextmanager
 def stoppable():
-    """Makes SIGTERM a request, which the training loop grants at the end of a step (`RUN.sigterm_at` is set)."""
+    """Sets `RUN.sigterm_at` on SIGTERM instead of ending; the training loop stops at the end of its step."""
     before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         yield
@@ -196,7 +200,7 @@ def _on_sigterm(number, frame) -> None:
         RUN.sigterm_at = now
         message = b"SIGTERM: the run stops with a checkpoint at the end of this step; a second one ends it at once\n"
         os.write(2, message)
-    elif (
-        now - RUN.sigterm_at > 5
-    ):  # sooner it is the same one: the scheduler and the launcher both pass it on
+        return
+    # within 5 seconds it is the same one, which scheduler and launcher both pass on
+    if now - RUN.sigterm_at > 5:
         os._exit(STOPPED)

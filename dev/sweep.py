@@ -3,18 +3,18 @@
     python -m dev.sweep --table toy --row toy-rlmt --seeds 0 1 2 3 --stop-at 7 --keep 2 --results DIR
 
 Nothing but the held-out gold at step --stop-at decides. A row of the paper needs it in the environment:
-GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE". Writes <row>--sweep.json beside the run folders: how many
+GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE". Writes <row>--sweep.json next to the run folders: how many
 were started, the rule, who went on, and every curve. The best of n seeds does not estimate a seed's mean, and
 nothing here prints it as one.
 """
 
-import dataclasses
 import json
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import tyro
 
@@ -47,29 +47,29 @@ def held_out(run: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def has_reached(run: Path, step: int) -> bool:
-    return any(line["step"] >= step for line in held_out(run))
+def gold_at(run: Path, step: int) -> float | None:
+    """Returns the held-out gold at the first checkpoint from this step on; None before it."""
+    for line in held_out(run):
+        if line["step"] >= step:
+            return line["gold"]
+    return None
 
 
-def gold_at(run: Path, step: int) -> float:
-    """Finds the held-out gold at the first checkpoint from this step on."""
-    return next(line["gold"] for line in held_out(run) if line["step"] >= step)
-
-
-def train_until(stage: reproduce.Stage, run: Path, step: int) -> None:
-    """Starts a training command, or goes on with it, and stops it once gold is measured at `step`."""
-    if has_reached(run, step):
+def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Args, root: Path) -> None:
+    """Starts the training of a block, or goes on with it, and stops it once gold is measured at `step`."""
+    run = root / f"{block.row}-s{seed}"
+    if gold_at(run, step) is not None:
         if not any(run.glob("checkpoint-*")) and not (run / "model").exists():
             runs.fail(
                 f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or "
                 "delete it"
             )
         return
-    log = run.parent / "logs" / f"{run.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    process = reproduce.start_stage(stage, log)
+
+    log = reproduce.log_of(reproduce.Job(block.name, seed), root)
+    process = reproduce.start(block, reproduce.variables_of(args, root, seed), log)
     try:
-        while process.poll() is None and not has_reached(run, step):
+        while process.poll() is None and gold_at(run, step) is None:
             time.sleep(1)
         if process.poll() is None:
             time.sleep(5)  # the checkpoint of this step is being completed
@@ -77,55 +77,79 @@ def train_until(stage: reproduce.Stage, run: Path, step: int) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
-    if not has_reached(run, step):
+    gold = gold_at(run, step)
+    if gold is None:
         runs.fail(f"{run.name} ended before step {step}; its log is {log}")
-    print(f"{run.name}: held-out gold at step {step}: {gold_at(run, step):.4f}", flush=True)
+    print(f"{run.name}: held-out gold at step {step}: {gold:.4f}", flush=True)
 
 
-def main(args: Args) -> None:
-    # --- 1. what the row's training starts from
-    wanted = reproduce.Args(table=args.table, row=args.row, seeds=args.seeds, results=args.results)
-    if not args.row:
-        runs.fail("a sweep is over the seeds of one row; name it by --row")
-    blocks = reproduce.read_blocks()
-    names = reproduce.wanted_blocks(wanted, reproduce.table_rows(blocks))
-    stages = reproduce.plan(wanted, names, blocks)
-    root = reproduce.root_of(wanted, args.table)
-    trained = [f"{args.row}-s{seed}" for seed in args.seeds]
-    if not args.stop_at or any("--gold-prompts" not in stages[name].words for name in trained):
+def find_training(row: reproduce.Block, blocks: dict[str, reproduce.Block], stop_at: int) -> reproduce.Block:
+    """Returns the block that trains a row: its own, or for the paper's rows the stage of the same name.
+
+    Exits with 2 if its training does not measure gold on held-out prompts.
+    """
+    training = blocks.get(row.row, row)
+    measures_gold = "--gold-prompts" in training.settings
+    if "$GOLD_FLAGS" in training.text:
+        measures_gold = "--gold-prompts" in os.environ.get("GOLD_FLAGS", "")
+    if not stop_at or not measures_gold:
         runs.fail("a sweep decides by held-out gold: give --stop-at, and --gold-prompts in GOLD_FLAGS")
-    needed = set().union(*(stages[name].waits_for for name in trained))
-    before = {name: stage for name, stage in stages.items() if name in needed}
-    reproduce.check(before | {name: stages[name] for name in trained}, root)
-    reproduce.run_stages(before, root, args.lanes)
+    return training
 
-    # --- 2. all seeds to the decision, the best to the end
-    for name in trained:
-        train_until(stages[name], root / name, args.stop_at)
-    early = {name: gold_at(root / name, args.stop_at) for name in trained}
-    survivors = sorted(trained, key=early.get, reverse=True)[: args.keep]
-    to_the_end = {name: dataclasses.replace(stages[name], waits_for=set()) for name in survivors}
-    reproduce.run_stages(to_the_end, root, args.lanes)
 
-    # --- 3. report
+def write_report(args: Args, root: Path, early: dict[str, float], survivors: list[str]) -> None:
+    """Writes <row>--sweep.json and prints its figures."""
     best = f"the {args.keep} with the highest gold on the held-out prompts there go on"
     rule = f"all seeds to step {args.stop_at}; {best}"
     summary = {
         "row": args.row,
-        "started": len(trained),
+        "started": len(early),
         "survivors": survivors,
         "rule": rule,
         "gold_at_decision": early,
-        "curves": {name: held_out(root / name) for name in trained},
+        "curves": {name: held_out(root / name) for name in early},
     }
     path = root / f"{args.row}--sweep.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")
-    golds = list(early.values())
+
+    golds = early.values()
     final = [held_out(root / name)[-1]["gold"] for name in survivors]
-    print(f"{len(trained)} seeds started, {len(survivors)} went on: {rule}")
-    print(f"gold at step {args.stop_at}: mean of all {sum(golds) / len(golds):.4f}, best {max(golds):.4f}")
-    mean = sum(final) / len(final)
-    print(f"gold at the end, of those chosen, so not an estimate of a seed's mean: {mean:.4f}; {path}")
+    print(f"{len(early)} seeds started, {len(survivors)} went on: {rule}")
+    print(f"gold at step {args.stop_at}: mean of all {fmean(golds):.4f}, best {max(golds):.4f}")
+    print(
+        f"gold at the end, of those chosen, so not an estimate of a seed's mean: {fmean(final):.4f}; {path}"
+    )
+
+
+def main(args: Args) -> None:
+    if not args.row:
+        runs.fail("a sweep is over the seeds of one row; name it by --row")
+    by_row = reproduce.Args(
+        table=args.table, row=args.row, seeds=args.seeds, results=args.results, lanes=args.lanes
+    )
+    root = reproduce.root_of(by_row, args.table)
+    blocks = reproduce.read_blocks()
+    wanted = reproduce.wanted_blocks(by_row, reproduce.table_rows(blocks))
+    training = find_training(wanted[0], blocks, args.stop_at)
+
+    # --- 1. what the row's training starts from
+    jobs = reproduce.plan(by_row, [training], blocks, root)
+    reproduce.check_inputs(jobs, blocks, root, has_judge_url=False)
+    before = [job for job in jobs if job.block != training.name]
+    reproduce.run_jobs(before, blocks, by_row, root)
+
+    # --- 2. all seeds to the decision, the best to the end
+    early = {}
+    for seed in args.seeds:
+        train_until(training, seed, args.stop_at, by_row, root)
+        name = f"{args.row}-s{seed}"
+        early[name] = gold_at(root / name, args.stop_at)
+    survivors = sorted(early, key=early.get, reverse=True)[: args.keep]
+    to_the_end = [job for job in jobs if f"{args.row}-s{job.seed}" in survivors and job not in before]
+    reproduce.run_jobs(to_the_end, blocks, by_row, root)
+
+    # --- 3. report
+    write_report(args, root, early, survivors)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ fi
 for benchmark in "$@"; do
   run=(--model "$model" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
     --out "$RESULTS/$name--$benchmark" --resume)
-  wildbench=(eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random --temperatures 0.7)
+  wildbench=(eval_wildbench.py --mode reward --orders random --temperatures 0.7)
   others=(eval_benchmarks.py "$benchmark" --temperature 0.7)
   gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
   gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
 
   case $benchmark in
-    wildbench) python "${wildbench[@]}" $gpt4o "${run[@]}" ;;
-    wildbench-g) python "${wildbench[@]}" --references gemini-flash $gpt41 "${run[@]}" ;;
+    wildbench) python "${wildbench[@]}" --tasks data/wildbench.jsonl $gpt4o "${run[@]}" ;;
+    wildbench-g) python "${wildbench[@]}" --tasks data/wildbench.jsonl --references gemini-flash $gpt41 "${run[@]}" ;;
     alpacaeval2) python "${others[@]}" --data data/alpacaeval2 $gpt4o "${run[@]}" ;;
     arenahard2) python "${others[@]}" --data data/arena_hard_v2 $gpt41 "${run[@]}" ;;
     creativewriting3) python "${others[@]}" --data data/creative_writing $gpt41 "${run[@]}" ;;

@@ -1,4 +1,4 @@
-"""Renders the paper's tables and the toy tables from runs.csv: our numbers beside the paper's.
+"""Renders the paper's tables and the toy tables from runs.csv: our numbers next to the paper's.
 
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
@@ -127,8 +127,15 @@ def printed_numbers() -> pd.DataFrame:
     return printed[printed["benchmark"].isin(BENCHMARKS)]
 
 
+def evaluations_of(table: str, row: str) -> list[str]:
+    """Lists the evaluations, as evaluate.sh calls them, whose numbers a row has in a table of the paper."""
+    printed = printed_numbers()
+    cells = printed[(printed["table"] == table) & (printed["row"] == row)]
+    return [BENCHMARKS[benchmark][0] for benchmark in cells["benchmark"]]
+
+
 def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
-    """Sets our number with its interval beside each printed one: one line a row and benchmark."""
+    """Builds a table with our number, its interval and the printed one: one line a row and benchmark."""
     printed = printed_numbers()
     lines = []
     for cell in printed[printed["table"] == table].itertuples():

@@ -166,6 +166,7 @@ $EVALUATE --model "$RESULTS/toy-rlhf-careful-s$SEED/model" --max-tokens 128 \
 # --- Weaker reward models
 
 # stage: toy-reward-medium-rm
+# needs: toy-data
 [ -e "$RESULTS/reward-medium-rm/model.safetensors" ] ||
   python -m data.toy.models reward --base data/toy/base --batch 12 --steps 150 --out "$RESULTS/reward-medium-rm"
 
@@ -186,6 +187,7 @@ $EVALUATE --model "$RESULTS/toy-rlhf-medium-rm-s$SEED/model" --max-tokens 128 \
   --seed "$SEED" --out "$RESULTS/toy-rlhf-medium-rm-s$SEED--gold" --resume
 
 # stage: toy-reward-weak-rm
+# needs: toy-data
 python train_reward.py --preset toy --out "$RESULTS/reward-weak-rm" --resume
 
 # row: toy/toy-rlmt-weak-rm

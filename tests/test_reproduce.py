@@ -39,14 +39,33 @@ FLAGS = {
 }
 
 
+# bash reads this before a script: then no command runs, and its words go to the file COMMANDS
+HOOK = r"""
+record() { printf '%s\0' "$@" $'\n' >> "$COMMANDS"; }
+python() { record python "$@"; }
+accelerate() { record accelerate "$@"; }
+export -f record python accelerate
+"""
+
+
+def expand(script: str, variables: dict[str, str]) -> list[list[str]]:
+    """Lists the words of every command of a script, as bash expands them."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = Path(folder) / "commands"
+        commands.touch()
+        variables = {"RESULTS": f"{folder}/results", **variables, "COMMANDS": str(commands)}
+        subprocess.run(["bash", "-c", HOOK + script], cwd=ROOT, env=os.environ | variables, check=True)
+        text = commands.read_text()
+    return [command.split("\0")[:-1] for command in text.split("\n\0")[:-1]]
+
+
 @functools.cache
 def commands_of(file: str) -> list[list[str]]:
     """Every command of a file of experiments/, as bash expands the whole file, with every variable set."""
-    text = (ROOT / "experiments" / file).read_text()
-    if file != "demo.sh":
-        return reproduce.expand(text, os.environ | FLAGS)
-    with tempfile.TemporaryDirectory() as folder:  # it makes a folder for its logs
-        return reproduce.expand(text, os.environ | FLAGS | {"RESULTS": f"{folder}/results"})
+    variables = dict(FLAGS)
+    if file == "demo.sh":  # it makes a folder for its logs
+        del variables["RESULTS"]
+    return expand((ROOT / "experiments" / file).read_text(), variables)
 
 
 def every_command() -> list[list[str]]:
@@ -224,37 +243,48 @@ def test_needs_are_blocks_and_no_block_is_lost():
     assert len(BLOCKS) == len(re.findall(r"^# (?:row|stage): ", headers, re.M))  # all names differ
 
 
-@pytest.mark.parametrize("table", reproduce.TABLES)
-def test_a_row_has_a_command_for_every_printed_number(table):
-    """And a file as a whole has exactly the commands of its blocks, each after what it reads."""
-    names = reproduce.wanted_blocks(reproduce.Args(table=table), ROWS)
-    stages = reproduce.plan(reproduce.Args(table=table, seeds=(0, 1)), names, BLOCKS)
-    order = list(stages)
-    for name, stage in stages.items():
-        assert all(order.index(other) < order.index(name) for other in stage.waits_for)
-        flags = [word for word in stage.words if word.startswith("--") and word != "--"]
-        assert len(set(flags)) == len(flags), name
-    if table in PAPER_TABLES:
-        printed = tables.printed_numbers()
-        for cell in printed[(printed["table"] == table) & (printed["row"] != "")].itertuples():
-            evaluation = f"{cell.row}-s1--{tables.BENCHMARKS[cell.benchmark][0]}"
-            assert evaluation in stages or cell.row in ARMORM
-        evaluations = [name for name in stages if "-s1--" in name]
-        assert len(evaluations) == len(printed[(printed["table"] == table) & (printed["row"] != "")]) - (
-            14 if table == "4" else 0
-        )
-    else:
-        assert {name for name in stages if "-s1--" in name} >= {f"{row}-s1--gold" for row in ROWS[table]}
+def file_of(table: str) -> str:
+    return f"table{table}.sh" if table in PAPER_TABLES else f"{table}.sh"
 
-    file = f"table{table}.sh" if table in PAPER_TABLES else f"{table}.sh"
-    variables = reproduce.environment(reproduce.Args(table=table), 0)
-    whole = reproduce.expand((ROOT / "experiments" / file).read_text(), variables)
+
+@pytest.mark.parametrize("table", reproduce.TABLES)
+def test_a_row_has_a_command_for_every_printed_number(table, tmp_path):
+    """And a file as a whole has exactly the commands of its blocks, each after what it reads."""
+    args = reproduce.Args(table=table, seeds=(1,), results=tmp_path)
+    root = reproduce.root_of(args, table)
+    jobs = reproduce.plan(args, reproduce.wanted_blocks(args, ROWS), BLOCKS, root)
+    commands = []
+    for name, seed in jobs:
+        script = BLOCKS[name].settings + BLOCKS[name].text
+        commands += expand(script, reproduce.variables_of(args, root, seed))
+    outs = []
+    for words in commands:
+        flags = [word for word in words if word.startswith("--") and word != "--"]
+        assert len(set(flags)) == len(flags), words
+        for word in words:  # what it reads is made before it
+            path = Path(word)
+            if "-s1" in word and path.is_relative_to(root) and words[words.index(word) - 1] != "--out":
+                assert path.relative_to(root).parts[0] in outs, words
+        if "--out" in words:
+            outs.append(Path(words[words.index("--out") + 1]).name)
+    assert len(set(outs)) == len(outs)
+
+    wanted = [
+        f"{row}-s1--{name}" for row in ROWS[table] for name in reproduce.evaluations_of(ROWS[table][row])
+    ]
+    missing = set(wanted) - set(outs)
+    assert {name.partition("-s1--")[0] for name in missing} == (ARMORM if table == "4" else set())
+    if table in PAPER_TABLES:
+        assert {name for name in outs if "-s1--" in name} == set(wanted) - missing
+
+    file = file_of(table)
+    variables = FLAGS | {"RESULTS": str(root)}
     parts = []
     for text in (ROOT / "experiments" / file).read_text().split("\n\n"):
         if match := re.match(r"# (?:row|stage): (.+)\n", text):
             block = BLOCKS[match[1]]
-            parts += reproduce.expand(block.settings + block.text, variables)
-    assert whole == parts and parts
+            parts += expand(block.settings + block.text, variables)
+    assert expand((ROOT / "experiments" / file).read_text(), variables) == parts and parts
 
 
 def module_and_words(words: list[str]) -> tuple[str, list[str]]:
@@ -301,65 +331,54 @@ def test_every_command_is_parsed_by_its_script(monkeypatch):
     assert len(parsed) > 120
 
 
-def words_of(name: str, row: str, **fields) -> list[str]:
-    args = reproduce.Args(**fields)
-    return reproduce.plan(args, [row], BLOCKS)[name].words
+def commands_by_out(args: reproduce.Args) -> dict[str, str]:
+    """The commands of --table and --row and of what they need, by the name of their run folder."""
+    root = reproduce.root_of(args, args.table)
+    commands = {}
+    for name, seed in reproduce.plan(args, reproduce.wanted_blocks(args, ROWS), BLOCKS, root):
+        variables = reproduce.variables_of(args, root, seed)
+        for words in expand(BLOCKS[name].settings + BLOCKS[name].text, variables):
+            commands[Path(words[words.index("--out") + 1]).name] = " ".join(words)
+    return commands
 
 
-def test_a_row_by_hand():
-    row = "table4/llama3.1-8b-rlhf-gpt4.1mini"
-    args = reproduce.Args(table="4", seeds=(3,), as_released=True)
-    stages = reproduce.plan(args, [row], BLOCKS)
+def test_a_row_by_hand(tmp_path):
+    args = reproduce.Args(
+        table="4", row="llama3.1-8b-rlhf-gpt4.1mini", seeds=(3,), as_released=True, results=tmp_path
+    )
+    commands = commands_by_out(args)
     sft, rl = "llama3.1-8b-sft-plain-gpt4.1mini-s3", "llama3.1-8b-rlhf-gpt4.1mini-s3"
-    evaluations = (
-        "wildbench",
-        "alpacaeval2",
-        "arenahard2",
-        "creativewriting3",
-        "popqa",
-        "ifbench",
-        "mmlu_redux",
-    )
-    assert list(stages) == [sft, rl, *(f"{rl}--{name}" for name in evaluations)]
-    assert stages[rl].waits_for == {sft} and stages[f"{rl}--popqa"].waits_for == {rl}
-    assert " ".join(stages[rl].words) == (
+    evaluations = "wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux".split()
+    assert list(commands) == [sft, rl, *(f"{rl}--{name}" for name in evaluations)]
+    assert commands[rl] == (
         "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table4/llama3.1-8b-rlhf-gpt4.1mini "
-        f"--as-released --prompts data/wildchat_if.jsonl --model results/{sft}/model --seed 3 --out results/{rl} --resume"
+        f"--as-released --prompts data/wildchat_if.jsonl --model {tmp_path}/{sft}/model --seed 3 --out {tmp_path}/{rl} --resume"
     )
-    assert " ".join(stages[f"{rl}--wildbench"].words) == (
-        "python eval_wildbench.py --tasks data/wildbench.jsonl --mode reward --orders random --temperatures 0.7 --judge gpt-4o "
-        f"--protocol paper --model results/{rl}/model --top-p 0.95 --max-tokens 4096 --think-format auto --seed 3 "
-        f"--out results/{rl}--wildbench --resume"
+    assert commands[f"{rl}--wildbench"] == (
+        "python eval_wildbench.py --mode reward --orders random --temperatures 0.7 --tasks data/wildbench.jsonl --judge gpt-4o "
+        f"--protocol paper --model {tmp_path}/{rl}/model --top-p 0.95 --max-tokens 4096 --think-format auto --seed 3 "
+        f"--out {tmp_path}/{rl}--wildbench --resume"
     )
-    prompted = words_of(
-        "qwen2.5-7b-prompted-think-s0--popqa",
-        "table1/qwen2.5-7b-prompted-think",
-        table="1",
-        budget=20,
-        price=(2.5, 10),
-    )
-    text = " ".join(prompted)
-    assert "--model Qwen/Qwen2.5-7B " in text and "--think-format zero_think" in text and "8192" in text
-    assert "--budget" not in text  # it has no judge
-    judged = words_of(
-        "qwen2.5-7b-rlmt-s0--wildbench-g", "table8/qwen2.5-7b-rlmt", table="8", budget=20, price=(2.5, 10)
-    )
-    assert "--judge gpt-4.1 --protocol paper --budget 20 --price 2.5 10" in " ".join(judged)
+
+    paid = dict(results=tmp_path, budget=20, price=(2.5, 10))
+    prompted = commands_by_out(reproduce.Args(table="1", row="qwen2.5-7b-prompted-think", **paid))
+    popqa = prompted["qwen2.5-7b-prompted-think-s0--popqa"]
+    assert "--model Qwen/Qwen2.5-7B " in popqa and "--think-format zero_think" in popqa and "8192" in popqa
+    assert "--budget" not in popqa  # it has no judge
+    judged = commands_by_out(reproduce.Args(table="8", row="qwen2.5-7b-rlmt", **paid))
+    flags = "--judge gpt-4.1 --protocol paper --budget 20.0 --price 2.5 10"
+    assert flags in judged["qwen2.5-7b-rlmt-s0--wildbench-g"].replace("--budget 20 ", "--budget 20.0 ")
 
 
-def test_what_it_would_run(capsys):
-    reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True))
+def test_what_it_would_run(capsys, tmp_path):
+    reproduce.main(reproduce.Args(table="1", row="llama3.1-8b-rlmt", dry_run=True, results=tmp_path))
     out = capsys.readouterr().out
-    assert (
-        out.count("\n# llama3.1-8b") == 9
-        and "# about 62 H100-hours\n# llama3.1-8b-rlmt-s0: not yet run\n" in out
-    )
-    assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index("eval_wildbench.py")
-    reproduce.main(reproduce.Args(table="4", dry_run=True))
+    assert f"# llama3.1-8b-rlmt, not yet run; SEED=0 RESULTS={tmp_path}\n" in out
+    assert "\n# about 62 H100-hours\n" in out and out.count("set -euo pipefail") == 1
+    assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index('evaluate.sh "')
+    reproduce.main(reproduce.Args(table="4", dry_run=True, results=tmp_path))
     out = capsys.readouterr().out
-    assert (
-        "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm-s0" not in out
-    )
+    assert "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm, " not in out
 
 
 @pytest.mark.parametrize(
@@ -368,10 +387,9 @@ def test_what_it_would_run(capsys):
         ({"table": "7"}, "--table '7'"),
         ({"table": "1", "row": "x"}, "--row 'x'"),
         ({}, "nothing to do"),
-        ({"traces": "x"}, "--traces needs --out"),
         (
             {"table": "1", "row": "llama3.1-8b-rlmt", "run": True},
-            "data/creative_writing, data/mmlu_redux, data/traces.jsonl",
+            "data/creative_writing, data/mmlu_redux, data/traces.jsonl, data/wildbench.jsonl, data/wildchat_if.jsonl must",
         ),
         ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
         ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
@@ -388,36 +406,38 @@ def test_what_is_refused_before_anything_runs(fields, message, tmp_path, capsys)
 
 
 def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        reproduce, "HERE", Path("/")
-    )  # bash starts there; files of data/ are looked for below
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "")
+    here = tmp_path / "here"  # with every file of data/ that a row needs
+    shutil.copytree(ROOT / "experiments", here / "experiments")
+    for path in re.findall(
+        r"data/[\w.]+\w",
+        "".join(b.text for b in BLOCKS.values()) + (ROOT / "experiments/evaluate.sh").read_text(),
+    ):
+        make(here, path)
+    monkeypatch.setattr(reproduce, "HERE", here)
 
-    def passes(*words: str) -> bool:
-        """Whether check() asks for no key for a command with these words."""
-        block = reproduce.Block("", "")
-        stage = reproduce.Stage(
-            ["python", "x.py", *words, "--out", str(tmp_path / "x"), "--resume"], set(), block, {}
-        )
+    def passes(table: str, row: str, judge_url: bool = False) -> bool:
+        jobs = [reproduce.Job(f"{table}/{row}", 0)]
         try:
-            reproduce.check({"x": stage}, tmp_path)
+            reproduce.check_inputs(jobs, BLOCKS, tmp_path, judge_url)
         except SystemExit:
             assert "set OPENAI_API_KEY" in capsys.readouterr().err
             return False
         return True
 
-    judged = ("--judge", "gpt-4o", "--protocol", "paper")
-    assert not passes(*judged) and passes(*judged, "--judge-url", "http://localhost:8000/v1")
-    assert not passes("--gold", "judge:gpt-4o") and passes("--gold", "judge:m@http://localhost:1/v1")
-    assert passes("--gold", "x.py:f") and passes(
-        "--judge", "toy-judge"
-    )  # the toy judge brings its own endpoint
+    row = "llama3.1-8b-rlmt-zero"
+    assert not passes("table10", row) and passes("table10", row, judge_url=True)
+    assert passes("toy", "toy-rlmt")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    assert passes("table10", row)
+    monkeypatch.delenv("OPENAI_BASE_URL")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
-    assert passes(*judged)
+    assert passes("table10", row)
     monkeypatch.setenv("OPENAI_API_KEY", "")
-    make(tmp_path, "x/summary.json")
-    assert passes(*judged)  # is done
+    for evaluation in ("wildbench", "alpacaeval2", "arenahard2", "creativewriting3"):
+        make(tmp_path, f"{row}-s0--{evaluation}/summary.json")
+    assert passes("table10", row)  # all that a judge reads is done
 
 
 # --- tables
@@ -647,8 +667,8 @@ def experiments(folder: Path, monkeypatch, blocks: str) -> dict[str, reproduce.B
     """Blocks of a file of one's own, whose commands `job` leave a folder, and a line in `order`."""
     (folder / "experiments").mkdir()
     (folder / "job.py").write_text(JOB)
-    settings = f': "${{SEED:=0}}"\nexport ONE=1\njob() {{ python {folder}/job.py --out "$RESULTS/$@"; }}\n\n'
-    (folder / "experiments" / "table1.sh").write_text(settings + blocks)
+    settings = f'set -e\n: "${{SEED:=0}}"\njob() {{ python {folder}/job.py --out "$RESULTS/$@"; }}\n\n'
+    (folder / "experiments" / "toy.sh").write_text(settings + blocks)
     monkeypatch.setattr(reproduce, "EXPERIMENTS", folder / "experiments")
     return reproduce.read_blocks()
 
@@ -659,100 +679,75 @@ def make(root: Path, *files: str) -> None:
         (root / file).write_text("{}")
 
 
-def planned(root: Path, blocks: dict, *names: str, seeds=(0,)) -> dict[str, reproduce.Stage]:
-    return reproduce.plan(reproduce.Args(table="1", results=root, seeds=seeds), list(names), blocks)
-
-
 CHAIN = """# stage: data
 job data
 
 # stage: sft
 # needs: data
-job sft-s$SEED --traces "$RESULTS/data/traces.jsonl" --resume
+job sft-s$SEED --resume
 
-# row: table1/rl
+# row: toy/rl
 # needs: sft
 # It takes an hour.
-job rl-s$SEED --model "$RESULTS/sft-s$SEED/model" --resume
-job rl-s$SEED--gold --model "$RESULTS/rl-s$SEED/model" --resume
+job rl-s$SEED --resume
+job rl-s$SEED--gold --resume
 """
+
+
+def planned(root: Path, blocks: dict, *names: str, seeds=(0,)) -> list[tuple[str, int]]:
+    args = reproduce.Args(table="toy", seeds=seeds)
+    return [tuple(job) for job in reproduce.plan(args, [blocks[name] for name in names], blocks, root)]
+
+
+def run(root: Path, blocks: dict, *names: str, seeds=(0,), lanes=1) -> None:
+    args = reproduce.Args(table="toy", seeds=seeds, lanes=lanes)
+    jobs = reproduce.plan(args, [blocks[name] for name in names], blocks, root)
+    reproduce.run_jobs(jobs, blocks, args, root)
 
 
 def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):
     blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    stages = planned(tmp_path, blocks, "table1/rl", seeds=(0, 1))
-    data = next(iter(stages))
-    assert [list(stages)[1:4], stages["rl-s1"].waits_for] == [
-        ["sft-s0", "rl-s0", "rl-s0--gold"],
-        {data, "sft-s1"},
-    ]
-    reproduce.run_stages(stages, tmp_path, lanes=2)
+    both = [("data", 0), ("sft", 0), ("toy/rl", 0), ("sft", 1), ("toy/rl", 1)]
+    assert planned(tmp_path, blocks, "toy/rl", seeds=(0, 1)) == both
+    run(tmp_path, blocks, "toy/rl", seeds=(0, 1), lanes=2)
     order = (tmp_path / "order").read_text().split()
     assert order[0] == "data" and len(order) == 7
     for seed in (0, 1):
         one = [name for name in order if f"-s{seed}" in name]
         assert one == [f"sft-s{seed}", f"rl-s{seed}", f"rl-s{seed}--gold"]
-    assert "7/7" in capsys.readouterr().out
+    assert "5 of 5" in capsys.readouterr().out
+    assert planned(tmp_path, blocks, "toy/rl", seeds=(0, 1)) == []
 
-    (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted
-    reproduce.run_stages(stages, tmp_path, lanes=1)
-    assert (tmp_path / "order").read_text().split()[7:] == ["data", "rl-s1--gold"]
-    reproduce.run_stages(stages, tmp_path, lanes=1)
-    assert len((tmp_path / "order").read_text().split()) == 9  # nothing waits for the data
+    make(tmp_path, "rl-s0/command.txt", "rl-s0--gold/command.txt", "sft-s0/command.txt", "sft-s1/command.txt")
+    (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted; its data is made again
+    assert planned(tmp_path, blocks, "toy/rl", seeds=(0, 1)) == [("data", 0), ("toy/rl", 1)]
+
+
+def test_a_run_that_needs_weights_where_only_figures_are_is_refused(tmp_path, monkeypatch, capsys):
+    blocks = experiments(tmp_path, monkeypatch, CHAIN)
+    make(tmp_path, "sft-s0/summary.json", "rl-s0--gold/summary.json")  # as they are in git
+    assert planned(tmp_path, blocks, "toy/rl") == []
+    assert "not run again: rl-s0" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "rl-s0--gold")
+    with pytest.raises(SystemExit) as e:
+        planned(tmp_path, blocks, "toy/rl")
+    assert e.value.code == 2 and "figures of sft-s0, but not its weights" in capsys.readouterr().err
 
 
 def test_a_failure_ends_what_runs_beside_it(tmp_path, monkeypatch, capsys):
     blocks = experiments(
         tmp_path,
         monkeypatch,
-        '# row: table1/a\njob a --fail --resume\njob after --model "$RESULTS/a/model" --resume\n\n'
-        "# row: table1/b\njob b --sleep --resume\n",
+        "# row: toy/a\njob a --fail --resume\njob after --resume\n\n# row: toy/b\njob b --sleep --resume\n",
     )
     began = time.monotonic()
     with pytest.raises(SystemExit) as e:
-        reproduce.run_stages(planned(tmp_path, blocks, "table1/a", "table1/b"), tmp_path, lanes=2)
-    assert "a failed; its log is" in str(e.value) and "broken on purpose" in capsys.readouterr().out
+        run(tmp_path, blocks, "toy/a", "toy/b", lanes=2)
+    assert "toy/a failed; its log is" in str(e.value) and "broken on purpose" in capsys.readouterr().out
     assert time.monotonic() - began < 30 and not (tmp_path / "after").exists()
     time.sleep(0.5)
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path / "job.py") not in running  # neither bash nor what it had started
-
-
-def test_what_is_done_must_fit_what_is_to_be_run(tmp_path, monkeypatch, capsys):
-    blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    stages = planned(tmp_path, blocks, "table1/rl")
-    data = next(iter(stages))
-    named = ("sft-s0", "rl-s0", "rl-s0--gold")
-
-    def refused() -> str:
-        with pytest.raises(SystemExit) as e:
-            reproduce.finished(stages, tmp_path)
-        assert e.value.code == 2
-        err = capsys.readouterr().err
-        return err.partition(f"error: in {tmp_path} are ")[2].partition(". Delete these folders")[0]
-
-    bare, stale = "figures without the weights that are needed now", "made from a run to be made anew"
-    assert reproduce.finished(stages, tmp_path) == set()
-    make(tmp_path, *(f"{name}/summary.json" for name in named))  # as they are in git
-    assert reproduce.finished(stages, tmp_path) == {data, *named}  # nothing that reads weights is to run
-    (tmp_path / "experiments" / "table1.sh").open("a").write(
-        'job rl-s$SEED--more --model "$RESULTS/rl-s$SEED/model" --resume\n'
-    )
-    stages = planned(tmp_path, reproduce.read_blocks(), "table1/rl")
-    assert refused() == f"{bare}: rl-s0, sft-s0; {stale}: rl-s0--gold"  # the new one needs all the weights
-    make(tmp_path, "rl-s0/model/model.safetensors")
-    assert reproduce.finished(stages, tmp_path) == set(
-        named
-    )  # sft's weights are not needed; data is made anew
-    (tmp_path / "rl-s0" / "summary.json").unlink()  # what was measured is of another model
-    assert refused() == f"{bare}: sft-s0; {stale}: rl-s0, rl-s0--gold"
-    shutil.rmtree(tmp_path / "rl-s0--gold")
-    make(tmp_path, "sft-s0/model/model.safetensors")
-    assert reproduce.finished(stages, tmp_path) == {"sft-s0"}
-    shutil.rmtree(tmp_path / "sft-s0")
-    assert refused() == f"{stale}: rl-s0"
-    shutil.rmtree(tmp_path / "rl-s0")
-    assert reproduce.finished(stages, tmp_path) == set()
 
 
 def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
@@ -761,7 +756,7 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     (tmp_path / "experiments").mkdir()
     shutil.copy(ROOT / "experiments" / "rewards.sh", tmp_path / "experiments")
     (tmp_path / "experiments" / "toy.sh").write_text(
-        ': "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
+        'set -e\n: "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
         f'python -m data.toy.world --out "{tmp_path}/data" --n-traces 8 --n-prompts 8 --n-pairs 8 --n-tasks 2 --n-held-out 2\n\n'
         f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format zero_think "
         f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
@@ -770,8 +765,9 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
     args = reproduce.Args(table="toy", row=row, run=True, results=tmp_path)
     reproduce.main(args)
-    assert f"2/2 {row}-s0--gold done" in capsys.readouterr().out
-    assert reproduce.status(tmp_path / "toy", f"{row}-s0") == "done"
+    assert f"toy/{row} s0 is done, 2 of 2" in capsys.readouterr().out
+    block = reproduce.read_blocks()[f"toy/{row}"]
+    assert reproduce.status(tmp_path / "toy", block, 0) == "done"
     table = pd.read_csv(tmp_path / "tables" / "toy.csv").set_index(["row", "benchmark"])
     assert table.loc[(row, "gold, T=1")].seeds == 1 and table.loc[(row, "gold, T=1")].variance == "tasks"
 
@@ -780,22 +776,25 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     (tmp_path / "toy" / f"{row}-s0--gold" / "command.txt").unlink()
     reproduce.main(args)
     out = capsys.readouterr().out
-    assert f"not run again, 1 of 2: {row}-s0--gold" in out and "--results DIR" in out
+    assert f"not run again: {row}-s0" in out and "--results DIR" in out
 
 
 def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
     for name, files in (
-        ("a-s0", 2),
-        ("a-s0--wildbench", 0),
-        ("b-s0--wildbench", 2),
-        ("c-s0--wildbench", 2),
-        ("c-s0--popqa", 0),
-        ("e-s0", 1),
+        *(("a-s0", 2), ("a-s0--gold", 2)),
+        ("b-s0--gold", 2),
+        ("c-s0--gold", 0),
+        *(("e-s0", 1), ("e-s0--gold", 1)),
+        ("f-s0", 2),
+        *(("g-s0", 0), ("g-s0--gold", 2)),
     ):
         (tmp_path / name).mkdir()
         make(tmp_path / name, *("summary.json", "command.txt")[:files])
-    status = {name: reproduce.status(tmp_path, f"{name}-s0") for name in "abcde"}
+    block = {name: reproduce.Block(f"toy/{name}", "", "") for name in "abcdefg"}
+    status = {name: reproduce.status(tmp_path, block[name], 0) for name in "abcdefg"}
+    assert status.pop("f") == status.pop("g") == "interrupted"  # no evaluation yet; a training that goes on
     assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run", "e": "figures only"}
+    assert reproduce.status(tmp_path, reproduce.Block("f", "", ""), 0) == "done"  # a stage is its run alone
 
 
 # --- the sweep
@@ -803,7 +802,9 @@ def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
 
 def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
     names = ["toy-sft-think-s0", "toy-rlmt-s0"]
-    make(tmp_path / "toy", *(f"{name}/summary.json" for name in names))
+    for name in names:
+        make(tmp_path / "toy" / name, "summary.json", "command.txt")
+        make(tmp_path / "toy" / f"{name}--gold", "summary.json", "command.txt")
     (tmp_path / "toy" / "toy-rlmt-s0" / "held_out.jsonl").write_text('{"step": 7, "gold": 0.8}\n')
     args = sweep.Args(table="toy", row="toy-rlmt", seeds=(0,), stop_at=7, results=tmp_path)
     with pytest.raises(SystemExit) as e:
@@ -821,25 +822,21 @@ def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
 def test_a_run_is_stopped_when_its_step_is_measured(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
-        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[2])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
+        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
         "for step in range(1, 1000):\n    time.sleep(0.3)\n"
         "    with open(out / 'held_out.jsonl', 'a') as f:\n"
         "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n"
     )
-
-    def stage(name: str) -> reproduce.Stage:
-        words = ["python", str(script), "--out", str(tmp_path / name)]
-        block = reproduce.Block(" ".join(words) + "\n", "")
-        return reproduce.Stage(words, set(), block, reproduce.environment(reproduce.Args(), 0))
-
-    sweep.train_until(stage("run"), tmp_path / "run", 3)
-    reached = sweep.held_out(tmp_path / "run")[-1]["step"]
+    block = reproduce.Block("toy/job", "", f'python "{script}" "$RESULTS/job-s$SEED"\n')
+    args = reproduce.Args()
+    sweep.train_until(block, 0, 3, args, tmp_path)
+    reached = sweep.held_out(tmp_path / "job-s0")[-1]["step"]
     assert 3 <= reached < 100
-    sweep.train_until(stage("run"), tmp_path / "run", 3)  # is there already
-    assert sweep.held_out(tmp_path / "run")[-1]["step"] == reached
+    sweep.train_until(block, 0, 3, args, tmp_path)  # is there already
+    assert sweep.held_out(tmp_path / "job-s0")[-1]["step"] == reached
     script.write_text("raise SystemExit(1)")
     with pytest.raises(SystemExit):
-        sweep.train_until(stage("other"), tmp_path / "other", 1)
+        sweep.train_until(block, 1, 1, args, tmp_path)
 
 
 # --- the demo

@@ -337,6 +337,22 @@ def test_resume_continues_with_equal_arguments_only(here, exits):
     assert (new / "config.json").exists()
 
 
+def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(here, capsys):
+    run = runs.start_run(Args(), "grpo", "org/base")
+    (run / "model").mkdir()
+    runs.write_summary(run, {"steps": 10})
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    for steps in (10, 9):
+        with pytest.raises(SystemExit) as e:
+            runs.start_run(Args(resume=True, steps=steps), "grpo", "org/base")
+        assert e.value.code == 0 and f"{run} is complete" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+    assert runs.start_run(Args(resume=True, steps=11), "grpo", "org/base") == run
+    assert not (run / "summary.json").exists()
+    assert runs.start_run(Args(resume=True, steps=11), "grpo", "org/base") == run  # it was interrupted
+
+
 # --- logs
 
 
