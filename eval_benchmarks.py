@@ -54,7 +54,7 @@ class Args:
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an
-    answer with a </think> ends the run."""
+    answer with a </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation

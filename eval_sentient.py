@@ -66,7 +66,7 @@ class Args:
     """Only the first users of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: read from the checkpoint's think_format.json. Without one, or behind an endpoint, `plain`; then a
-    reply that contains </think> ends the run."""
+    reply that contains </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
@@ -430,9 +430,9 @@ def check(args: Args) -> list[dict]:
             runs.fail("the simulator needs a key in OPENAI_API_KEY, or your own endpoint in --simulator-url")
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
-    if args.ask_thinking and evaluation.think_format(args) == "plain":
+    if args.ask_thinking and evaluation.think_format(args) != "think":
         runs.fail(
-            "--ask-thinking needs --think-format think: with plain text the user would hear the thinking"
+            "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
         )
 
     profiles = simulator.read_profiles(args.profiles)

@@ -291,6 +291,16 @@ def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
     raise ValueError("this tokenizer has a single token")
 
 
+def _check_tags(tokenizer: Tokenizer, think_format: str) -> None:
+    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
+    for tag in THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            raise ValueError(
+                f"this tokenizer cannot write {tag!r}, a tag of the think format {think_format!r}; "
+                "choose another tag or another model"
+            )
+
+
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
     """Gives a policy's tokenizer its chat template, end of turn, pad token and `stop_ids`; adds no token.
 
@@ -299,11 +309,12 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family. ValueError if none fits.
+            own if it keeps thinking verbatim; else ours for its family.
 
-    Returns one line that says what was chosen.
+    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """
     check_think_format(think_format)
+    _check_tags(tokenizer, think_format)
     name, text = _choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 

@@ -57,8 +57,8 @@ class Args:
     """files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped"""
     teacher: str | None = None
     """traces only: name for the rows that carry no `teacher`; None = such a row is an error"""
-    think_format: Literal["think", "zero_think"] = "think"
-    """traces only: tags in `output` or `completion` (zero_think: the response is tagged as well)"""
+    think_format: str = "think"
+    """traces only: a key of utils.THINK_FORMATS, whose tags `output` or `completion` has"""
     overwrite: bool = False
     """replace an existing output and its report"""
 
@@ -338,8 +338,9 @@ def trace_row(row: dict, args: Args) -> dict:
     """
     from utils import (
         TAGS,
+        THINK_FORMATS,
         split_thinking,
-    )  # here, because utils loads torch, which the other kinds do not need
+    )  # here: utils loads torch, which no other kind needs
 
     messages = read_prompt(row)
     if row.get("teacher") is None and args.teacher:
@@ -355,7 +356,7 @@ def trace_row(row: dict, args: Args) -> dict:
         thinking, response, status = split_thinking(text, args.think_format, finished)
         if status != "ok":
             raise Dropped(status)
-        if args.think_format == "zero_think" and not text.rstrip().endswith("</response>"):
+        if not text.rstrip().endswith(THINK_FORMATS[args.think_format].stop):
             raise Dropped("text_after_response")  # the parser would cut it off
     if not response.strip():
         raise Dropped("empty_response")
@@ -423,6 +424,8 @@ def resolve(args: Args) -> Args:
         raise BadInput("--pairs is for ultrafeedback; leave it out")
     if args.teacher and args.kind != "traces":
         raise BadInput("--teacher is for traces; leave it out")
+    if args.kind == "traces":
+        check_think_format(args.think_format)
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
 
@@ -450,6 +453,15 @@ def resolve(args: Args) -> Args:
         n = TULU_ROWS
     split = None if is_local else args.split or kind.split
     return replace(args, input=name, n=n, split=split)
+
+
+def check_think_format(name: str) -> None:
+    """Raises BadInput unless `name` is a format with thinking."""
+    from utils import THINK_FORMATS
+
+    with_thinking = [known for known, tags in THINK_FORMATS.items() if tags.thinking_tags]
+    if name not in with_thinking:
+        raise BadInput(f"--think-format {name}: use one of {', '.join(with_thinking)}")
 
 
 def report_path(out: Path) -> Path:

@@ -17,6 +17,7 @@ reward model of the ablation.
 """
 
 import random
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ import utils
 from data.toy import world as toy
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
-PIECES = r" ?</?(?:think|response)>|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
+TAG_PIECES = "|".join(f" ?{re.escape(tag)}" for tag in utils.TAGS)
+PIECES = TAG_PIECES + r"|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
 ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 ROW_TOKENS = 256  # length of a row in the base model's batches
 DRAFTS = 4  # drafts of a prompt in the reward model's batches
