@@ -7,7 +7,6 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
 from itertools import pairwise
 
 import nltk
@@ -73,6 +72,11 @@ def bare_words(text: str) -> list[str]:
     return bare(text).split()
 
 
+def stripped(parts: list[str]) -> list[str]:
+    """Return the parts without white space around them, blank ones left out."""
+    return [part.strip() for part in parts if part.strip()]
+
+
 def to_ascii(text: str) -> str:
     """Remove accents, and characters that have no ASCII base."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -93,7 +97,7 @@ def has_csv_header(text: str, between: str, columns: list[str]) -> bool:
     return re.fullmatch(pattern, first_line) is not None
 
 
-def is_increasing(numbers: Iterable[int]) -> bool:
+def is_increasing(numbers: list[int]) -> bool:
     return all(a < b for a, b in pairwise(numbers))
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.world import GREETINGS, SplitArgs, save, split_rows
+from data.toy.files import SplitArgs, save, split_rows
+from data.toy.world import GREETINGS
 
 # kind of step: how a user says it. The kind is the sign and, if it is fixed, the number.
 WORDING = {

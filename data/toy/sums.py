@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from data.toy.world import BUDGETS, DISHES, GREETINGS, SplitArgs, save, split_rows
+from data.toy.files import SplitArgs, save, split_rows
+from data.toy.world import BUDGETS, DISHES, GREETINGS
 
 QUESTIONS = [
     "The question is how much is left",
