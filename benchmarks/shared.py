@@ -218,8 +218,8 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     store = run / "judge.jsonl"
     if args.judge.startswith("local:"):
         model = args.judge.removeprefix("local:")
-        rollout = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
-        return local_judge.ask(model, requests, parse, store, rollout)
+        backend = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
+        return local_judge.ask(model, requests, parse, store, backend)
 
     judge = Endpoint(
         args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price

@@ -150,7 +150,7 @@ def count_scripts(text: str) -> Counter:
 
 
 def wrong_language(messages: list[dict], response: str) -> bool:
-    """Whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
+    """Tells whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
 
     False if either text has under 5 letters or a turn names a language. Languages of one script are not told
     apart.

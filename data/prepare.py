@@ -249,7 +249,7 @@ def check_prompt(messages: list[dict[str, str]]) -> None:
 
 
 def prompt_row(row: dict, args: Args) -> dict:
-    """WildChat-IF and UltraFeedback prompts. Without a `source` in the row, it is the name of the input."""
+    """Converts a prompt of WildChat-IF or UltraFeedback. A row without `source` gets the name of the input."""
     messages = read_prompt(row)
     check_prompt(messages)
     source = row.get("source") or row.get("data_source") or Path(args.input).name
@@ -257,7 +257,7 @@ def prompt_row(row: dict, args: Args) -> dict:
 
 
 def tulu_row(row: dict, args: Args) -> dict:
-    """Tulu 3 SFT conversations: the prompt is every turn before the last assistant turn."""
+    """Converts a Tulu 3 SFT conversation. The prompt is every turn before the last assistant turn."""
     messages = read_messages(row, "messages")
     assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not assistant_turns:
@@ -266,9 +266,9 @@ def tulu_row(row: dict, args: Args) -> dict:
 
 
 def verifiable_row(row: dict, args: Args) -> dict:
-    """Prompts with what a verifying reward reads: `answer`, `tests`, `instruction_id_list`, `reference` or
-    `rubric`.
+    """Converts a prompt with what a verifying reward reads.
 
+    That is `answer`, `tests`, `instruction_id_list`, `reference` or `rubric`.
     `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
@@ -299,7 +299,7 @@ def verifiable_row(row: dict, args: Args) -> dict:
 
 
 def pair_row(row: dict, args: Args) -> dict:
-    """Preference pairs: `chosen` and `rejected` are conversations that differ only in their last turn, an
+    """Converts a pair. `chosen` and `rejected` are conversations that differ only in their last turn, an
     assistant's.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
@@ -331,7 +331,7 @@ def pair_row(row: dict, args: Args) -> dict:
 
 
 def trace_row(row: dict, args: Args) -> dict:
-    """Traces: `thinking` and `response`, or one tagged text in `output` or `completion`.
+    """Converts a trace: `thinking` and `response`, or one tagged text in `output` or `completion`.
 
     A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it
     was cut off.
@@ -369,7 +369,7 @@ def trace_row(row: dict, args: Args) -> dict:
 
 
 def task_row(row: dict, args: Args) -> dict:
-    """WildBench tasks: the conversation, its checklist, tags, and the answers of reference models."""
+    """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     has_source_name = row.get("conversation_input") is not None
     messages = read_messages(row, "conversation_input" if has_source_name else "messages")
     checklist = read_field(row, "checklist", kind=list)

@@ -272,7 +272,7 @@ def check(order: Order, response: str) -> dict[str, bool]:
 
 
 def passes_over_a_dish(order: Order, dishes: list[str]) -> bool:
-    """Whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
+    """Tells whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
     left = order.budget
     for dish in order.wishes:
         price, kind = DISHES[dish]
@@ -291,12 +291,12 @@ def gold_score(order: Order, response: str) -> float:
 
 
 def gold(messages: list[dict], response: str) -> float:
-    """`gold_score` of a response to a prompt of this world, for `--gold data/toy/world.py:gold`."""
+    """Returns the `gold_score` of a response to a prompt of this world, for `--gold data/toy/world.py:gold`."""
     return gold_score(read_prompt(messages[-1]["content"]), response)
 
 
 def judge(messages: list[dict], response: str) -> dict:
-    """The gold checklist as a judge program, for `eval_wildbench.py --judge data/toy/world.py:judge`."""
+    """Returns the gold score and its checks, for `eval_wildbench.py --judge data/toy/world.py:judge`."""
     order = read_prompt(messages[-1]["content"])
     return {"score": gold_score(order, response), "checks": check(order, response)}
 
