@@ -24,7 +24,6 @@ Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, jud
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -199,7 +198,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+    return shared.short_hash(json.dumps(content))
 
 
 # --- 2. generate, judge, score

@@ -33,7 +33,6 @@ dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.
 simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -45,8 +44,7 @@ import runs  # isort: skip
 
 import rollout
 import utils
-from benchmarks import sage_dialogues
-from benchmarks import shared as evaluation
+from benchmarks import sage_dialogues, shared
 from benchmarks.scoring import bootstrap
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 from rewards import simulated_user as simulator
@@ -212,8 +210,8 @@ def load_model(args: Args, run: Path) -> Generate:
 
 def local_model(args: Args) -> Generate:
     """Loads the model with vLLM or transformers."""
-    tokenizer = evaluation.load_tokenizer(args)
-    stop = utils.THINK_FORMATS[evaluation.think_format(args)].stop
+    tokenizer = shared.load_tokenizer(args)
+    stop = utils.THINK_FORMATS[shared.think_format(args)].stop
     sampler = rollout.Sampler(
         args.model,
         tokenizer,
@@ -239,7 +237,7 @@ def local_model(args: Args) -> Generate:
 def endpoint_model(args: Args, run: Path) -> Generate:
     """Asks the model behind --model-url. Its replies are kept in model.jsonl."""
     model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-    sampling = evaluation.endpoint_sampling(args, args.temperature)
+    sampling = shared.endpoint_sampling(args, args.temperature)
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
         requests = [{"messages": messages, **sampling} for messages in conversations]
@@ -314,8 +312,8 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
             dialogue["error"] = "no room for a reply in the model's context"
             continue
         text, finished, n_tokens = reply
-        evaluation.check_plain(args, text)
-        simulator.add_model_turn(dialogue, args.setting(), text, evaluation.think_format(args), finished)
+        shared.check_plain(args, text)
+        simulator.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
@@ -402,7 +400,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
     contents = [
         args.setting() | {"seed": 0},
         name,
-        evaluation.judge_place(name, url),
+        shared.judge_place(name, url),
         user_prompts.SYSTEM,
         user_prompts.ASK_THINKING,
         user_prompts.PLANNER,
@@ -410,7 +408,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
         list(user_prompts.RULES.values()),
         profiles,
     ]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]
+    return shared.short_hash(json.dumps(contents))
 
 
 # --- 5. the run
@@ -430,7 +428,7 @@ def check(args: Args) -> list[dict]:
             runs.fail("the simulator needs a key in OPENAI_API_KEY, or your own endpoint in --simulator-url")
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
-    if args.ask_thinking and evaluation.think_format(args) != "think":
+    if args.ask_thinking and shared.think_format(args) != "think":
         runs.fail(
             "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
         )
@@ -445,7 +443,7 @@ def check(args: Args) -> list[dict]:
 
 def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
-    tokenizer = evaluation.load_tokenizer(args)
+    tokenizer = shared.load_tokenizer(args)
     longest = 0
     for profile in profiles:
         dialogue = simulator.start(profile, args.setting())

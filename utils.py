@@ -48,7 +48,7 @@ class ThinkFormat:
 
     @property
     def opens_response(self) -> str:
-        """The tag behind which the response begins; "" if the whole completion is the response."""
+        """Returns the tag behind which the response begins; "" if the whole completion is the response."""
         if self.response_tags:
             return self.response_tags[0]
         if self.thinking_tags:
@@ -57,7 +57,7 @@ class ThinkFormat:
 
     @property
     def stop(self) -> str:
-        """The string at which sampling stops, besides the end of turn; "" if there is none."""
+        """Returns the string at which sampling stops, besides the end of turn; "" if there is none."""
         if self.response_tags:
             return self.response_tags[1]
         return ""
