@@ -13,7 +13,6 @@ line and exit code 2 before anything is written. All kept rows are held in memor
 import gzip
 import hashlib
 import json
-import os
 import random
 import re
 import sys
@@ -25,6 +24,8 @@ from typing import Literal
 
 import pyarrow.parquet
 import tyro
+
+import watchdog
 
 FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 DAMAGED_FILE = (OSError, EOFError, UnicodeDecodeError, zlib.error, pyarrow.ArrowException)
@@ -84,7 +85,10 @@ def read_file(path: Path) -> Iterator[tuple[str, dict]]:
         else:
             numbered_rows = read_json_lines(path)
         for place, row in numbered_rows:
-            yield place, require_object(place, row)
+            if not isinstance(row, dict):
+                what = type(row).__name__
+                raise BadInput(f"{place}: is a {what}; every row has to be an object with named fields")
+            yield place, row
     except DAMAGED_FILE as error:
         raise BadInput(
             f"{path}: cannot be read as {path.suffix} ({error}); download the file again"
@@ -139,12 +143,6 @@ def read_hub(name: str, split: str, revision: str | None) -> Iterator[tuple[str,
         raise BadInput(f"{name}: {reason}; check --input, --split, --revision and the network") from None
     for number, row in enumerate(dataset, 1):
         yield f"{name}, row {number}", row
-
-
-def require_object(place: str, row: object) -> dict:
-    if not isinstance(row, dict):
-        raise BadInput(f"{place}: is a {type(row).__name__}; every row has to be an object with named fields")
-    return row
 
 
 # --- 2. fields of a source row
@@ -560,13 +558,6 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
     return kept, other_ids
 
 
-def write_file(path: Path, text: str) -> None:
-    """Writes to a temporary file and renames it, so that a file of this name is always complete."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(part, path)
-
-
 def main(args: Args) -> None:
     """Converts, then writes rows and report; exits with 2 on BadInput."""
     try:
@@ -578,8 +569,8 @@ def main(args: Args) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(args.out, text)
-    write_file(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
+    watchdog.write(args.out, text)
+    watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():
         print(f"  dropped {n_dropped:7d}  {reason}  (first: {', '.join(report['examples'][reason][:2])})")
