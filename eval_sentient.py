@@ -45,7 +45,6 @@ import runs  # isort: skip
 import rollout
 import utils
 from benchmarks import sage_dialogues, shared
-from benchmarks.scoring import bootstrap
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 from rewards import simulated_user as simulator
 from rewards import user_prompts
@@ -163,7 +162,7 @@ def rescore(args: Args) -> None:
     for dialogue in dialogues:
         problems = sage_dialogues.check(dialogue, setting)
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
-    scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+    scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
 
     out = Path(args.out)
@@ -171,18 +170,6 @@ def rescore(args: Args) -> None:
     out.write_text(json.dumps(scores | {"warnings": warnings}, indent=1, ensure_ascii=False) + "\n")
     print_warnings(warnings)
     print(json.dumps(scores | {"n_warnings": len(warnings)}))
-
-
-def score_dialogues(dialogues: list[dict], seed: int) -> dict:
-    """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
-    scores = simulator.score(dialogues)
-    finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
-    scores["interval"] = bootstrap([value for value in finals if value is not None], seed)
-    statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
-    scores["format_ok"] = None  # dialogues of the official tool do not have it
-    if statuses:
-        scores["format_ok"] = statuses.count("ok") / len(statuses)
-    return scores
 
 
 def print_warnings(warnings: list[str]) -> None:
@@ -271,8 +258,8 @@ def talk(
     """
     setting = args.setting()
     dialogues = [simulator.start(profile, setting) for profile in profiles]
-    restore(dialogues, path)
-    saved = {dialogue["id"]: progress(dialogue) for dialogue in dialogues}
+    sage_dialogues.restore(dialogues, path)
+    saved = {dialogue["id"]: sage_dialogues.progress(dialogue) for dialogue in dialogues}
 
     # a batch and its seeds do not depend on what is done already, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
@@ -289,9 +276,9 @@ def talk(
                     due[number] = dialogue
             if due:
                 model_turns(args, due, turn, generate)
-                save_progress(dialogues, saved, path)
+                sage_dialogues.save_progress(dialogues, saved, path)
         simulator.user_turns(dialogues, setting, user)
-        save_progress(dialogues, saved, path)
+        sage_dialogues.save_progress(dialogues, saved, path)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
         emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
@@ -315,39 +302,6 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
         shared.check_plain(args, text)
         simulator.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
         dialogue["history"][-1]["n_tokens"] = n_tokens
-
-
-def progress(dialogue: dict) -> tuple[int, str]:
-    return len(dialogue["history"]), dialogue["ended"]
-
-
-def restore(dialogues: list[dict], path: Path) -> None:
-    """Brings dialogues to where an earlier start left them; `path` may not exist."""
-    by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
-    for step in runs.read_kept(path):
-        for row in step["dialogues"]:
-            dialogue = by_id[row["id"]]
-            new_turns = row.pop("history")
-            dialogue.update(row)
-            dialogue["history"] += new_turns
-
-
-def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path: Path) -> None:
-    """Appends one line with what is new in the dialogues since `saved`, and updates `saved`.
-
-    A failure of the simulator is not saved, so that --resume asks it again.
-    """
-    rows = []
-    for dialogue in dialogues:
-        n_saved_turns, _ = saved[dialogue["id"]]
-        if progress(dialogue) == saved[dialogue["id"]] or dialogue["ended"] == "simulator_failed":
-            continue
-        row = {key: value for key, value in dialogue.items() if key != "profile"}
-        row["history"] = dialogue["history"][n_saved_turns:]
-        rows.append(row)
-        saved[dialogue["id"]] = progress(dialogue)
-    if rows:
-        runs.append_jsonl(path, [{"dialogues": rows}])
 
 
 # --- 4. the simulators
@@ -502,7 +456,7 @@ def main(args: Args) -> None:
         lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
         (run / f"dialogues{suffix}.jsonl").write_text("".join(lines))
 
-        scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+        scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
         if scores["n_invalid"] > args.max_invalid * scores["n"]:
             scores["without_headline"] = scores["mean_emotion"]
             scores["mean_emotion"] = None

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import rollout
 import runs
 import utils
 from benchmarks import local_judge
+from benchmarks.scoring import mean
 from endpoint import Endpoint, Reply, resolve_url
 
 # --- 1. the tested model
@@ -191,10 +190,7 @@ def describe(rows: list[dict]) -> dict:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return float(np.mean(known))
+    return mean(value for value in values if value is not None)
 
 
 # --- 3. the judge
