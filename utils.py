@@ -280,15 +280,14 @@ def _choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
     """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
     vocabulary = tokenizer.get_vocab()
-    special = control_tokens(tokenizer)
-    last_first = sorted(
-        vocabulary, key=lambda token: (vocabulary[token] in special, vocabulary[token]), reverse=True
-    )
-    spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
-    for token in spare + last_first:
+    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
             return token
-    raise ValueError("this tokenizer has a single token")
+    special = control_tokens(tokenizer).keys() - {end}
+    others = set(vocabulary.values()) - {end}
+    if not others:
+        raise ValueError("this tokenizer has a single token")
+    return tokenizer.convert_ids_to_tokens(max(special or others))
 
 
 def _check_tags(tokenizer: Tokenizer, think_format: str) -> None:
