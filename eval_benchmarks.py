@@ -8,7 +8,7 @@
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
-they come from. --from is .jsonl or .jsonl.gz; benchmarks/__init__.py names the fields of its rows.
+they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
 its status. One that the token limit cut off is scored as far as it goes. A judge's reply that cannot be read
@@ -24,7 +24,6 @@ Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, jud
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -54,7 +53,7 @@ class Args:
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an
-    answer with a </think> ends the run."""
+    answer with a </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation
@@ -136,7 +135,7 @@ WILDBENCH_FLAGS = (  # of both scripts
 
 
 def check_args(args: Args) -> None:
-    """Exit with 2 for arguments that do not fit the benchmark."""
+    """Exits with 2 for arguments that do not fit the benchmark."""
     benchmark = BENCHMARKS[args.name]
     judged = benchmark.judge_requests is not None
     if judged and not args.judge:
@@ -153,7 +152,7 @@ def check_args(args: Args) -> None:
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
-    """Return the tasks that count, with their `position` in the data; exits with 2 if there are none."""
+    """Returns the tasks that count, with their `position` in the data; exits with 2 if there are none."""
     tasks = []
     for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
         has_baseline = task.get("baseline", True) is not None
@@ -175,13 +174,13 @@ def task_prompt(args: Args, task: dict) -> str:
 
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
-    """Return the judge's requests about one answer, by the field of the scored row that takes the reply."""
+    """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
     benchmark = BENCHMARKS[args.name]
     return benchmark.judge_requests(task, answer, Path(args.data), args.protocol, args.judge_max_tokens)
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
-    """Return all requests to the judge if every task got this answer; none without a judge."""
+    """Returns all requests to the judge if every task got this answer; none without a judge."""
     requests = []
     if args.judge:
         for task in tasks:
@@ -190,7 +189,7 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hash what makes numbers comparable: prompts, judge, its instructions and the baseline's answers."""
+    """Hashes what makes numbers comparable: prompts, judge, its instructions and the baseline's answers."""
     content = [
         args.name,
         [task_prompt(args, task) for task in tasks],
@@ -199,14 +198,14 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+    return shared.short_hash(json.dumps(content))
 
 
 # --- 2. generate, judge, score
 
 
 def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
-    """Return generation rows with their `task`, one for each sample of each task.
+    """Returns generation rows with their `task`, one for each sample of each task.
 
     `response` is what is judged of it: the empty string if the completion does not keep the format.
     """
@@ -222,7 +221,7 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
-    """Return the answers with the fields that the benchmark's score reads, from the judge's replies."""
+    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
     flat_requests = [request for by_field in requests for request in by_field.values()]
@@ -238,14 +237,14 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
 
 
 def scored_row(args: Args, row: dict) -> dict:
-    """Return what rows.jsonl keeps of an answer: the key of its task in place of the task and its prompt."""
+    """Returns what rows.jsonl keeps of an answer: the key of its task in place of the task and its prompt."""
     task = row["task"]
     kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
     return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
 
 
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    """Return the lines of results/runs.csv, one a metric."""
+    """Returns the lines of results/runs.csv, one a metric."""
     rows = []
     for metric in BENCHMARKS[args.name].metrics:
         interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
@@ -268,7 +267,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
 
 
 def list_invalid(numbers: dict, n_listed: int = 10) -> None:
-    """Print the reasons of the first invalid rows."""
+    """Prints the reasons of the first invalid rows."""
     invalid = [row for row in numbers["rows"] if "invalid" in row]
     for row in invalid[:n_listed]:
         print(f"invalid, line {row['line']}: {row['invalid']}", file=sys.stderr)
@@ -281,7 +280,7 @@ def without_rows(numbers: dict) -> dict:
 
 
 def score_stored(args: Args) -> None:
-    """Score the stored rows of --from, and write the numbers to --out."""
+    """Scores the stored rows of --from, and write the numbers to --out."""
     if not Path(args.from_).exists():
         runs.fail(f"--from {args.from_}: no such file")
     rows = read_stored(Path(args.from_))
@@ -295,7 +294,7 @@ def score_stored(args: Args) -> None:
 
 
 def wildbench_command(args: Args) -> list[str]:
-    """Return the command of eval_wildbench.py: references of gemini-flash, and the flags of both scripts."""
+    """Returns the command of eval_wildbench.py: references of gemini-flash, and the flags of both scripts."""
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
     if args.from_:

@@ -33,7 +33,6 @@ dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.
 simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -45,9 +44,7 @@ import runs  # isort: skip
 
 import rollout
 import utils
-from benchmarks import sage_dialogues
-from benchmarks import shared as evaluation
-from benchmarks.scoring import bootstrap
+from benchmarks import sage_dialogues, shared
 from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
 from rewards import simulated_user as simulator
 from rewards import user_prompts
@@ -66,7 +63,7 @@ class Args:
     """Only the first users of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: read from the checkpoint's think_format.json. Without one, or behind an endpoint, `plain`; then a
-    reply that contains </think> ends the run."""
+    reply that contains </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
@@ -165,7 +162,7 @@ def rescore(args: Args) -> None:
     for dialogue in dialogues:
         problems = sage_dialogues.check(dialogue, setting)
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
-    scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+    scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
 
     out = Path(args.out)
@@ -173,18 +170,6 @@ def rescore(args: Args) -> None:
     out.write_text(json.dumps(scores | {"warnings": warnings}, indent=1, ensure_ascii=False) + "\n")
     print_warnings(warnings)
     print(json.dumps(scores | {"n_warnings": len(warnings)}))
-
-
-def score_dialogues(dialogues: list[dict], seed: int) -> dict:
-    """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
-    scores = simulator.score(dialogues)
-    finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
-    scores["interval"] = bootstrap([value for value in finals if value is not None], seed)
-    statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
-    scores["format_ok"] = None  # dialogues of the official tool do not have it
-    if statuses:
-        scores["format_ok"] = statuses.count("ok") / len(statuses)
-    return scores
 
 
 def print_warnings(warnings: list[str]) -> None:
@@ -212,8 +197,8 @@ def load_model(args: Args, run: Path) -> Generate:
 
 def local_model(args: Args) -> Generate:
     """Loads the model with vLLM or transformers."""
-    tokenizer = evaluation.load_tokenizer(args)
-    stop = utils.THINK_FORMATS[evaluation.think_format(args)].stop
+    tokenizer = shared.load_tokenizer(args)
+    stop = utils.THINK_FORMATS[shared.think_format(args)].stop
     sampler = rollout.Sampler(
         args.model,
         tokenizer,
@@ -239,7 +224,7 @@ def local_model(args: Args) -> Generate:
 def endpoint_model(args: Args, run: Path) -> Generate:
     """Asks the model behind --model-url. Its replies are kept in model.jsonl."""
     model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
-    sampling = evaluation.endpoint_sampling(args, args.temperature)
+    sampling = shared.endpoint_sampling(args, args.temperature)
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
         requests = [{"messages": messages, **sampling} for messages in conversations]
@@ -273,8 +258,8 @@ def talk(
     """
     setting = args.setting()
     dialogues = [simulator.start(profile, setting) for profile in profiles]
-    restore(dialogues, path)
-    saved = {dialogue["id"]: progress(dialogue) for dialogue in dialogues}
+    sage_dialogues.restore(dialogues, path)
+    saved = {dialogue["id"]: sage_dialogues.progress(dialogue) for dialogue in dialogues}
 
     # a batch and its seeds do not depend on what is done already, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
@@ -291,9 +276,9 @@ def talk(
                     due[number] = dialogue
             if due:
                 model_turns(args, due, turn, generate)
-                save_progress(dialogues, saved, path)
+                sage_dialogues.save_progress(dialogues, saved, path)
         simulator.user_turns(dialogues, setting, user)
-        save_progress(dialogues, saved, path)
+        sage_dialogues.save_progress(dialogues, saved, path)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
         emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
@@ -314,42 +299,9 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
             dialogue["error"] = "no room for a reply in the model's context"
             continue
         text, finished, n_tokens = reply
-        evaluation.check_plain(args, text)
-        simulator.add_model_turn(dialogue, args.setting(), text, evaluation.think_format(args), finished)
+        shared.check_plain(args, text)
+        simulator.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
         dialogue["history"][-1]["n_tokens"] = n_tokens
-
-
-def progress(dialogue: dict) -> tuple[int, str]:
-    return len(dialogue["history"]), dialogue["ended"]
-
-
-def restore(dialogues: list[dict], path: Path) -> None:
-    """Brings dialogues to where an earlier start left them; `path` may not exist."""
-    by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
-    for step in runs.read_kept(path):
-        for row in step["dialogues"]:
-            dialogue = by_id[row["id"]]
-            new_turns = row.pop("history")
-            dialogue.update(row)
-            dialogue["history"] += new_turns
-
-
-def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path: Path) -> None:
-    """Appends one line with what is new in the dialogues since `saved`, and updates `saved`.
-
-    A failure of the simulator is not saved, so that --resume asks it again.
-    """
-    rows = []
-    for dialogue in dialogues:
-        n_saved_turns, _ = saved[dialogue["id"]]
-        if progress(dialogue) == saved[dialogue["id"]] or dialogue["ended"] == "simulator_failed":
-            continue
-        row = {key: value for key, value in dialogue.items() if key != "profile"}
-        row["history"] = dialogue["history"][n_saved_turns:]
-        rows.append(row)
-        saved[dialogue["id"]] = progress(dialogue)
-    if rows:
-        runs.append_jsonl(path, [{"dialogues": rows}])
 
 
 # --- 4. the simulators
@@ -402,7 +354,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
     contents = [
         args.setting() | {"seed": 0},
         name,
-        evaluation.judge_place(name, url),
+        shared.judge_place(name, url),
         user_prompts.SYSTEM,
         user_prompts.ASK_THINKING,
         user_prompts.PLANNER,
@@ -410,7 +362,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
         list(user_prompts.RULES.values()),
         profiles,
     ]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:12]
+    return shared.short_hash(json.dumps(contents))
 
 
 # --- 5. the run
@@ -430,9 +382,9 @@ def check(args: Args) -> list[dict]:
             runs.fail("the simulator needs a key in OPENAI_API_KEY, or your own endpoint in --simulator-url")
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
-    if args.ask_thinking and evaluation.think_format(args) == "plain":
+    if args.ask_thinking and shared.think_format(args) != "think":
         runs.fail(
-            "--ask-thinking needs --think-format think: with plain text the user would hear the thinking"
+            "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
         )
 
     profiles = simulator.read_profiles(args.profiles)
@@ -445,7 +397,7 @@ def check(args: Args) -> list[dict]:
 
 def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
-    tokenizer = evaluation.load_tokenizer(args)
+    tokenizer = shared.load_tokenizer(args)
     longest = 0
     for profile in profiles:
         dialogue = simulator.start(profile, args.setting())
@@ -504,7 +456,7 @@ def main(args: Args) -> None:
         lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
         (run / f"dialogues{suffix}.jsonl").write_text("".join(lines))
 
-        scores = runs.or_fail(score_dialogues, dialogues, args.seed)
+        scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
         if scores["n_invalid"] > args.max_invalid * scores["n"]:
             scores["without_headline"] = scores["mean_emotion"]
             scores["mean_emotion"] = None

@@ -64,7 +64,7 @@ class Args:
     """Use only the first tasks of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
     """auto: what the model's think_format.json says. Without that file, or behind an endpoint, it is `plain`,
-    and an answer with a </think> ends the run."""
+    and an answer with a </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     # generation

@@ -48,7 +48,7 @@ class ThinkFormat:
 
     @property
     def opens_response(self) -> str:
-        """The tag behind which the response begins; "" if the whole completion is the response."""
+        """Returns the tag behind which the response begins; "" if the whole completion is the response."""
         if self.response_tags:
             return self.response_tags[0]
         if self.thinking_tags:
@@ -57,7 +57,7 @@ class ThinkFormat:
 
     @property
     def stop(self) -> str:
-        """The string at which sampling stops, besides the end of turn; "" if there is none."""
+        """Returns the string at which sampling stops, besides the end of turn; "" if there is none."""
         if self.response_tags:
             return self.response_tags[1]
         return ""
@@ -280,15 +280,24 @@ def _choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
     """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
     vocabulary = tokenizer.get_vocab()
-    special = control_tokens(tokenizer)
-    last_first = sorted(
-        vocabulary, key=lambda token: (vocabulary[token] in special, vocabulary[token]), reverse=True
-    )
-    spare = ["<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"]
-    for token in spare + last_first:
+    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
             return token
-    raise ValueError("this tokenizer has a single token")
+    special = control_tokens(tokenizer).keys() - {end}
+    others = set(vocabulary.values()) - {end}
+    if not others:
+        raise ValueError("this tokenizer has a single token")
+    return tokenizer.convert_ids_to_tokens(max(special or others))
+
+
+def _check_tags(tokenizer: Tokenizer, think_format: str) -> None:
+    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
+    for tag in THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            raise ValueError(
+                f"this tokenizer cannot write {tag!r}, a tag of the think format {think_format!r}; "
+                "choose another tag or another model"
+            )
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -299,11 +308,12 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family. ValueError if none fits.
+            own if it keeps thinking verbatim; else ours for its family.
 
-    Returns one line that says what was chosen.
+    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """
     check_think_format(think_format)
+    _check_tags(tokenizer, think_format)
     name, text = _choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 

@@ -30,12 +30,12 @@ JUDGE_MAX_TOKENS = 128  # of a ranking as JSON
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Load the instructions with the baseline's answers."""
+    """Loads the instructions with the baseline's answers."""
     return load_sibling(data, "*baseline.json*", "instruction", "output")
 
 
 def load_gamed_baselines(data: Path) -> pd.DataFrame:
-    """Load the annotations of the two gamed baselines, which regularise the official fit."""
+    """Loads the annotations of the two gamed baselines, which regularise the official fit."""
     rows = load_sibling(data, "*gamed*.csv*", "std_delta_len", "instruction_difficulty", "preference")
     return pd.DataFrame(rows).rename(columns={"instruction_index": "index"})
 
@@ -44,13 +44,13 @@ def load_gamed_baselines(data: Path) -> pd.DataFrame:
 
 
 def model_side(instruction: str) -> str:
-    """Return which of the judge's answers is the model's, A or B: random, but fixed for an instruction."""
+    """Returns which of the judge's answers is the model's, A or B: random, but fixed for an instruction."""
     first_byte = hashlib.sha256(instruction.encode()).digest()[0]
     return "AB"[first_byte % 2]
 
 
 def ranking_prompt(instruction: str, answer_a: str, answer_b: str) -> str:
-    """Return the prompt of the paper's variant, which asks for a ranking as JSON."""
+    """Returns the prompt of the paper's variant, which asks for a ranking as JSON."""
     return (
         f"Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
         f"Instruction:\n{instruction}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}\n\nReply with nothing but "
@@ -59,7 +59,7 @@ def ranking_prompt(instruction: str, answer_a: str, answer_b: str) -> str:
 
 
 def token_prompt(instruction: str, answer_m: str, answer_big_m: str) -> str:
-    """Return the prompt of the official variant, which asks for one token and reads its log-probabilities."""
+    """Returns the prompt of the official variant, which asks for one token and reads its log-probabilities."""
     return (
         f"Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
         f"Instruction:\n{instruction}\n\nAnswer of m:\n{answer_m}\n\nAnswer of M:\n{answer_big_m}\n\nReply with nothing "
@@ -68,7 +68,7 @@ def token_prompt(instruction: str, answer_m: str, answer_big_m: str) -> str:
 
 
 def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
-    """Return the one request about an answer, by the field of the scored row that takes the reply."""
+    """Returns the one request about an answer, by the field of the scored row that takes the reply."""
     instruction = task["instruction"]
     answers = [answer, task["output"]]
     if model_side(instruction) == "B":
@@ -97,7 +97,7 @@ def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_token
 
 
 def parse_ranking(text: str) -> str:
-    """Return A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none."""
+    """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none."""
     try:
         for entry in json.loads(text)["output"]:
             first = type(entry["rank"]) is int and entry["rank"] == 1  # true is no rank
@@ -109,7 +109,7 @@ def parse_ranking(text: str) -> str:
 
 
 def token_preference(choice: dict, model_is: str) -> float | None:
-    """Return the preference, 1 (baseline) to 2 (model), from a reply's log-probabilities of m (A) and M (B).
+    """Returns the preference, 1 (baseline) to 2 (model), from a reply's log-probabilities of m (A) and M (B).
 
     None if the reply has neither.
     """
@@ -128,7 +128,7 @@ def token_preference(choice: dict, model_is: str) -> float | None:
 
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
-    """Return the fields of a scored row, from the judge's replies by field."""
+    """Returns the fields of a scored row, from the judge's replies by field."""
     side = model_side(task["instruction"])
     if protocol == "paper":
         return {"output_2": answer, "judge_text": replies["judge_text"].text, "model_is": side}
@@ -139,7 +139,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
 
 
 def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return coefficients (F,) of an L1 logistic regression without intercept; soft labels y (N,), x (N, F).
+    """Returns coefficients (F,) of an L1 logistic regression without intercept; soft labels y (N,), x (N, F).
 
     C is the best of 10 by the weighted log loss in 5-fold cross-validation, as in alpaca_eval's
     length_controlled_v1.
@@ -169,7 +169,7 @@ def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.n
 
 
 def win_rate_at_equal_length(weights: np.ndarray, difficulty: np.ndarray) -> float:
-    """Return the official win rate in percent.
+    """Returns the official win rate in percent.
 
     From the fit's weights (length, difficulty, model) and the difficulties of the instructions (N,).
     """
@@ -177,7 +177,7 @@ def win_rate_at_equal_length(weights: np.ndarray, difficulty: np.ndarray) -> flo
 
 
 def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
-    """Return the paper's win rate in percent at equal length.
+    """Returns the paper's win rate in percent at equal length.
 
     From binary wins (N,) and the differences in words (N,), the model's minus the baseline's.
     """
@@ -191,7 +191,7 @@ def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
 
 
 def row_preference(row: dict, where: str) -> float:
-    """Return a row's preference, 1 (baseline) to 2 (model). Raises ValueError if it has none."""
+    """Returns a row's preference, 1 (baseline) to 2 (model). Raises ValueError if it has none."""
     if get_field(row, where, "output_2") is None:
         raise ValueError("no output_2")
     if "judge_text" in row:
@@ -208,7 +208,7 @@ def row_preference(row: dict, where: str) -> float:
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
-    """Return win rates in percent by the official tool's rules and the paper's, and the counts."""
+    """Returns win rates in percent by the official tool's rules and the paper's, and the counts."""
     tasks = load_tasks(data)
     gamed = load_gamed_baselines(data)
     results = match_rows(rows, tasks, KEYS, source)
@@ -251,7 +251,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
 def official_weights(
     gamed: pd.DataFrame, delta_chars: np.ndarray, difficulty: np.ndarray, y: np.ndarray, valid: np.ndarray
 ) -> np.ndarray:
-    """Fit the official weights (length, difficulty, model) to the valid rows and the gamed baselines.
+    """Fits the official weights (length, difficulty, model) to the valid rows and the gamed baselines.
 
     `delta_chars`, `difficulty`, `y` (win, 0 to 1) and `valid` have one entry a row, (N,).
     """

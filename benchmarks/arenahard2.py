@@ -44,7 +44,7 @@ VERDICTS = {  # label: (value for A, weight in the official score)
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Load the questions with `baseline`: a row {uid, answer, metadata} of a file baseline_*, or None.
+    """Loads the questions with `baseline`: a row {uid, answer, metadata} of a file baseline_*, or None.
 
     Hard prompts and creative writing have different baselines, in files of their own.
     """
@@ -64,7 +64,7 @@ def load_tasks(data: Path) -> list[dict]:
 
 
 def judge_messages(category: str, prompt: str, answer_a: str, answer_b: str) -> list[dict]:
-    """Return the messages of one game."""
+    """Returns the messages of one game."""
     if category == "creative_writing":
         task = "pieces of creative writing. Judge imagination, voice and how well each does what was asked"
     else:
@@ -81,7 +81,7 @@ def judge_messages(category: str, prompt: str, answer_a: str, answer_b: str) -> 
 
 
 def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
-    """Return the requests of both games, by the field of the scored row that takes the reply."""
+    """Returns the requests of both games, by the field of the scored row that takes the reply."""
     baseline = task["baseline"]["answer"]
     requests = {}
     for game, (answer_a, answer_b) in zip(GAMES, [(baseline, answer), (answer, baseline)]):
@@ -94,7 +94,7 @@ def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_token
 
 
 def parse_verdict(text: str) -> str:
-    """Return a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
+    """Returns a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
 
     Case does not matter. Raises ValueError if there is none.
     """
@@ -108,7 +108,7 @@ def parse_verdict(text: str) -> str:
 
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
-    """Return the fields of a scored row, from the judge's replies by field."""
+    """Returns the fields of a scored row, from the judge's replies by field."""
     verdicts = {game: reply.text for game, reply in replies.items()}
     return verdicts | {"model_metadata": style(answer)}
 
@@ -117,14 +117,14 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
 
 
 def token_len(answer: str) -> int:
-    """Return the length that style control reads: tokens of o200k_base, which tiktoken downloads once."""
+    """Returns the length that style control reads: tokens of o200k_base, which tiktoken downloads once."""
     import tiktoken
 
     return len(tiktoken.get_encoding("o200k_base").encode(answer, disallowed_special=()))
 
 
 def markdown_counts(answer: str) -> dict:
-    """Count the markdown that style control reads, outside of code blocks."""
+    """Counts the markdown that style control reads, outside of code blocks."""
     text = re.sub(r"```[^`]*```", "``````", answer)
 
     def count(pattern: str) -> int:
@@ -138,7 +138,7 @@ def markdown_counts(answer: str) -> dict:
 
 
 def style(answer: str) -> dict:
-    """Count what style control reads; {} if tiktoken's table cannot be had."""
+    """Counts what style control reads; {} if tiktoken's table cannot be had."""
     try:
         return {"token_len": token_len(answer)} | markdown_counts(answer)
     except OSError:  # requests' errors are of this kind
@@ -146,7 +146,7 @@ def style(answer: str) -> dict:
 
 
 def warn_without_style() -> None:
-    """Print a warning if no answer's length in tokens can be counted."""
+    """Prints a warning if no answer's length in tokens can be counted."""
     if not style(""):
         print(
             "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
@@ -156,7 +156,7 @@ def warn_without_style() -> None:
 
 
 def style_features(model: dict, baseline: dict) -> list[float]:
-    """Return four relative differences: of lengths, and of densities of headers, list items and bold spans.
+    """Returns four relative differences: of lengths, and of densities of headers, list items and bold spans.
 
     `model` and `baseline` are counts as `style` returns them.
     """
@@ -171,7 +171,7 @@ def style_features(model: dict, baseline: dict) -> list[float]:
 
 
 def style_totals(counts: dict) -> list[int]:
-    """Return the four counts of STYLE, summed over their kinds."""
+    """Returns the four counts of STYLE, summed over their kinds."""
     totals = []
     for name in STYLE:
         value = counts[name]
@@ -183,7 +183,7 @@ def style_totals(counts: dict) -> list[int]:
 
 
 def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
-    """Return the win rate in percent at equal style.
+    """Returns the win rate in percent at equal style.
 
     It is the maximum likelihood fit of soft outcomes (N,) on standardised features (N, 4).
     """
@@ -197,14 +197,14 @@ def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
 
 
 def standardise(features: np.ndarray) -> np.ndarray:
-    """Return features (N, 4) with mean 0 and deviation 1; a feature that does not vary is 0."""
+    """Returns features (N, 4) with mean 0 and deviation 1; a feature that does not vary is 0."""
     centred = features - np.mean(features, axis=0)
     spread = np.std(features, axis=0, ddof=1)
     return centred / np.where(spread > 1e-9, spread, 1)
 
 
 def category_scores(results: list[dict]) -> dict:
-    """Return the scores of one category's prompts.
+    """Returns the scores of one category's prompts.
 
     From their results' `game1` and `game2` (labels; None: not read) and `style` (None: unknown).
     """
@@ -242,7 +242,7 @@ def category_scores(results: list[dict]) -> dict:
 
 
 def row_verdicts(row: dict, where: str) -> list[str | None]:
-    """Return the texts of a row's two verdicts; the official tool has them under `games`."""
+    """Returns the texts of a row's two verdicts; the official tool has them under `games`."""
     if "games" not in row:
         return [get_field(row, where, game) for game in GAMES]
     texts = [(game or {}).get("score") for game in row["games"]]
@@ -250,7 +250,7 @@ def row_verdicts(row: dict, where: str) -> list[str | None]:
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
-    """Return the scores of hard prompts, those of creative writing under its name, and the counts.
+    """Returns the scores of hard prompts, those of creative writing under its name, and the counts.
 
     Creative writing has another baseline, so a score of its own. If rows have no hard prompts, it has the
     plain keys.

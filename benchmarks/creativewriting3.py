@@ -28,7 +28,7 @@ def item_id(title: str, iteration: int) -> str:
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Load a task for every prompt and iteration, with its seed in the place of <SEED>.
+    """Loads a task for every prompt and iteration, with its seed in the place of <SEED>.
 
     Titles are those of the official pages.
     """
@@ -50,7 +50,7 @@ def load_tasks(data: Path) -> list[dict]:
 
 
 def load_criteria(data: Path) -> tuple[list[str], list[str]]:
-    """Load all criteria, and those of which less is better."""
+    """Loads all criteria, and those of which less is better."""
     return load_sibling(data, "c*riteria.txt"), load_sibling(data, "negative_criteria.txt")
 
 
@@ -67,7 +67,7 @@ def judge_prompt(prompt: str, answer: str, criteria: list[str], negative: list[s
 
 
 def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
-    """Return the one request about a piece, by the field of the scored row that takes the reply."""
+    """Returns the one request about a piece, by the field of the scored row that takes the reply."""
     criteria, negative = load_criteria(data)
     prompt = task["prompt"]
     if protocol == "paper":
@@ -82,7 +82,7 @@ def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_token
 
 
 def parse_marks(text: str) -> dict[str, float]:
-    """Return marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
+    """Returns marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
     The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left.
     """
@@ -95,7 +95,7 @@ def parse_marks(text: str) -> dict[str, float]:
 
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
-    """Return the fields of a scored row, from the judge's replies by field."""
+    """Returns the fields of a scored row, from the judge's replies by field."""
     return {
         "title": task["title"],
         "iteration": task["iteration"],
@@ -107,7 +107,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
 
 
 def mark_values(marks: dict[str, float], negative: set[str]) -> list[float]:
-    """Return marks as values from 0 to 20, higher is better. Raises ValueError if none is left.
+    """Returns marks as values from 0 to 20, higher is better. Raises ValueError if none is left.
 
     A mark below 0 where lower is better would be worth over 20, and is dropped.
     """
@@ -122,12 +122,12 @@ def mark_values(marks: dict[str, float], negative: set[str]) -> list[float]:
 
 
 def shown(values: list[float]) -> float:
-    """Return the mean of marks (of 20) as the official result pages show it (of 100)."""
+    """Returns the mean of marks (of 20) as the official result pages show it (of 100)."""
     return float(f"{5 * round(mean(values), 2):.1f}")
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
-    """Return `overall`, the mean of the items; `iterations`, as on the official pages; and the counts.
+    """Returns `overall`, the mean of the items; `iterations`, as on the official pages; and the counts.
 
     In an iteration's number all of its marks are in one pool.
     """

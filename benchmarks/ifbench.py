@@ -88,7 +88,7 @@ CHECKERS = {
 
 @functools.cache
 def require_nltk_data() -> None:
-    """Raise FileNotFoundError, which names the download, if a part of NLTK's data is missing."""
+    """Raises FileNotFoundError, which names the download, if a part of NLTK's data is missing."""
     for resource in NLTK_DATA:
         try:
             nltk.data.find(resource)
@@ -100,7 +100,7 @@ def require_nltk_data() -> None:
 
 
 def loose_variants(response: str) -> list[str]:
-    """Return the texts of which one must pass, without repeats and blank ones; the response is the first."""
+    """Returns the texts of which one must pass, without repeats and blank ones; the response is the first."""
     lines = response.split("\n")
     variants = [response]
     for kept_lines in (lines[1:], lines[:-1], lines[1:-1]):
@@ -110,7 +110,7 @@ def loose_variants(response: str) -> list[str]:
 
 
 def bind(task: dict) -> list[functools.partial]:
-    """Return the task's checkers with their arguments, nulls left out.
+    """Returns the task's checkers with their arguments, nulls left out.
 
     Raises ValueError for an unknown instruction id, or arguments that do not fit it.
     """
@@ -130,7 +130,7 @@ def bind(task: dict) -> list[functools.partial]:
 
 
 def check_kwargs(where: str, checker, given: dict) -> None:
-    """Raise ValueError unless `given` are the checker's arguments after the text, with their types."""
+    """Raises ValueError unless `given` are the checker's arguments after the text, with their types."""
     _, *needed = inspect.signature(checker).parameters.values()
     needed_names = [parameter.name for parameter in needed]
     if set(needed_names) != set(given):
@@ -145,7 +145,7 @@ def check_kwargs(where: str, checker, given: dict) -> None:
 
 
 def check(task: dict, response: str) -> dict[str, list[bool]]:
-    """Return {"strict": [...], "loose": [...]}: whether the response meets each instruction, in their order.
+    """Returns {"strict": [...], "loose": [...]}: whether the response meets each instruction, in their order.
 
     `task` is a row of the benchmark: key, prompt, instruction_id_list and kwargs (null-padded). Raises
     ValueError as `bind` does, and FileNotFoundError if NLTK's data is missing.

@@ -24,6 +24,7 @@ from benchmarks.ifbench_text import (
     is_increasing,
     split_sentences,
     stop_words,
+    stripped,
     tagger,
     to_ascii,
 )
@@ -55,18 +56,21 @@ LAST_DAYS = {0: 99, 2: 29, 4: 30, 6: 30, 9: 30, 11: 30}  # of months; the others
 
 
 def conjunctions(text: str, small_n: float) -> bool:
-    # as they are written: "and", "And" and "and," are three
-    found = {word for word in text.split() if word.strip(EDGES).lower() in CONJUNCTIONS}
+    found = set()  # as they are written: "and", "And" and "and," are three
+    for word in text.split():
+        if word.strip(EDGES).lower() in CONJUNCTIONS:
+            found.add(word)
     return len(found) >= small_n
 
 
 def keywords_multiple(
     text: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
-    text = text.lower()
-    keywords = (keyword1, keyword2, keyword3, keyword4, keyword5)
-    counts = [text.count(keyword.strip().lower()) for keyword in keywords]  # inside other words too
-    return counts == [1, 2, 3, 5, 7]
+    wanted = {1: keyword1, 2: keyword2, 3: keyword3, 5: keyword4, 7: keyword5}
+    for count, keyword in wanted.items():
+        if text.lower().count(keyword.strip().lower()) != count:  # inside other words too
+            return False
+    return True
 
 
 def numbers(text: str, N: float) -> bool:
@@ -86,7 +90,9 @@ def pronouns(text: str, N: float) -> bool:
 def punctuation(text: str) -> bool:
     if "?!" not in text and "!?" not in text and "‽" not in text:
         return False
-    interrobang = "?!" if "?!" in text else "!?"
+    interrobang = "!?"
+    if "?!" in text:
+        interrobang = "?!"
     rest = text.replace(interrobang, "", 1)  # its two marks do not count as ? and !
     return set(".,!?;:") <= set(rest)
 
@@ -163,23 +169,29 @@ def date_format_list(text: str) -> bool:
 
 
 def european_capitals_sort(text: str) -> bool:
-    cities = [city.strip() for city in to_ascii(text).split(",")]
-    return [city for city in cities if city] == CAPITALS
+    cities = stripped(to_ascii(text).split(","))
+    return cities == CAPITALS
 
 
 def mcq_count_length(text: str) -> bool:
     if not text.startswith("Question"):
         return False
-    questions = [question for question in re.split(r"Question \d+[.|):;]?\s*", text) if question.strip()]
+    questions = stripped(re.split(r"Question \d+[.|):;]?\s*", text))
     if len(questions) != 4:
         return False
     lengths = []
     for question in questions:
-        lines = [line.strip() for line in question.strip().split("\n")]
-        options = [number for number, line in enumerate(lines) if re.match(r"[A-Ea-e][.|)]\s*\w", line)]
-        if len(options) != 5:
+        n_options = 0
+        stem_lines = []
+        for line in question.split("\n"):
+            line = line.strip()
+            if re.match(r"[A-Ea-e][.|)]\s*\w", line):
+                n_options += 1
+            elif n_options == 0:
+                stem_lines.append(line)
+        if n_options != 5:
             return False
-        stem = " ".join(lines[: options[0]]).strip()
+        stem = " ".join(stem_lines).strip()
         lengths.append(len(stem))
     return is_increasing(lengths)
 
@@ -189,10 +201,11 @@ def multiples(text: str) -> bool:
 
 
 def reverse_newline(text: str) -> bool:
-    lines = [line.strip(EDGES) for line in text.split("\n")]
-    lines = [line for line in lines if line]
-    start = next((number for number, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
-    countries = [to_ascii(line) for line in lines[start:]]  # which countries is not looked at
+    countries = []  # which countries is not looked at
+    for line in text.split("\n"):
+        line = line.strip(EDGES)
+        if line and (countries or "Zimbabwe" in line):
+            countries.append(to_ascii(line))
     return len(countries) >= 52 and countries == sorted(countries, reverse=True)
 
 
@@ -200,7 +213,10 @@ def sentence_alphabet(text: str) -> bool:
     sentences = split_sentences(text)
     if len(sentences) != 26:
         return False
-    return all(s.lower().startswith(letter) for s, letter in zip(sentences, string.ascii_lowercase))
+    for sentence, letter in zip(sentences, string.ascii_lowercase):
+        if not sentence.lower().startswith(letter):
+            return False
+    return True
 
 
 def word_reverse(text: str) -> bool:
@@ -227,7 +243,8 @@ def line_indent(text: str) -> bool:
     for line in lines:  # removes from the list that is walked: of two blank lines in a row one stays
         if not line.strip():
             lines.remove(line)
-    return is_increasing(len(line) - len(line.lstrip(" ")) for line in lines)
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines]
+    return is_increasing(indents)
 
 
 def list_of_items(text: str, sep: str) -> bool:
@@ -270,10 +287,13 @@ def one_of_options(text: str, options: str) -> bool:
         separator = "/"
     elif "or" in options:
         separator = "or"
-    allowed = [option.strip() for option in options.split(separator)]
-    if re.match(r"\W*[aA]\W*[bB]\W*[cC]", options):  # letters: exactly as they are given
-        return text in allowed
-    return text.strip(EDGES).lower() in [option.strip(EDGES).lower() for option in allowed]
+    are_letters = re.match(r"\W*[aA]\W*[bB]\W*[cC]", options)
+    for option in options.split(separator):
+        if are_letters and text == option.strip():  # exactly as they are given
+            return True
+        if not are_letters and text.strip(EDGES).lower() == option.strip().strip(EDGES).lower():
+            return True
+    return False
 
 
 def output_template(text: str) -> bool:
@@ -322,13 +342,14 @@ def sub_bullets(text: str) -> bool:
 
 
 def thesis(text: str) -> bool:
-    start = text.find("<i>") if "<i>" in text else text.find("<em>")
-    if start < 0:
+    opening = "<i>" if "<i>" in text else "<em>"
+    if opening not in text:
         return False
-    text = text[start:]
-    end = text.find("</i>") if "</i>" in text else text.find("</em>")
-    if end < 0:
+    text = text[text.index(opening) :]
+    closing = "</i>" if "</i>" in text else "</em>"
+    if closing not in text:
         return False
+    end = text.index(closing)
     inside = text[3:end]  # lengths of <i> and </i>, for <em> too
     after = text[end + 4 :]
     return inside.strip() != "" and after.strip() != ""
@@ -346,13 +367,15 @@ def title_case(text: str) -> bool:
 
 
 def overlap(text: str, reference_text: str, percentage: float) -> bool:
-    # trigrams of characters, not of words
-    trigrams = {text[i : i + 3] for i in range(len(text) - 2)}
-    reference = {reference_text[i : i + 3] for i in range(len(reference_text) - 2)}
+    trigrams = character_trigrams(text)
     if not trigrams:
         return False
-    shared = len(trigrams & reference) / len(trigrams) * 100
+    shared = len(trigrams & character_trigrams(reference_text)) / len(trigrams) * 100
     return percentage - 2 <= shared <= percentage + 2
+
+
+def character_trigrams(text: str) -> set[str]:
+    return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
 def sentence_balance(text: str) -> bool:
@@ -366,8 +389,10 @@ def sentence_type(text: str) -> bool:
 
 
 def sentence_words(text: str) -> bool:
-    lengths = [len(sentence) for sentence in split_sentences(text)]
-    return len(lengths) == 3 and len(set(lengths)) == 1  # whether the words differ is not looked at
+    lengths = [
+        len(sentence) for sentence in split_sentences(text)
+    ]  # whether the words differ is not looked at
+    return len(lengths) == 3 and lengths[0] == lengths[1] == lengths[2]
 
 
 def few_stop_words(text: str, percentage: float) -> bool:
@@ -401,8 +426,9 @@ def repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) 
 def alliteration_increment(text: str) -> bool:
     counts = []  # words that share their first letter with a neighbour, by sentence
     for sentence in split_sentences(text):
-        words = [word.lstrip(EDGES) for word in sentence.lower().split()]
-        first_letters = [word[0] for word in words if word]
+        first_letters = ""
+        for word in sentence.lower().split():
+            first_letters += word.lstrip(EDGES)[:1]
         n_alliterating = 0
         for _, same_letters in groupby(first_letters):
             n_words = len(list(same_letters))
@@ -449,10 +475,9 @@ def keywords_specific_position(text: str, keyword: str, n: float, m: float) -> b
 
 
 def last_first(text: str) -> bool:
-    sentences = [sentence.lower() for sentence in split_sentences(text)]
-    for sentence, following in pairwise(sentences):
-        last = sentence.rstrip(EDGES).split()[-1:]
-        first = following.lstrip(EDGES).split()[:1]
+    for sentence, following in pairwise(split_sentences(text)):
+        last = sentence.lower().rstrip(EDGES).split()[-1:]
+        first = following.lower().lstrip(EDGES).split()[:1]
         if not last or last != first:
             return False
     return True

@@ -7,7 +7,6 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
 from itertools import pairwise
 
 import nltk
@@ -46,7 +45,7 @@ SENTENCE_RULES = (
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences, stripped and without line breaks; what follows the last end mark is one too."""
+    """Returns the sentences, stripped and without line breaks; what follows the last end mark is one too."""
     text = " " + text.replace("\n", " ") + "  "
     for pattern, replacement in SENTENCE_RULES:
         text = pattern.sub(replacement, text)
@@ -58,28 +57,33 @@ def split_sentences(text: str) -> list[str]:
 
 
 def count_end_marks(text: str) -> tuple[int, int, int]:
-    """Count the sentences that end with a full stop, a question mark, an exclamation mark."""
+    """Counts the sentences that end with a full stop, a question mark, an exclamation mark."""
     ends = Counter(sentence[-1:] for sentence in split_sentences(text))
     return ends["."], ends["?"], ends["!"]
 
 
 def bare(text: str) -> str:
-    """Remove ASCII punctuation; the two sides of a mark inside a word become one word."""
+    """Removes ASCII punctuation; the two sides of a mark inside a word become one word."""
     return text.translate(str.maketrans("", "", string.punctuation))
 
 
 def bare_words(text: str) -> list[str]:
-    """Return the words between white space, without ASCII punctuation."""
+    """Returns the words between white space, without ASCII punctuation."""
     return bare(text).split()
 
 
+def stripped(parts: list[str]) -> list[str]:
+    """Returns the parts without white space around them, blank ones left out."""
+    return [part.strip() for part in parts if part.strip()]
+
+
 def to_ascii(text: str) -> str:
-    """Remove accents, and characters that have no ASCII base."""
+    """Removes accents, and characters that have no ASCII base."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def csv_rows(text: str, delimiter: str = ",") -> list[list[str]]:
-    """Return the rows of CSV text; none if it is not CSV."""
+    """Returns the rows of CSV text; none if it is not CSV."""
     try:
         return list(csv.reader(io.StringIO(text), delimiter=delimiter))
     except csv.Error:
@@ -87,13 +91,13 @@ def csv_rows(text: str, delimiter: str = ",") -> list[list[str]]:
 
 
 def has_csv_header(text: str, between: str, columns: list[str]) -> bool:
-    """Return whether the first line is `columns`, quoted or not, with the pattern `between` between them."""
+    """Returns whether the first line is `columns`, quoted or not, with the pattern `between` between them."""
     first_line = text.split("\n")[0].strip()
     pattern = between.join(f'(?:{column}|"{column}")' for column in columns)
     return re.fullmatch(pattern, first_line) is not None
 
 
-def is_increasing(numbers: Iterable[int]) -> bool:
+def is_increasing(numbers: list[int]) -> bool:
     return all(a < b for a, b in pairwise(numbers))
 
 

@@ -29,7 +29,7 @@ def load_tasks(data: Path) -> list[dict]:
 
 @functools.cache
 def ifeval_checkers() -> tuple[dict, Callable]:
-    """Return IFEval's instructions by name, and the function that checks a task and a list of one response.
+    """Returns IFEval's instructions by name, and the function that checks a task and a list of one response.
 
     Exits with 2 if nltk's data is missing.
     """
@@ -62,7 +62,7 @@ def ifeval_checkers() -> tuple[dict, Callable]:
 
 
 def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
-    """Return check(task, response); if it takes too long, or nests too deeply, no instruction is met.
+    """Returns check(task, response); if it takes too long, or nests too deeply, no instruction is met.
 
     Thousands of [, for example, cost a regular expression quadratic time. Works in the main thread only.
     """
@@ -85,7 +85,7 @@ def bounded(check: Callable[[dict, str], dict], task: dict, response: str, secon
 
 
 def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
-    """Return {"strict": [...], "loose": [...]}, one bool an instruction; exits with 2 for an unknown one."""
+    """Returns {"strict": [...], "loose": [...]}, one bool an instruction; exits with 2 for an unknown one."""
     known, process_results = ifeval_checkers()
     unknown = set(task["instruction_id_list"]) - set(known)
     if unknown:
@@ -100,7 +100,7 @@ def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
 
 
 def ifbench_check(task: dict, response: str) -> dict[str, list[bool]]:
-    """Return the same for IFBench; exits with 2 for an unknown instruction, or if nltk's data is missing."""
+    """Returns the same for IFBench; exits with 2 for an unknown instruction, or if nltk's data is missing."""
     from benchmarks import ifbench
 
     return runs.or_fail(bounded, ifbench.check, task, response)
@@ -115,7 +115,7 @@ def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
 
 
 def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str], dict]) -> dict:
-    """Return the shares of prompts and of instructions that are met, strict and loose, and the counts."""
+    """Returns the shares of prompts and of instructions that are met, strict and loose, and the counts."""
     tasks = load_tasks(data)
     results = check_rows(rows, tasks, KEYS, source, check, several_samples=False)
     numbers = {}

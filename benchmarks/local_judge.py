@@ -24,38 +24,43 @@ def ask(
 
     Args:
         model: folder or hub name.
-        requests: bodies as for an endpoint; of each `messages` is used, of the first one `max_tokens`.
+        requests: bodies as for an endpoint. Only `messages` are read, and `max_tokens` of the first request.
         parse: reads a text; raises ValueError if it cannot, and the request is asked again.
         backend: "auto", "vllm" or "hf", as --rollout.
     """
     tokenizer = load_tokenizer(model)
-    prompts = [utils.encode_prompt(tokenizer, request["messages"]) for request in requests]
     keys = [request_key(model, request) for request in requests]
-    stored_texts = {(row["key"], row["attempt"]): row["text"] for row in runs.read_kept(store)}
-    replies = [Reply(None, "", "not asked", (0, 0), {}) for _ in requests]
+    prompts = {}  # by key: equal requests get one reply
+    for key, request in zip(keys, requests):
+        prompts[key] = utils.encode_prompt(tokenizer, request["messages"])
+    texts = {}  # by key and attempt
+    for row in runs.read_kept(store):
+        texts[row["key"], row["attempt"]] = row["text"]
 
+    replies: dict[str, Reply] = {}
+    unread = list(prompts)
     for attempt in range(ATTEMPTS):
-        unread = [i for i, reply in enumerate(replies) if reply.error]
-        missing = [i for i in unread if (keys[i], attempt) not in stored_texts]
+        missing = [key for key in unread if (key, attempt) not in texts]
         if missing:
             temperature = RETRY_TEMPERATURE if attempt else 0.0
             samples = rollout.generate(
                 model,
-                [prompts[i] for i in missing],
+                [prompts[key] for key in missing],
                 tokenizer,
                 rollout.Sampling(temperature, requests[0]["max_tokens"]),
                 use_vllm=rollout.use_vllm(backend),
                 seed=attempt,
             )
             for position, sample in samples:
+                key = missing[position]
                 text = rollout.text_of(tokenizer, sample)
-                key = keys[missing[position]]
-                stored_texts[key, attempt] = text
+                texts[key, attempt] = text
                 runs.append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
 
-        for i in unread:
-            replies[i] = read_reply(stored_texts[keys[i], attempt], parse)
-    return replies
+        for key in unread:
+            replies[key] = read_reply(texts[key, attempt], parse)
+        unread = [key for key in unread if replies[key].error]
+    return [replies[key] for key in keys]
 
 
 def load_tokenizer(model: str):
@@ -69,11 +74,13 @@ def load_tokenizer(model: str):
 
 
 def request_key(model: str, request: dict) -> str:
-    return hashlib.sha256(json.dumps([model, request], sort_keys=True).encode()).hexdigest()
+    """Returns the hash under which a request's texts are stored."""
+    content = json.dumps([model, request], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def read_reply(text: str, parse: Callable[[str], Any]) -> Reply:
     try:
         return Reply(parse(text), text, "", (0, 0), {})
-    except (ValueError, RecursionError) as e:  # json raises the second on a thousand brackets
-        return Reply(None, text, str(e), (0, 0), {})
+    except (ValueError, RecursionError) as error:  # json raises the second on a thousand brackets
+        return Reply(None, text, str(error), (0, 0), {})

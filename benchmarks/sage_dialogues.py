@@ -1,13 +1,18 @@
-"""Dialogues that SAGE's official tool or eval_sentient.py stored: reads and checks them.
+"""Dialogues in files: those that SAGE's official tool or eval_sentient.py stored, and the progress of a run.
 
 A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
 """
 
 import math
+from pathlib import Path
 
 import runs
+from benchmarks.scoring import bootstrap
 from rewards import simulated_user as simulator
 from rows import read_rows
+
+
+# --- 1. stored dialogues
 
 
 def is_number(value) -> bool:
@@ -70,3 +75,51 @@ def recorded_change(turn: dict) -> float | None:
     if isinstance(planning, dict):
         return planning.get("change")
     return None
+
+
+def score(dialogues: list[dict], seed: int) -> dict:
+    """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
+    scores = simulator.score(dialogues)
+    finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
+    scores["interval"] = bootstrap([value for value in finals if value is not None], seed)
+    statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
+    scores["format_ok"] = None  # dialogues of the official tool do not have it
+    if statuses:
+        scores["format_ok"] = statuses.count("ok") / len(statuses)
+    return scores
+
+
+# --- 2. the progress of a run
+
+
+def progress(dialogue: dict) -> tuple[int, str]:
+    return len(dialogue["history"]), dialogue["ended"]
+
+
+def restore(dialogues: list[dict], path: Path) -> None:
+    """Brings dialogues to where an earlier start left them; `path` may not exist."""
+    by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
+    for step in runs.read_kept(path):
+        for row in step["dialogues"]:
+            dialogue = by_id[row["id"]]
+            new_turns = row.pop("history")
+            dialogue.update(row)
+            dialogue["history"] += new_turns
+
+
+def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path: Path) -> None:
+    """Appends one line with what is new in the dialogues since `saved`, and updates `saved`.
+
+    A failure of the simulator is not saved, so that --resume asks it again.
+    """
+    rows = []
+    for dialogue in dialogues:
+        n_saved_turns, _ = saved[dialogue["id"]]
+        if progress(dialogue) == saved[dialogue["id"]] or dialogue["ended"] == "simulator_failed":
+            continue
+        row = {key: value for key, value in dialogue.items() if key != "profile"}
+        row["history"] = dialogue["history"][n_saved_turns:]
+        rows.append(row)
+        saved[dialogue["id"]] = progress(dialogue)
+    if rows:
+        runs.append_jsonl(path, [{"dialogues": rows}])

@@ -25,7 +25,7 @@ POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positi
 
 
 def read_stored(path: Path) -> list[dict]:
-    """Read stored rows. Drops the ids that rows.read_rows makes up, since no task has them."""
+    """Reads stored rows. Drops the ids that rows.read_rows makes up, since no task has them."""
     rows = read_rows(path)
     for number, row in enumerate(rows):
         if row["id"] == f"{path.stem}-{number}":
@@ -34,7 +34,7 @@ def read_stored(path: Path) -> list[dict]:
 
 
 def load(data: Path, pattern: str, *fields: str) -> list:
-    """Load a benchmark's rows (of a .txt file its lines), and check that each has `fields`.
+    """Loads a benchmark's rows (of a .txt file its lines), and check that each has `fields`.
 
     `data` is a file, a folder in which one file matches `pattern`, or else a hub dataset (see `load_hub`).
     Exits with 2 if no file matches, if several do, or if a field is missing.
@@ -53,13 +53,13 @@ def load(data: Path, pattern: str, *fields: str) -> list:
 
 
 def load_sibling(data: Path, pattern: str, *fields: str) -> list:
-    """Load one of a benchmark's files from the folder `data`, or from the folder of the file `data`."""
+    """Loads one of a benchmark's files from the folder `data`, or from the folder of the file `data`."""
     folder = data if data.is_dir() else data.parent
     return load(folder, pattern, *fields)
 
 
 def find_file(data: Path, pattern: str) -> Path:
-    """Return the file `data`, or the only match in the folder `data`; exits with 2 if there is not one."""
+    """Returns the file `data`, or the only match in the folder `data`; exits with 2 if there is not one."""
     if data.is_file():
         return data
     files = sorted(data.glob(pattern))
@@ -72,7 +72,7 @@ def find_file(data: Path, pattern: str) -> Path:
 
 
 def read_file(path: Path) -> list:
-    """Read .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object's values are rows."""
+    """Reads .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object's values are rows."""
     suffix = path.name.removesuffix(".gz").rpartition(".")[2]
     if suffix in SEPARATORS:
         return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
@@ -95,7 +95,7 @@ def read_file(path: Path) -> list:
 
 
 def load_hub(name: str) -> list[dict]:
-    """Load `owner/name` or `owner/name:configuration` from the hub: its split `test`, else its first."""
+    """Loads `owner/name` or `owner/name:configuration` from the hub: its split `test`, else its first."""
     import datasets
 
     path, _, configuration = name.partition(":")
@@ -112,7 +112,7 @@ def load_hub(name: str) -> list[dict]:
 
 
 def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
-    """Return the first of `names` that a row has; None if its value is null.
+    """Returns the first of `names` that a row has; None if its value is null.
 
     Exits with 2 if the row has none of them, or a value that is not of the type `kind`.
     """
@@ -120,7 +120,7 @@ def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
     if name is None:
         runs.fail(
             f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
-            "benchmarks/__init__.py lists the fields of each benchmark"
+            "benchmarks/table.py lists the fields of each benchmark"
         )
     value = row[name]
     if value is not None and not isinstance(value, kind):
@@ -131,7 +131,7 @@ def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
 def match_rows(
     rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, several_samples: bool = False
 ) -> list[dict]:
-    """Return a result {task, key, line} for every row, found by its first key that some task has.
+    """Returns a result {task, key, line} for every row, found by its first key that some task has.
 
     Exits with 2 if a row fits no task or several, and for a second row of a task unless `several_samples`.
     """
@@ -156,7 +156,7 @@ def match_rows(
 
 
 def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Map each key, and each value of it as text, to the positions of the tasks that have it."""
+    """Maps each key, and each value of it as text, to the positions of the tasks that have it."""
     positions = {key: defaultdict(list) for key in keys}
     for position, task in enumerate(tasks):
         for key in keys:
@@ -168,7 +168,7 @@ def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[str, dict[str,
 
 
 def find_tasks(row: dict, tasks: list[dict], positions: dict[str, dict[str, list[int]]]) -> list[int]:
-    """Return the positions of the tasks that a row may belong to, with the index of `index_tasks`."""
+    """Returns the positions of the tasks that a row may belong to, with the index of `index_tasks`."""
     found = []
     for key, by_value in positions.items():
         if key in row and str(row[key]) in by_value:
@@ -188,7 +188,7 @@ def find_tasks(row: dict, tasks: list[dict], positions: dict[str, dict[str, list
 
 
 def row_key(task: dict, position: int, keys: tuple[str, ...]) -> dict:
-    """Return the field by which `match_rows` finds this task, at this position of the data."""
+    """Returns the field by which `match_rows` finds this task, at this position of the data."""
     for key in keys:
         if key in task:
             return {key: task[key]}
@@ -207,7 +207,7 @@ def check_rows(
     text_fields: tuple[str, ...] = ("response",),
     apply: Callable = map,
 ) -> list[dict]:
-    """Return the rows' results, with what `check(task, text)` says of each.
+    """Returns the rows' results, with what `check(task, text)` says of each.
 
     A row without text is `invalid`; a row whose task does not count is `excluded`. `apply` is map, or a
     pool's map.
@@ -232,7 +232,7 @@ def check_rows(
 
 
 def count_rows(results: list[dict], tasks: list[dict]) -> dict:
-    """Return the counts that every benchmark reports, and the results under `rows`.
+    """Returns the counts that every benchmark reports, and the results under `rows`.
 
     n: rows of tasks that count; n_invalid: those without a score; n_unparsed: those without a readable
     answer. n_missing: tasks that count and have no row; n_excluded: rows of tasks that do not count.
@@ -251,7 +251,7 @@ def count_rows(results: list[dict], tasks: list[dict]) -> dict:
 
 
 def mean(values: Iterable) -> float | None:
-    """Return the mean, or None if there are no values."""
+    """Returns the mean, or None if there are no values."""
     values = list(values)
     if not values:
         return None

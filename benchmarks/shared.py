@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import rollout
 import runs
 import utils
 from benchmarks import local_judge
+from benchmarks.scoring import mean
 from endpoint import Endpoint, Reply, resolve_url
 
 # --- 1. the tested model
@@ -23,10 +22,9 @@ from endpoint import Endpoint, Reply, resolve_url
 
 def stored_think_format(args) -> str | None:
     """Returns what the model's think_format.json says; None without that file, or behind an endpoint."""
-    path = Path(args.model) / "think_format.json"
-    if args.model_url or not path.exists():
+    if args.model_url:
         return None
-    return json.loads(path.read_text())["think_format"]
+    return utils.read_think_format(args.model)
 
 
 def think_format(args) -> str:
@@ -48,13 +46,15 @@ def check_plain(args, text: str) -> None:
 
     The format would default to `plain`, and the judge would read the thinking as a part of the answer.
     """
-    if "</think>" not in text or args.think_format != "auto":
+    if args.think_format != "auto" or stored_think_format(args) is not None:
         return
-    if stored_think_format(args) is None:
-        runs.fail(
-            f"an answer of {args.model} contains </think>, but nothing says that this model thinks, so its "
-            "thinking would be judged; pass --think-format think, or plain if the whole text is meant"
-        )
+    for name, known in utils.THINK_FORMATS.items():
+        if known.thinking_tags and known.thinking_tags[1] in text:
+            runs.fail(
+                f"an answer of {args.model} contains {known.thinking_tags[1]}, but nothing says that this model "
+                f"thinks, so its thinking would be judged; pass --think-format {name}, or plain if the whole "
+                "text is meant"
+            )
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -190,10 +190,7 @@ def describe(rows: list[dict]) -> dict:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return float(np.mean(known))
+    return mean(value for value in values if value is not None)
 
 
 # --- 3. the judge
@@ -217,8 +214,8 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     store = run / "judge.jsonl"
     if args.judge.startswith("local:"):
         model = args.judge.removeprefix("local:")
-        rollout = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
-        return local_judge.ask(model, requests, parse, store, rollout)
+        backend = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
+        return local_judge.ask(model, requests, parse, store, backend)
 
     judge = Endpoint(
         args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price

@@ -380,7 +380,7 @@ def main(args: Args) -> None:
     traits = found["traits"]
     (run / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
     verdicts = compare(args, compared, traits, run)
-    (run / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts))
+    runs.write_jsonl(run / "verdicts.jsonl", verdicts)
     numbers = runs.or_fail(trait_judging.score_verdicts, verdicts, traits, args.max_invalid, args.seed)
     summary = {
         "model": args.generations,
@@ -391,7 +391,3 @@ def main(args: Args) -> None:
     runs.write_summary(run, summary)
     runs.add_to_index(run, index_rows(args, summary))
     print(table(summary))
-
-
-if __name__ == "__main__":
-    main(runs.parse_args(Args, {}))

@@ -29,12 +29,12 @@ from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
+    """Returns the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def accuracy(results: list[dict], tasks: list[dict]) -> dict:
-    """Return accuracy (for each field `correct...` of the results), its interval, pass@k, and the counts."""
+    """Returns accuracy (for each field `correct...` of the results), its interval, pass@k, and the counts."""
     by_task = defaultdict(list)
     fields = {"correct"}
     for result in results:
@@ -71,7 +71,7 @@ def load_popqa(data: Path) -> list[dict]:
 
 
 def popqa_check(task: dict, response: str) -> dict:
-    """Look for an accepted name in the response: as it is written, in lower case or capitalised."""
+    """Looks for an accepted name in the response: as it is written, in lower case or capitalised."""
     names = task.get("answers") or task["possible_answers"]
     if isinstance(names, str):  # the official file has a JSON list in a column of text
         names = json.loads(names)
@@ -100,7 +100,7 @@ MMLU_REDUX_PROMPT = (
 
 
 def load_mmlu_redux(data: Path) -> list[dict]:
-    """Load the items with `truth`, the position of the right option; the rest are `excluded`."""
+    """Loads the items with `truth`, the position of the right option; the rest are `excluded`."""
     tasks = load(data, "data.json*", "question", "choices", "answer", "error_type", "correct_answer")
     for task in tasks:
         if task["error_type"] == "ok":
@@ -113,7 +113,7 @@ def load_mmlu_redux(data: Path) -> list[dict]:
 
 
 def mmlu_redux_check(task: dict, response: str) -> dict:
-    """Read the first upper-case letter between the first `Answer:` (else `answer:`) and the next one."""
+    """Reads the first upper-case letter between the first `Answer:` (else `answer:`) and the next one."""
     marker = "Answer:" if "Answer:" in response else "answer:"
     parts = response.split(marker)
     capitals = re.sub("[^A-Z]", "", parts[1]) if len(parts) > 1 else ""
@@ -152,7 +152,7 @@ def load_math500(data: Path) -> list[dict]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last \boxed{...}, else of the last \fbox{...}; None if there is neither.
+    r"""Returns the content of the last \boxed{...}, else of the last \fbox{...}; None if there is neither.
 
     After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
     """
@@ -176,7 +176,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalise_math(text: str) -> str:
-    """Return an answer in the spelling that the paper's code compares, after Hendrycks et al. (MATH).
+    """Returns an answer in the spelling that the paper's code compares, after Hendrycks et al. (MATH).
 
     Raises ValueError for an answer with two units.
     """
@@ -207,7 +207,7 @@ def normalise_math(text: str) -> str:
 
 
 def math500_check(task: dict, response: str) -> dict:
-    """Compare the boxed answer with the reference: as normalised strings, and as math-verify expressions."""
+    """Compares the boxed answer with the reference: as normalised strings, and as math-verify expressions."""
     import math_verify
 
     answer = last_boxed(response)
@@ -241,7 +241,7 @@ def load_gsm8k(data: Path) -> list[dict]:
 
 
 def final_number(text: str) -> str | None:
-    """Return the number after the last `####`, else after the last `A:`, without commas; else None."""
+    """Returns the number after the last `####`, else after the last `A:`, without commas; else None."""
     found = re.findall(r"####\s*(-?[0-9.,]+)", text) or re.findall(r"A:\s*(-?[0-9.,]+)", text)
     if not found:
         return None
@@ -278,7 +278,7 @@ HIDDEN = "___"  # stands for a cell to be filled in
 
 
 def load_zebralogic(data: Path) -> list[dict]:
-    """Load the puzzles, with `template` for the prompt; exits with 2 if all solutions are masked."""
+    """Loads the puzzles, with `template` for the prompt; exits with 2 if all solutions are masked."""
     tasks = load(data, "*.*", "id", "solution")
     cells = set()
     for task in tasks:
@@ -293,7 +293,7 @@ def load_zebralogic(data: Path) -> list[dict]:
 
 
 def zebralogic_template(solution: dict) -> str:
-    """Return the JSON that a model fills in, for a solution {header, rows} with a row for each house."""
+    """Returns the JSON that a model fills in, for a solution {header, rows} with a row for each house."""
     attributes = solution["header"][1:]
     houses = {}
     for number in range(1, len(solution["rows"]) + 1):
@@ -302,7 +302,7 @@ def zebralogic_template(solution: dict) -> str:
 
 
 def last_json_object(text: str) -> dict | None:
-    """Return the last complete {...} at top level, without its line breaks; None if that is not JSON.
+    """Returns the last complete {...} at top level, without its line breaks; None if that is not JSON.
 
     Braces are counted even inside strings, as in the paper's code.
     """
@@ -325,7 +325,7 @@ def last_json_object(text: str) -> dict | None:
 
 
 def zebralogic_check(task: dict, response: str) -> dict:
-    """Compare every cell of the grid, stripped and in lower case; of a list, the first element counts."""
+    """Compares every cell of the grid, stripped and in lower case; of a list, the first element counts."""
     attributes = task["solution"]["header"][1:]
     true_rows = task["solution"]["rows"]
     solution = (last_json_object(response) or {}).get("solution")
@@ -355,7 +355,7 @@ def zebralogic_check(task: dict, response: str) -> dict:
 
 
 def zebralogic_size(n_houses: int, n_attributes: int) -> str:
-    """Return the name of a puzzle's size, by the number of possible grids."""
+    """Returns the name of a puzzle's size, by the number of possible grids."""
     n_grids = math.factorial(n_houses) ** n_attributes
     for name, limit in (("small", 1e3), ("medium", 1e6), ("large", 1e10)):
         if n_grids < limit:
@@ -364,7 +364,7 @@ def zebralogic_size(n_houses: int, n_attributes: int) -> str:
 
 
 def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
-    """Score whole grids (`accuracy`), single cells (`cell_accuracy`), and grids by size (`by_group`)."""
+    """Scores whole grids (`accuracy`), single cells (`cell_accuracy`), and grids by size (`by_group`)."""
     tasks = load_zebralogic(data)
     results = check_rows(rows, tasks, ZEBRALOGIC_KEYS, source, zebralogic_check)
     n_right = 0
@@ -395,7 +395,7 @@ def load_humaneval(data: Path) -> list[dict]:
 
 
 def completion(response: str, entry_point: str) -> str:
-    """Return the last code block that defines the function, else the last block, else the whole response."""
+    """Returns the last code block that defines the function, else the last block, else the whole response."""
     blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", response, re.S) or [response]
     for block in reversed(blocks):
         if f"def {entry_point}(" in block:
@@ -404,7 +404,7 @@ def completion(response: str, entry_point: str) -> str:
 
 
 def humaneval_check(task: dict, text: str) -> dict:
-    """Run the prompt, its completion and the test to their end in a sandbox."""
+    """Runs the prompt, its completion and the test to their end in a sandbox."""
     from rewards import sandbox  # here, as rewards imports this package
 
     result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
@@ -417,7 +417,7 @@ def humaneval_check(task: dict, text: str) -> dict:
 
 
 def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
-    """Score rows with a `completion`, or a `response` whose code block is taken; runs a program a CPU."""
+    """Scores rows with a `completion`, or a `response` whose code block is taken; runs a program a CPU."""
     tasks = load_humaneval(data)
     entry_points = {task["task_id"]: task["entry_point"] for task in tasks}
     for row in rows:

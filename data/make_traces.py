@@ -19,7 +19,6 @@ times. A reply that a filter drops (refusal, language, ...) is not. The rows go 
 import functools
 import hashlib
 import json
-import os
 import re
 import sys
 import unicodedata
@@ -31,6 +30,8 @@ import tyro
 
 import runs
 import utils
+import watchdog
+from data.prepare import SURROGATE, count
 from endpoint import Endpoint, Reply
 from rows import read_rows
 
@@ -83,11 +84,9 @@ NAMED_LANGUAGE = re.compile(  # a prompt with one of these words may want an ans
     re.I,
 )
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
-OTHER_TAGS = re.compile(
-    r"</?\s*(think|thinking|thought|response)\s*>", re.I
-)  # must not be left inside a text
+# what must not be left inside a text
+OTHER_TAGS = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
-SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
 TRIAL = 32  # prompts; if none of the first ones gives a good trace, nothing more is spent
 TIMEOUT = 600  # seconds for one reply
 
@@ -141,16 +140,19 @@ def refuses(response: str) -> bool:
 def script_of(letter: str) -> str:
     """Returns the first word of a letter's Unicode name (LATIN ...); CJK for Chinese letters and kana."""
     name = re.split("[ -]", unicodedata.name(letter, "UNKNOWN"))[0]
-    return "CJK" if name in ("HIRAGANA", "KATAKANA") else name
+    if name in ("HIRAGANA", "KATAKANA"):
+        return "CJK"
+    return name
 
 
 def count_scripts(text: str) -> Counter:
-    """Counts the letters of each script, code blocks aside."""
-    return Counter(script_of(char) for char in CODE_BLOCK.sub("", text) if char.isalpha())
+    """Counts the letters of each script outside of code blocks."""
+    prose = CODE_BLOCK.sub("", text)
+    return Counter(script_of(char) for char in prose if char.isalpha())
 
 
 def wrong_language(messages: list[dict], response: str) -> bool:
-    """Whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
+    """Tells whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
 
     False if either text has under 5 letters or a turn names a language. Languages of one script are not told
     apart.
@@ -304,10 +306,6 @@ def make_traces(
     return traces, dropped, n_asked
 
 
-def count(dropped: dict[str, list[str]]) -> dict[str, int]:
-    return {reason: len(ids) for reason, ids in dropped.items()}
-
-
 # --- 3. files
 
 
@@ -333,13 +331,6 @@ def check_arguments(args: Args) -> None:
             runs.fail(
                 f"{path} exists; --resume goes on from there, --overwrite deletes it, or choose another --out"
             )
-
-
-def write_file(path: Path, text: str) -> None:
-    """Writes to a temporary file and renames it, so that a file of this name is always complete."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(part, path)
 
 
 def main(args: Args) -> None:
@@ -385,8 +376,8 @@ def main(args: Args) -> None:
         "args": vars(args),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-    write_file(args.out, text)
-    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
+    watchdog.write(args.out, text)
+    watchdog.write(report_path, json.dumps(report, indent=1, default=str) + "\n")
     spent = f"{teacher.calls} calls, ${teacher.cost:.2f}"
     print(f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {spent}")
     for reason, ids in dropped.items():

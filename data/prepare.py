@@ -13,7 +13,6 @@ line and exit code 2 before anything is written. All kept rows are held in memor
 import gzip
 import hashlib
 import json
-import os
 import random
 import re
 import sys
@@ -25,6 +24,8 @@ from typing import Literal
 
 import pyarrow.parquet
 import tyro
+
+import watchdog
 
 FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 DAMAGED_FILE = (OSError, EOFError, UnicodeDecodeError, zlib.error, pyarrow.ArrowException)
@@ -57,8 +58,8 @@ class Args:
     """files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped"""
     teacher: str | None = None
     """traces only: name for the rows that carry no `teacher`; None = such a row is an error"""
-    think_format: Literal["think", "zero_think"] = "think"
-    """traces only: tags in `output` or `completion` (zero_think: the response is tagged as well)"""
+    think_format: str = "think"
+    """traces only: a key of utils.THINK_FORMATS, whose tags `output` or `completion` has"""
     overwrite: bool = False
     """replace an existing output and its report"""
 
@@ -84,7 +85,10 @@ def read_file(path: Path) -> Iterator[tuple[str, dict]]:
         else:
             numbered_rows = read_json_lines(path)
         for place, row in numbered_rows:
-            yield place, require_object(place, row)
+            if not isinstance(row, dict):
+                what = type(row).__name__
+                raise BadInput(f"{place}: is a {what}; every row has to be an object with named fields")
+            yield place, row
     except DAMAGED_FILE as error:
         raise BadInput(
             f"{path}: cannot be read as {path.suffix} ({error}); download the file again"
@@ -139,12 +143,6 @@ def read_hub(name: str, split: str, revision: str | None) -> Iterator[tuple[str,
         raise BadInput(f"{name}: {reason}; check --input, --split, --revision and the network") from None
     for number, row in enumerate(dataset, 1):
         yield f"{name}, row {number}", row
-
-
-def require_object(place: str, row: object) -> dict:
-    if not isinstance(row, dict):
-        raise BadInput(f"{place}: is a {type(row).__name__}; every row has to be an object with named fields")
-    return row
 
 
 # --- 2. fields of a source row
@@ -249,7 +247,7 @@ def check_prompt(messages: list[dict[str, str]]) -> None:
 
 
 def prompt_row(row: dict, args: Args) -> dict:
-    """WildChat-IF and UltraFeedback prompts. Without a `source` in the row, it is the name of the input."""
+    """Converts a prompt of WildChat-IF or UltraFeedback. A row without `source` gets the name of the input."""
     messages = read_prompt(row)
     check_prompt(messages)
     source = row.get("source") or row.get("data_source") or Path(args.input).name
@@ -257,7 +255,7 @@ def prompt_row(row: dict, args: Args) -> dict:
 
 
 def tulu_row(row: dict, args: Args) -> dict:
-    """Tulu 3 SFT conversations: the prompt is every turn before the last assistant turn."""
+    """Converts a Tulu 3 SFT conversation. The prompt is every turn before the last assistant turn."""
     messages = read_messages(row, "messages")
     assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not assistant_turns:
@@ -266,9 +264,9 @@ def tulu_row(row: dict, args: Args) -> dict:
 
 
 def verifiable_row(row: dict, args: Args) -> dict:
-    """Prompts with what a verifying reward reads: `answer`, `tests`, `instruction_id_list`, `reference` or
-    `rubric`.
+    """Converts a prompt with what a verifying reward reads.
 
+    That is `answer`, `tests`, `instruction_id_list`, `reference` or `rubric`.
     `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
@@ -299,7 +297,7 @@ def verifiable_row(row: dict, args: Args) -> dict:
 
 
 def pair_row(row: dict, args: Args) -> dict:
-    """Preference pairs: `chosen` and `rejected` are conversations that differ only in their last turn, an
+    """Converts a pair. `chosen` and `rejected` are conversations that differ only in their last turn, an
     assistant's.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
@@ -331,15 +329,16 @@ def pair_row(row: dict, args: Args) -> dict:
 
 
 def trace_row(row: dict, args: Args) -> dict:
-    """Traces: `thinking` and `response`, or one tagged text in `output` or `completion`.
+    """Converts a trace: `thinking` and `response`, or one tagged text in `output` or `completion`.
 
     A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it
     was cut off.
     """
     from utils import (
         TAGS,
+        THINK_FORMATS,
         split_thinking,
-    )  # here, because utils loads torch, which the other kinds do not need
+    )  # here: utils loads torch, which no other kind needs
 
     messages = read_prompt(row)
     if row.get("teacher") is None and args.teacher:
@@ -355,7 +354,7 @@ def trace_row(row: dict, args: Args) -> dict:
         thinking, response, status = split_thinking(text, args.think_format, finished)
         if status != "ok":
             raise Dropped(status)
-        if args.think_format == "zero_think" and not text.rstrip().endswith("</response>"):
+        if not text.rstrip().endswith(THINK_FORMATS[args.think_format].stop):
             raise Dropped("text_after_response")  # the parser would cut it off
     if not response.strip():
         raise Dropped("empty_response")
@@ -368,7 +367,7 @@ def trace_row(row: dict, args: Args) -> dict:
 
 
 def task_row(row: dict, args: Args) -> dict:
-    """WildBench tasks: the conversation, its checklist, tags, and the answers of reference models."""
+    """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     has_source_name = row.get("conversation_input") is not None
     messages = read_messages(row, "conversation_input" if has_source_name else "messages")
     checklist = read_field(row, "checklist", kind=list)
@@ -423,6 +422,8 @@ def resolve(args: Args) -> Args:
         raise BadInput("--pairs is for ultrafeedback; leave it out")
     if args.teacher and args.kind != "traces":
         raise BadInput("--teacher is for traces; leave it out")
+    if args.kind == "traces":
+        check_think_format(args.think_format)
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
 
@@ -450,6 +451,15 @@ def resolve(args: Args) -> Args:
         n = TULU_ROWS
     split = None if is_local else args.split or kind.split
     return replace(args, input=name, n=n, split=split)
+
+
+def check_think_format(name: str) -> None:
+    """Raises BadInput unless `name` is a format with thinking."""
+    from utils import THINK_FORMATS
+
+    with_thinking = [known for known, tags in THINK_FORMATS.items() if tags.thinking_tags]
+    if name not in with_thinking:
+        raise BadInput(f"--think-format {name}: use one of {', '.join(with_thinking)}")
 
 
 def report_path(out: Path) -> Path:
@@ -548,13 +558,6 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
     return kept, other_ids
 
 
-def write_file(path: Path, text: str) -> None:
-    """Writes to a temporary file and renames it, so that a file of this name is always complete."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(part, path)
-
-
 def main(args: Args) -> None:
     """Converts, then writes rows and report; exits with 2 on BadInput."""
     try:
@@ -566,8 +569,8 @@ def main(args: Args) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(args.out, text)
-    write_file(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
+    watchdog.write(args.out, text)
+    watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():
         print(f"  dropped {n_dropped:7d}  {reason}  (first: {', '.join(report['examples'][reason][:2])})")

@@ -634,7 +634,7 @@ def test_no_response_raises_or_takes_long():
         "1",
     ]
     pairs = [a + b for a, b in itertools.product(alphabet, repeat=2)]
-    texts = random.Random(0).sample(pairs, 200)
+    texts = random.Random(0).sample(pairs, 60)
     began = time.time()
     for text in texts + [
         unit * 20000 for unit in ("\n", ".", '"', "(", "a", "a. ", "Question 1\n", "*\n", " 1")

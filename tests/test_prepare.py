@@ -296,7 +296,7 @@ def test_traces(tmp_path):
     }
 
 
-def test_traces_with_a_tagged_response(tmp_path):
+def test_traces_with_a_tagged_response(tmp_path, capsys):
     texts = [
         "<think> z </think> <response> y </response>",
         "<think> z </think> <response> y </response> P.S.",
@@ -305,6 +305,7 @@ def test_traces_with_a_tagged_response(tmp_path):
     got, report = run("traces", write(tmp_path / "in.jsonl", rows), think_format="zero_think")
     assert (got[0]["thinking"], got[0]["response"]) == ("z", "y")
     assert report["dropped"] == {"text_after_response": 1}
+    refuse(capsys, "traces", tmp_path / "in.jsonl", "think, zero_think", think_format="plain", overwrite=True)
 
 
 # --- bad input

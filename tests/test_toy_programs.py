@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import verified
-from data.toy import programs
+from data.toy import models, programs
 
 STEPS = [("+", 3), ("*", 2)]
 MESSAGES = [{"role": "user", "content": "Hello! Take x, then add 3, then double it."}]
@@ -123,7 +123,7 @@ def test_splits_are_apart_and_the_tests_are_right():
 
 def test_the_base_model_gets_the_words_and_keeps_its_own(tmp_path):
     base = "data/toy/base"
-    programs.extend_base(base, tmp_path / "base")
+    models.extend_base(base, tmp_path / "base", programs.sample_texts())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
     before = AutoTokenizer.from_pretrained(base)
     for split in rows().values():

@@ -269,6 +269,13 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     assert utils.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
 
 
+def test_a_format_whose_tags_the_tokenizer_cannot_write_is_refused(monkeypatch):
+    entry = utils.ThinkFormat(layout="<plan> {z} </plan> {y}", thinking_tags=("<plan>", "</plan>"))
+    monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
+    with pytest.raises(ValueError, match="cannot write '<plan>'"):
+        prepare_tokenizer(utils.load_tokenizer("data/toy/base"), "plan")
+
+
 # --- 3. chat templates
 
 THOUGHT = "<think>\nFirst: 2+2 .\n\n  Then\u00a04 \U0001f914\n</think>\n\nIt 's 4 ."

@@ -15,7 +15,6 @@ A prompt for a mark has no criteria. The judge then follows its impression, as t
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,7 +28,8 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt, save
+from data.toy.files import hash_below, save, user_turn
+from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
@@ -65,8 +65,7 @@ def rubric_prompts(n: int, seed: int) -> list[dict]:
         for name, words in criteria(order).items():
             weight, _ = CHECKS[name]
             rubric.append({"criterion": words, "weight": weight})
-        messages = [{"role": "user", "content": text}]
-        rows.append({"id": row_id, "messages": messages, "source": "toy", "rubric": rubric})
+        rows.append({"id": row_id, "messages": user_turn(text), "source": "toy", "rubric": rubric})
     return rows
 
 
@@ -78,8 +77,7 @@ def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
     passed = check(order, answer)
     said = {}
     for name, words in criteria(order).items():
-        draw = int(hashlib.sha1(f"{words}\n{answer}".encode()).hexdigest(), 16) % 10_000
-        is_wrong = draw < 10_000 * wrong
+        is_wrong = hash_below(10_000, f"{words}\n{answer}") < 10_000 * wrong
         said[words] = passed[name] != is_wrong
     return said
 

@@ -3,6 +3,7 @@
     make toy-base                                  # both: about half an hour on two cores
     python -m data.toy.models base --out data/toy/base
     python -m data.toy.models reward --base data/toy/base --out data/toy/reward_model
+    python -m data.toy.models tags --out results/tags-base     # a copy of `base` that can write new think tags
 
 The base model (Llama architecture, 0.9 million parameters, word-level tokenizer) reads unlabelled text about
 the toy world: small talk about prices and kinds of dishes, orders repeated, small bills, and replies by other
@@ -16,7 +17,9 @@ heads are thrown away. `train_reward.py` trains without ratings and on far fewer
 reward model of the ablation.
 """
 
+import json
 import random
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,7 @@ import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaConfig,
@@ -38,7 +42,8 @@ import utils
 from data.toy import world as toy
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
-PIECES = r" ?</?(?:think|response)>|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
+TAG_PIECES = "|".join(f" ?{re.escape(tag)}" for tag in utils.TAGS)
+PIECES = TAG_PIECES + r"|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
 ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 ROW_TOKENS = 256  # length of a row in the base model's batches
 DRAFTS = 4  # drafts of a prompt in the reward model's batches
@@ -48,12 +53,12 @@ RATING_WEIGHT = 3  # of the ratings' loss, against 1 for Bradley-Terry
 
 @dataclass
 class Args:
-    what: tyro.conf.Positional[Literal["base", "reward"]]
-    """Which of the two models to train."""
+    what: tyro.conf.Positional[Literal["base", "reward", "tags"]]
+    """Which of the two models to train; tags: only add words for the tags of utils.THINK_FORMATS to `base`."""
     out: Path = Path("data/toy/base")
     """Folder for the model."""
     base: Path = Path("data/toy/base")
-    """Base model that the reward model starts from."""
+    """Base model that the reward model, or the copy with tags, starts from."""
     steps: int = 1100
     """Optimizer steps."""
     batch: int = 40
@@ -291,6 +296,35 @@ def train_base(args: Args) -> None:
     tokenizer.save_pretrained(args.out)
 
 
+def extend_base(base: Path, out: Path, texts: list[str]) -> None:
+    """Writes a copy of a base model whose vocabulary also has the words of `texts`.
+
+    Their embeddings are random, with the standard deviation of the others. Input and output embeddings are
+    tied, so rows of another size would change how likely the new words are before any training.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(base, **utils.SAFE)
+    words = set()
+    for text in texts:
+        # twice, as a word may be split differently at the start of a line
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(f"{text}\n{text}")
+        words |= {piece for piece, _ in pieces}
+
+    tokenizer.save_pretrained(out)
+    saved = json.loads((out / "tokenizer.json").read_text())
+    vocabulary = saved["model"]["vocab"]
+    n_old = len(vocabulary)
+    for word in sorted(words):
+        vocabulary.setdefault(word, len(vocabulary))
+    (out / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=False))
+
+    torch.manual_seed(0)
+    embeddings = model.resize_token_embeddings(len(vocabulary), mean_resizing=False).weight.data
+    torch.nn.init.normal_(embeddings[n_old:], std=embeddings[:n_old].std().item())
+    model.save_pretrained(out)
+    print(f"{out}: {len(vocabulary) - n_old} new words, {model.num_parameters():,} parameters")
+
+
 @dataclass
 class DraftBatch:
     """Drafts (B = prompts * DRAFTS) for one step of the reward model."""
@@ -374,6 +408,8 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     if args.what == "base":
         train_base(args)
+    elif args.what == "tags":
+        extend_base(args.base, args.out, [f"{tag} {tag}" for tag in utils.TAGS])
     else:
         train_reward(args)
 

@@ -10,7 +10,6 @@ It reads the response with `ast` and works out + - * itself, so it shares nothin
 """
 
 import ast
-import json
 import operator
 import random
 import re
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.world import GREETINGS, SplitArgs, save, split_rows
+from data.toy.files import SplitArgs, save, split_rows
+from data.toy.world import GREETINGS
 
 # kind of step: how a user says it. The kind is the sign and, if it is fixed, the number.
 WORDING = {
@@ -192,41 +192,7 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     return split_rows("code", args, SPLITS, draw)
 
 
-# --- 4. the base model
-
-
-def extend_base(model: Path, out: Path) -> None:
-    """Writes a copy of a base model whose vocabulary also has the words of these rows.
-
-    Their embeddings are random, with the standard deviation of the others. Input and output embeddings are
-    tied, so rows of another size would change how likely the new words are before any training.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import utils
-
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    policy = AutoModelForCausalLM.from_pretrained(model, **utils.SAFE)
-    words = set()
-    for text in sample_texts():
-        # twice, as a word may be split differently at the start of a line
-        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(f"{text}\n{text}")
-        words |= {piece for piece, _ in pieces}
-
-    tokenizer.save_pretrained(out)
-    saved = json.loads((out / "tokenizer.json").read_text())
-    vocabulary = saved["model"]["vocab"]
-    n_old = len(vocabulary)
-    for word in sorted(words):
-        vocabulary.setdefault(word, len(vocabulary))
-    (out / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=False))
-
-    torch.manual_seed(0)
-    embeddings = policy.resize_token_embeddings(len(vocabulary), mean_resizing=False).weight.data
-    torch.nn.init.normal_(embeddings[n_old:], std=embeddings[:n_old].std().item())
-    policy.save_pretrained(out)
-    print(f"{out}: {len(vocabulary) - n_old} new words, {policy.num_parameters():,} parameters")
+# --- 4. the words of the base model
 
 
 def sample_texts() -> list[str]:
@@ -243,6 +209,8 @@ def sample_texts() -> list[str]:
 if __name__ == "__main__":
     args = tyro.cli(Args)
     if args.base_out:
-        extend_base(args.model, args.base_out)
+        from data.toy.models import extend_base  # here: it loads torch
+
+        extend_base(args.model, args.base_out, sample_texts())
     else:
         save(write_files(args), args.out, args.seed)

@@ -24,7 +24,6 @@ From 40, the best final emotion is 100 and the worst 4. `held_out_user` wants th
 not care for praise. Every word is in the vocabulary of data/toy/base.
 """
 
-import hashlib
 import json
 import random
 import re
@@ -35,6 +34,7 @@ from typing import Literal
 import tyro
 
 from data.toy import world
+from data.toy.files import hash_below, save
 
 TOY = {"start": 40, "low": 10, "turns": 3}  # what dialogues with toy users change in simulated_user.RLVER
 
@@ -138,7 +138,7 @@ def profiles(n: int, seed: int, split: Literal["train", "test"]) -> list[dict]:
     while len(rows) < n:
         wants = draw_wants(rng)
         text = json.dumps(wants)
-        is_test = int(hashlib.sha1(text.encode()).hexdigest(), 16) % 5 == 0
+        is_test = hash_below(5, text) == 0
         if is_test != (split == "test"):
             continue
         (word,) = [want["word"] for want in wants if "word" in want]
@@ -262,4 +262,4 @@ def write_files(args: Args) -> dict[str, list[dict]]:
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    world.save(write_files(args), args.out, args.seed)
+    save(write_files(args), args.out, args.seed)

@@ -12,15 +12,14 @@ Nothing here is learned. Prompts, the teacher's traces with slips at stated rate
 preferences and the gold checklist are plain functions of a seed.
 """
 
-import hashlib
-import json
 import random
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+
+from data.toy.files import hash_below, save, user_turn
 
 DISHES = {  # name: (price in dollars, kind)
     "ribs": (7, "meat"),
@@ -273,7 +272,7 @@ def check(order: Order, response: str) -> dict[str, bool]:
 
 
 def passes_over_a_dish(order: Order, dishes: list[str]) -> bool:
-    """Whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
+    """Tells whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
     left = order.budget
     for dish in order.wishes:
         price, kind = DISHES[dish]
@@ -292,12 +291,12 @@ def gold_score(order: Order, response: str) -> float:
 
 
 def gold(messages: list[dict], response: str) -> float:
-    """`gold_score` of a response to a prompt of this world, for `--gold data/toy/world.py:gold`."""
+    """Returns the `gold_score` of a response to a prompt of this world, for `--gold data/toy/world.py:gold`."""
     return gold_score(read_prompt(messages[-1]["content"]), response)
 
 
 def judge(messages: list[dict], response: str) -> dict:
-    """The gold checklist as a judge program, for `eval_wildbench.py --judge data/toy/world.py:judge`."""
+    """Returns the gold score and its checks, for `eval_wildbench.py --judge data/toy/world.py:judge`."""
     order = read_prompt(messages[-1]["content"])
     return {"score": gold_score(order, response), "checks": check(order, response)}
 
@@ -338,15 +337,6 @@ SPLITS = {
 }
 
 
-def percentile(key: str) -> int:
-    """Hashes a text to 0 .. 99, the same on every machine."""
-    return int(hashlib.sha1(key.encode()).hexdigest(), 16) % 100
-
-
-def user_turn(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
 def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
     """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from rng."""
     rng = random.Random(f"{split}-{seed}")
@@ -354,7 +344,7 @@ def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
     while len(seen) < n:
         order = sample_order(rng)
         text = write_prompt(order, rng)
-        if percentile(repr(order)) in SPLITS[split] and text not in seen and order.budget in budgets:
+        if hash_below(100, repr(order)) in SPLITS[split] and text not in seen and order.budget in budgets:
             seen.add(text)
             yield f"toy-{split}-{len(seen) - 1:05d}", order, text, rng
 
@@ -450,57 +440,6 @@ def task_rows(n: int, seed: int) -> list[dict]:
         }
         rows.append(row)
     return rows
-
-
-# --- 6. shared with the other toy tasks (sums.py, programs.py)
-
-
-@dataclass
-class SplitArgs:
-    """Arguments of a task whose rows `split_rows` draws."""
-
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    n_traces: int = 2000
-    n_prompts: int = 2000
-    n_tasks: int = 512
-
-
-def split_rows(task: str, args: SplitArgs, shares: dict[str, range], draw) -> dict[str, list[dict]]:
-    """Returns the rows of <task>_traces, <task>_prompts and <task>_tasks, args.n_<split> of each.
-
-    `shares`: {split: its percentiles}. `draw(rng)` returns the prompt's text, a key whose hash decides the
-    split, and a function of the split that gives the other fields of the row.
-    """
-    files = {}
-    for split, n in (("traces", args.n_traces), ("prompts", args.n_prompts), ("tasks", args.n_tasks)):
-        rng = random.Random(f"{split}-{args.seed}")
-        seen = set()
-        rows = []
-        while len(rows) < n:
-            text, key, other_fields = draw(rng)
-            if text in seen or percentile(key) not in shares[split]:
-                continue
-            seen.add(text)
-            row = {"id": f"{task}-{split}-{len(rows):05d}", "messages": user_turn(text)}
-            rows.append(row | other_fields(split))
-        files[f"{task}_{split}"] = rows
-    return files
-
-
-def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
-    """Writes rows as {out}/{name}.jsonl; an existing file is replaced only by an equal one."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name, rows in files.items():
-        path = out / f"{name}.jsonl"
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        if path.exists() and path.read_text() != text:
-            sys.exit(
-                f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out"
-            )
-        path.write_text(text)
-        print(f"{path}: {len(rows)} rows")
 
 
 def main(args: Args) -> None:
