@@ -482,16 +482,15 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
     own = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
     done = {row["place"] for row in runs.read_kept(path)}
+    chunks = [own[start : start + SCORED_AT_ONCE] for start in range(0, len(own), SCORED_AT_ONCE)]
+    waiting = [chunk for chunk in chunks if not done.issuperset(chunk)]
     with watchdog.watched():
-        if not done.issuperset(own):
+        if waiting:
             device = str(accelerator.device)
             reward_model = preference.load_reward_model(args, device)
             measure_gold = gold.load_gold(args, device, folder)
             with open(path, "a", buffering=1) as file:
-                for start in range(0, len(own), SCORED_AT_ONCE):
-                    chunk = own[start : start + SCORED_AT_ONCE]
-                    if done.issuperset(chunk):
-                        continue
+                for chunk in waiting:
                     members = [completions[place] for place in chunk]
                     texts = [one.text if one.status == "ok" else None for one in members]
                     scorer.set_preferences(reward_model, members, texts)
@@ -775,10 +774,9 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
         "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
         "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
     }
-    golds = [row["rewards"].get("gold") for row in completions]
-    known = [value for value in golds if value is not None]
-    if known:
-        metrics["reward/gold"] = fmean(known)
+    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
+    if golds:
+        metrics["reward/gold"] = fmean(golds)
     return metrics
 
 
@@ -821,8 +819,9 @@ def check_arguments(args: Args) -> None:
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
         )
-    without_judge = "" if args.gold.startswith("judge:") else "without --gold judge:MODEL"
-    runs.refuse_unused({"--budget": without_judge, "--price": without_judge})
+    if not args.gold.startswith("judge:"):
+        reason = "without --gold judge:MODEL"
+        runs.refuse_unused({"--budget": reason, "--price": reason})
 
 
 def main(args: Args) -> None:
@@ -838,9 +837,10 @@ def main(args: Args) -> None:
         use_vllm = rollout.use_vllm(args.rollout)
         accelerator.print(plan.check_memory(plan.of_dpo(args, use_vllm), at_once=False))
     if data.prompts:
+        samples_by = "vLLM" if use_vllm else "transformers"
         accelerator.print(
             f"{args.rounds} rounds of {args.prompts_per_round or len(data.prompts)} prompts x "
-            f"{args.samples_per_prompt} completions by {'vLLM' if use_vllm else 'transformers'}; format "
+            f"{args.samples_per_prompt} completions by {samples_by}; format "
             f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
         )
     if args.dry_run:

@@ -322,13 +322,18 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str) -> dict:
     return calibration([better - worse for better, worse in zip(chosen, rejected, strict=True)])
 
 
-def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+def check_arguments(args: Args, accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
     if args.batch_size % accelerator.num_processes:
         runs.fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = utils.load_tokenizer(args.model)
