@@ -125,7 +125,7 @@ class Args:
     beta: float = 0.1
     """How strongly the policy is held to the reference (table 6)."""
     # optimisation
-    epochs: float = 2
+    epochs: float = 2.0
     """Passes over the pairs of each round (table 6)."""
     batch_size: int = 128
     """Pairs an optimizer step, over all GPUs (table 6)."""
@@ -208,7 +208,7 @@ PRESETS: dict[str, dict] = {
         "rounds": 2,
         "prompts_per_round": 128,
         "rollout_batch_size": 256,
-        "epochs": 1,
+        "epochs": 1.0,
         "batch_size": 16,
         "micro_batch_tokens": 4096,
         "learning_rate": 2e-4,

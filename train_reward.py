@@ -58,7 +58,7 @@ class Args:
     held_out: float = 0.05
     """Share of the prompts whose pairs are kept for evaluation, at least 2 prompts."""
     # optimisation
-    epochs: float = 1
+    epochs: float = 1.0
     """Passes over the pairs."""
     batch_size: int = 64
     """Pairs an optimizer step, over all GPUs."""

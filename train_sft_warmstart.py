@@ -56,7 +56,7 @@ class Args:
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
     # optimisation
-    epochs: float = 2
+    epochs: float = 2.0
     """Passes over the traces (paper table 5)."""
     batch_size: int = 16
     """Rows an optimizer step, over all GPUs (paper table 5)."""

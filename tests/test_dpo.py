@@ -280,7 +280,7 @@ TINY = {
     "samples_per_prompt": 6,
     "rollout_batch_size": 8,
     "batch_size": 3,
-    "epochs": 2,
+    "epochs": 2.0,
     "save_steps": 1,
     "learning_rate": 3e-4,
 }

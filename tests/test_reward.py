@@ -195,7 +195,7 @@ def pairs(tmp_path_factory) -> Path:
 
 
 # ten steps, five an epoch
-TINY = {"epochs": 2, "batch_size": 8, "micro_batch_tokens": 800, "save_steps": 1}
+TINY = {"epochs": 2.0, "batch_size": 8, "micro_batch_tokens": 800, "save_steps": 1}
 
 
 @contextlib.contextmanager
