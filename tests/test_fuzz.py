@@ -565,7 +565,9 @@ def repr_of(rows) -> str:
 
 
 @given(
-    st.lists(st.fixed_dictionaries({"step": st.integers(), "place": st.integers(), "t": anything}), max_size=5),
+    st.lists(
+        st.fixed_dictionaries({"step": st.integers(), "place": st.integers(), "t": anything}), max_size=5
+    ),
     st.integers(0, 400),
 )
 def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
