@@ -29,16 +29,17 @@ model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl and 
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion.
 """
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import checkpoint
@@ -215,10 +216,7 @@ LLAMA_ZERO = {
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
 ZERO_RLHF = {"think_format": "zero_plain"}
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {
-    **PAPER,
-    "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1",
-}  # its head is code of its own: cannot be run
+ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # cannot be run: its head is code
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),
@@ -470,26 +468,14 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, scorer, tokenizer, args: Args) -> list[rollout.Completion]:
+def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
     """Samples G completions of every prompt; those of one prompt are neighbours. Scoring begins as they end."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    completions = [None] * len(repeated)
-    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in repeated]):
-        completions[place] = rollout.read_completion(tokenizer, args.think_format, repeated[place], sample)
-        scorer.start(completions[place])
-    return completions
+    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
 
 
 def replace_flat_groups(
-    completions: list,
-    prompts: list[dict],
-    sampler,
-    scorer,
-    model,
-    tokenizer,
-    step: int,
-    args: Args,
-    accelerator,
+    completions: list, prompts: list[dict], sampler, scorer: Scorer, model, step: int, args: Args, accelerator
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of other prompts (DAPO's dynamic sampling, 2503.14476, section 3.2).
 
@@ -498,15 +484,15 @@ def replace_flat_groups(
     """
     attempt = 0
     while attempt < args.dynamic_sampling:
-        rewards_PG = torch.tensor([completion.reward for completion in completions])
-        flat = is_flat(rewards_PG.view(-1, args.group_size)).nonzero().flatten().tolist()
+        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
+        flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
         most = max(gather_object([len(flat)]))
         if most == 0:
             break
         attempt += 1
         generator = np.random.default_rng((args.seed, step, attempt, accelerator.process_index))
         fresh = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
-        sampled = sample_groups(fresh, sampler, scorer, tokenizer, args)
+        sampled = sample_groups(fresh, sampler, scorer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
             old = slice(group * args.group_size, (group + 1) * args.group_size)
@@ -514,41 +500,51 @@ def replace_flat_groups(
     return {"dynamic_sampling/attempts": attempt}
 
 
-def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
-    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
-    if args.updates_per_rollout == 1:
-        return [completions]
-    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
-    parts = np.array_split(order, args.updates_per_rollout)
-    return [[completions[place] for place in part] for part in parts]
+def set_advantages(
+    completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
+) -> dict[str, float]:
+    """Gives every token of this process's completions its completion's advantage, and dense rewards on top.
+
+    `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
+    """
+    advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+    if args.pass_at_k:
+        verdicts = [completion.correct for completion in completions]
+        advantages = shaping.pass_at_k(verdicts, args.group_size, args.pass_at_k)
+    for completion, advantage in zip(completions, advantages, strict=True):
+        completion.advantages = [advantage or 0.0] * len(completion.ids)  # None: there is no verdict
+    metrics = {}
+    for source in dense_rewards:
+        dense.add_advantages(source, completions, args.group_size, scale=args.scale_rewards != "none")
+        metrics |= source.metrics
+    return metrics
 
 
 def accumulate_gradients(
-    completions: list, model, reference, args: Args, pad_token_id: int, accelerator
-) -> dict:
+    completions: list, model, reference, args: Args, pad_token_id: int, accelerator: Accelerator
+) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    own_tokens = sum(completion.n_trained_tokens for completion in completions)
-    n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
 
     sums = {}
     batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
-        watchdog.beat()
+        watchdog.beat()  # a run without a beat for --stall-minutes ends
         batch = policy.collate(members, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
+        token_weights = mean_weights(
+            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
+        )
         reference_logprobs = None
         if args.beta:
             reference_logprobs = policy.reference_logprobs(model, reference, inputs)
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout, the policy that sampled is the policy that learns
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -563,7 +559,7 @@ def accumulate_gradients(
                 batch["advantages"],
                 mask,
                 args,
-                mean_weights(mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens),
+                token_weights,
                 importance_weights,
             )
             loss = loss - args.entropy_coef * (entropies * mask).sum() / n_tokens
@@ -575,18 +571,28 @@ def accumulate_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    metrics = policy.mean_over_tokens(sums, n_tokens, accelerator)
-    # the shares of clipped tokens again, of the process with the smallest and the largest one: names of TRL's logs
-    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / max(1, own_tokens)
+    means = policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return means | extreme_clip_ratios(completions, sums, accelerator)
+
+
+def extreme_clip_ratios(
+    completions: list, sums: dict[str, torch.Tensor], accelerator: Accelerator
+) -> dict[str, float]:
+    """Returns the lowest and the highest share of clipped tokens among the processes, as TRL logs them."""
+    n_own_tokens = max(1, sum(completion.n_trained_tokens for completion in completions))
+    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / n_own_tokens
     shares = accelerator.gather(own_shares.unsqueeze(0))
-    metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
-    metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
-    return metrics
+    return {
+        "clip_ratio/low_min": shares[:, 0].min().item(),
+        "clip_ratio/high_max": shares[:, 1].max().item(),
+    }
 
 
-def check_arguments(args: Args, accelerator) -> None:
+# --- before the loop
+
+
+def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
     if args.group_size < 2:
         runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
@@ -616,19 +622,8 @@ def check_arguments(args: Args, accelerator) -> None:
     )
 
 
-def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
-    check_arguments(args, accelerator)
-
-    # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
-    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(prompts) < args.prompts_per_step:
-        runs.fail(
-            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
-        )
-    held_out = rows.load_held_out(args, tokenizer, prompts)
-    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
+def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run and the memory that it takes; exits with 2 for rewards or models that cannot be."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
     accelerator.print(
         f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on {accelerator.num_processes} "
@@ -638,14 +633,47 @@ def main(args: Args) -> None:
         f"bad format: {args.on_bad_format}"
     )
     rewards.check(args)
-    dense.check(args, has_reference=bool(args.beta))
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference=bool(args.beta))))
+    has_reference = bool(args.beta)
+    dense.check(args, has_reference)
+    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference)))
+
+
+def save(
+    run: Path,
+    step: int,
+    learners: dict,
+    held_out: list[dict],
+    sampler,
+    scorer,
+    tokenizer,
+    args: Args,
+    accelerator,
+) -> None:
+    """Measures the held-out prompts and writes a checkpoint.
+
+    In this order, as a run that is killed in between goes on from the checkpoint and would never measure them.
+    """
+    model = learners[""].model
+    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
+    if is_best:
+        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
+
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_policy_tokenizer(args)
+    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
+    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
+    announce(args, use_vllm, accelerator)
     if args.dry_run:
         return
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
-    if args.vllm_server_url:
-        server = vllm_server.Server(args.vllm_server_url, max_length)
+    if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
+        server = vllm_server.Server(args.vllm_server_url, args.max_prompt_tokens + args.max_completion_tokens)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
@@ -654,46 +682,24 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
     reference = None
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
     learners = {"": checkpoint.Learner(model, optimizer)}
-    for source in dense_rewards:
-        if source.learner:
-            learners[source.name] = source.learner
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampling = rollout.Sampling(
-        args.temperature,
-        args.max_completion_tokens,
-        args.top_p,
-        stop=utils.THINK_FORMATS[args.think_format].stop,
-    )
-    sampler = rollout.Sampler(
-        args.model,
-        tokenizer,
-        sampling,
-        use_vllm,
-        max_length=max_length,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-        sleeps=args.vllm_sleep,
-        server=server,
-    )
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.top_p, server)
 
+    # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)
     history = unsupervised.read_history(run)
-    step = first_step - 1  # a finished run that resumes has no step left
     stopped = ""
+    step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
@@ -703,39 +709,28 @@ def main(args: Args) -> None:
                 "learning_rate": args.learning_rate,
             }
 
-            # 1. rollout, 2. reward: every process for its share of the prompts
+            # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)
-            own_prompts = rollout.share_of(
-                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
-            )
-            completions = sample_groups(own_prompts, sampler, scorer, tokenizer, args)
+            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
+
+            # 2. reward
             indicators = scorer.score(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(
-                    completions, prompts, sampler, scorer, model, tokenizer, step, args, accelerator
+                    completions, prompts, sampler, scorer, model, step, args, accelerator
                 )
             sampler.sleep()
+            rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
+            metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
+            flat_P = is_flat(rewards_P_G)
+            metrics["reward/flat_groups"] = flat_P.float().mean().item()
 
-            # 3. advantage: within the group
-            rewards_P_G = torch.tensor([c.reward for c in completions], device=accelerator.device)
-            all_rewards_P_G = accelerator.gather(rewards_P_G).view(-1, args.group_size)
-            advantages_P_G = group_advantages(all_rewards_P_G, args.scale_rewards)
+            # 3. advantage: a reward compared with those of its group
+            advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:  # groups that stayed flat teach nothing
-                advantages_P_G[is_flat(all_rewards_P_G)] = 0.0
-            advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
-            if args.pass_at_k:
-                advantages = shaping.pass_at_k(
-                    [c.correct for c in completions], args.group_size, args.pass_at_k
-                )
-            for completion, advantage in zip(completions, advantages, strict=True):
-                completion.advantages = [advantage or 0.0] * len(completion.ids)
-            for source in dense_rewards:  # on top, token by token
-                dense.add_advantages(source, completions, args.group_size, args.scale_rewards != "none")
-                metrics |= source.metrics
-            everyone = gather_object(completions)
-            metrics |= rollout.reward_metrics(all_rewards_P_G, scorer.reward_name)
-            metrics |= rollout.completion_metrics(everyone) | scorer.metrics()
-            metrics["reward/flat_groups"] = is_flat(all_rewards_P_G).float().mean().item()
+                advantages_P_G[flat_P] = 0.0
+            metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
 
             # 4. update
             if args.updates_per_rollout * args.num_iterations > 1:
@@ -744,37 +739,33 @@ def main(args: Args) -> None:
                 )
             updates = []
             for iteration in range(args.num_iterations):
-                for members in mini_batches(completions, args, step, iteration):
+                seed = (args.seed, step, iteration)
+                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_gradients(
                         members, model, reference, args, tokenizer.pad_token_id, accelerator
                     )
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)
-                    if not updates:
-                        sampler.check(means["sampling/logprob_gap"], step + 1)
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
 
             # 5. log, save
+            everyone = gather_object(completions)
+            metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
-            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            history.append({"entropy": None, "agreement": None, **indicators})
-            stopped = unsupervised.collapsed(history) if indicators else ""
+            if indicators:
+                history.append(indicators)
+                stopped = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
-                if gold.measure_held_out(
-                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
-                ):
-                    checkpoint.save_model(
-                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
-                    )
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

@@ -31,15 +31,14 @@ results/<run>/ as train_grpo.py does; a checkpoint also holds critic/ and the cr
 Axes: B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -468,15 +467,6 @@ def set_values(
 # --- steps of the loop
 
 
-def sample(prompts: list[dict], sampler, scorer, tokenizer, think_format: str) -> list[rollout.Completion]:
-    """Samples a completion of every prompt. Scoring begins as they end."""
-    completions = [None] * len(prompts)
-    for place, ended in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
-        completions[place] = rollout.read_completion(tokenizer, think_format, prompts[place], ended)
-        scorer.start(completions[place])
-    return completions
-
-
 def policy_mask(completions: list) -> torch.Tensor:
     """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
     masks = []
@@ -488,21 +478,21 @@ def policy_mask(completions: list) -> torch.Tensor:
 def outcome_rewards(completions: list) -> torch.Tensor:
     """Returns rewards (B, T): each completion's on the last token that the policy wrote, 0 elsewhere."""
     mask = policy_mask(completions)
-    earned = torch.zeros_like(mask)
+    rewards_B_T = torch.zeros_like(mask)
     for n, completion in enumerate(completions):
         if not math.isnan(completion.reward):
             last = mask[n].nonzero()[-1]
-            earned[n, last] = completion.reward
-    return earned
+            rewards_B_T[n, last] = completion.reward
+    return rewards_B_T
 
 
 def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
     """Returns what each token earns (B, T): the completion's reward on the last one, dense rewards on top."""
-    earned = outcome_rewards(completions)
+    rewards_B_T = outcome_rewards(completions)
     for source in dense_rewards:
         values, _ = source.token_rewards(completions)
-        earned += source.weight * values
-    return earned
+        rewards_B_T += source.weight * values
+    return rewards_B_T
 
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
@@ -514,18 +504,18 @@ def kl_of_tokens(completions: list) -> torch.Tensor:
 
 
 def set_advantages(
-    completions: list, earned: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
+    completions: list, rewards_B_T: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
-    A completion without a reward gets zeros and counts nowhere. `earned`: (B, T), the reward of each token.
+    A completion without a reward gets zeros and counts nowhere. `rewards_B_T` are those of each token.
     Returns metrics of the critic. All processes call it.
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     mask = (policy_mask(completions) * has_reward).to(device)
     values = policy.pad([completion.values for completion in completions]).to(device)
-    advantages, returns = gae(earned.to(device), values, mask, gamma, lam)
+    advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
     for completion, advantage_row, return_row in zip(
         completions, white.tolist(), returns.tolist(), strict=True
@@ -540,21 +530,6 @@ def set_advantages(
     return {"value/mean": mean_value.item(), "value/explained_variance": explained.item()}
 
 
-def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
-    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
-    if args.updates_per_rollout == 1:
-        return [completions]
-    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
-    parts = np.array_split(order, args.updates_per_rollout)
-    return [[completions[place] for place in part] for part in parts]
-
-
-def count_tokens(completions: list, accelerator: Accelerator) -> int:
-    """Returns how many tokens of all processes an update trains on."""
-    own_tokens = sum(completion.n_trained_tokens for completion in completions)
-    return accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
-
-
 def accumulate_policy_gradients(
     completions: list, model: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
 ) -> dict[str, float]:
@@ -562,7 +537,7 @@ def accumulate_policy_gradients(
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    n_tokens = count_tokens(completions, accelerator)
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     sums = {}
     batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
@@ -571,10 +546,7 @@ def accumulate_policy_gradients(
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout, the policy that sampled is the policy that learns
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -616,7 +588,7 @@ def accumulate_critic_gradients(
 
     Completions without a reward have no error.
     """
-    n_tokens = count_tokens(completions, accelerator)
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
     batches = policy.micro_batches(completions, max_tokens, accelerator)
     for i, members in enumerate(batches):
@@ -625,9 +597,7 @@ def accumulate_critic_gradients(
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
         mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
 
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(critic) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
             errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
             loss = (errors * mask).sum()
@@ -638,18 +608,8 @@ def accumulate_critic_gradients(
     return policy.mean_over_tokens(sums, n_tokens, accelerator)
 
 
-def prepare(
-    model: nn.Module, learning_rate: float, weight_decay: float, accelerator: Accelerator
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Places a model that learns, and its optimizer, on this process's device or in shards."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
-    return accelerator.prepare(model, optimizer)
-
-
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
     parts = accelerator.num_processes * args.updates_per_rollout
     if args.prompts_per_step % parts:
         runs.fail(
@@ -662,24 +622,14 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     )
 
 
-def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
-    check_arguments(args, accelerator)
+def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run and the memory that it takes; exits with 2 for rewards or models that cannot be.
 
-    # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
-    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(prompts) < args.prompts_per_step:
-        runs.fail(
-            f"{args.prompts} has {len(prompts)} prompts, which is fewer than --prompts-per-step "
-            f"{args.prompts_per_step}"
-        )
-    held_out = rows.load_held_out(args, tokenizer, prompts)
-    use_vllm = rollout.use_vllm(args.rollout)
-    n_updates = args.updates_per_rollout * args.num_iterations
+    `critic_from`: the folder that the critic starts from.
+    """
     accelerator.print(
         f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {n_updates} updates\n"
+        f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
         f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
@@ -687,10 +637,43 @@ def main(args: Args) -> None:
     rewards.check(args)
     has_reference = args.kl != "none"
     dense.check(args, has_reference)
-    start = critic_start(args, tokenizer)
     parts = plan.of_rl(args, use_vllm, has_reference)
-    parts["critic"] = plan.trained_gib(start, args.lora_r)
+    parts["critic"] = plan.trained_gib(critic_from, args.lora_r)
     accelerator.print(plan.check_memory(parts))
+
+
+def save(
+    run: Path,
+    step: int,
+    learners: dict,
+    held_out: list[dict],
+    sampler,
+    scorer,
+    tokenizer,
+    args: Args,
+    accelerator,
+) -> None:
+    """Measures the held-out prompts and writes a checkpoint.
+
+    In this order, as a run that is killed in between goes on from the checkpoint and would never measure them.
+    """
+    model = learners[""].model
+    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
+    if is_best:
+        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
+
+    # --- data, checked before anything is loaded
+    tokenizer = utils.load_policy_tokenizer(args)
+    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
+    use_vllm = rollout.use_vllm(args.rollout)
+    critic_from = critic_start(args, tokenizer)
+    announce(args, critic_from, use_vllm, accelerator)
     if args.dry_run:
         return
     run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
@@ -701,47 +684,33 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
-    model, optimizer = prepare(model, args.learning_rate, args.weight_decay, accelerator)
+    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
     critic_folder = folder / "critic" if folder else None
-    critic = load_critic(start, args.lora_r, args.gradient_checkpointing, critic_folder)
-    critic, critic_optimizer = prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
+    critic = load_critic(critic_from, args.lora_r, args.gradient_checkpointing, critic_folder)
+    critic, critic_optimizer = policy.prepare_trained(
+        accelerator, critic, args.critic_learning_rate, args.weight_decay
+    )
     reference = None
-    if has_reference and not args.lora_r:
+    if args.kl != "none" and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
     learners = {
         "": checkpoint.Learner(model, optimizer),
         "critic": checkpoint.Learner(critic, critic_optimizer),
     }
-    for source in dense_rewards:
-        if source.learner:
-            learners[source.name] = source.learner
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampling = rollout.Sampling(
-        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
-    )
-    sampler = rollout.Sampler(
-        args.model,
-        tokenizer,
-        sampling,
-        use_vllm,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-        sleeps=args.vllm_sleep,
-    )
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm)
 
+    # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)
     history = unsupervised.read_history(run)
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     stopped = ""
-    step = first_step - 1  # the last one that is done, should none be left
+    step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
@@ -751,42 +720,40 @@ def main(args: Args) -> None:
                 "learning_rate": args.learning_rate,
             }
 
-            # 1. rollout, 2. reward: every process for its share of the prompts
+            # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)
-            own_prompts = rollout.share_of(
-                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
-            )
-            completions = sample(own_prompts, sampler, scorer, tokenizer, args.think_format)
-            # with one completion a prompt, floors and norms compare within the whole step
+            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            own_prompts = rollout.share_of(chosen, accelerator)
+            completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
+
+            # 2. reward: with one completion a prompt, floors and norms compare within the whole step
             indicators = scorer.score(completions, args.prompts_per_step, model)
             sampler.sleep()
-            own_rewards = torch.tensor([c.reward for c in completions], device=accelerator.device)
-            metrics |= rollout.reward_metrics(accelerator.gather(own_rewards).view(1, -1), scorer.reward_name)
-            metrics |= scorer.metrics()
+            rewards_P = rollout.gather_rewards(completions, accelerator)
+            metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, *batching)
-            if n_updates > 1 or args.kl == "reward":
+            if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
                 policy.set_old_logprobs(model, completions, *batching)
-            if has_reference:
+            if args.kl != "none":
                 policy.set_reference_logprobs(model, reference, completions, *batching)
-            earned = token_rewards(completions, dense_rewards)
+            rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
             if args.kl == "reward":
-                kl = kl_of_tokens(completions)
-                earned -= args.kl_coef * kl
-                kl_sum = kl.sum().to(accelerator.device)
-                n_trained = count_tokens(completions, accelerator)
-                metrics |= policy.mean_over_tokens({"kl": kl_sum}, n_trained, accelerator)
-            metrics |= set_advantages(completions, earned, args.gamma, args.lam, accelerator)
-            everyone = gather_object(completions)
-            metrics |= rollout.completion_metrics(everyone)
+                kl_B_T = kl_of_tokens(completions)
+                rewards_B_T -= args.kl_coef * kl_B_T
+                n_tokens = policy.count_trained_tokens(completions, accelerator)
+                sums = {"kl": kl_B_T.sum().to(accelerator.device)}
+                metrics |= policy.mean_over_tokens(sums, n_tokens, accelerator)
+            metrics |= set_advantages(completions, rewards_B_T, args.gamma, args.lam, accelerator)
 
             # 4. update: policy and critic, one after the other
             updates = []
             for iteration in range(args.num_iterations):
-                for members in mini_batches(completions, args, step, iteration):
+                seed = (args.seed, step, iteration)
+                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_policy_gradients(
                         members, model, args, tokenizer.pad_token_id, accelerator
                     )
@@ -802,23 +769,19 @@ def main(args: Args) -> None:
             sampler.check(metrics["sampling/logprob_gap"], step + 1)
 
             # 5. log, save
+            everyone = gather_object(completions)
+            metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
-            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            history.append({"entropy": None, "agreement": None, **indicators})
-            stopped = unsupervised.collapsed(history) if indicators else ""
+            if indicators:
+                history.append(indicators)
+                stopped = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
-                if gold.measure_held_out(
-                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
-                ):
-                    checkpoint.save_model(
-                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
-                    )
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

@@ -53,8 +53,7 @@ def main() -> None:
         gradient_checkpointing=False,
     )
     model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, 0.0)
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
 
     results = []
@@ -77,9 +76,8 @@ def main() -> None:
     for name, weight in with_adapter.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.1)
-    trained = [weight for weight in with_adapter.parameters() if weight.requires_grad]
     with_adapter = policy.Policy(with_adapter, 0.9)
-    with_adapter, _ = accelerator.prepare(with_adapter, torch.optim.AdamW(trained))
+    with_adapter, _ = policy.prepare_trained(accelerator, with_adapter, 1e-3, 0.0)
     for name, weight in policy.whole_weights(with_adapter):
         weights[f"LoRA {name}"] = weight.double().norm().item()
 
