@@ -141,12 +141,8 @@ class Args:
     """Weight of the penalty (table 7)."""
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
-    gamma: float = 1.0
-    """Discount (released configs)."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
-    value_clip: float = 0.5
-    """How far a value may move from that of the rollout before its gradient is cut (released configs)."""
     critic: str = "policy"
     """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model:
     --reward-model with its head, whose tokenizer must be the policy's; or a folder."""
@@ -194,6 +190,10 @@ class Args:
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
+GAMMA = 1.0  # discount (released configs)
+VALUE_CLIP = (
+    0.5  # how far a value may move from that of the rollout before its gradient is cut (released configs)
+)
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -747,7 +747,7 @@ def main(args: Args) -> None:
                 n_tokens = policy.count_trained_tokens(completions, accelerator)
                 sums = {"kl": kl_B_T.sum().to(accelerator.device)}
                 metrics |= policy.mean_over_tokens(sums, n_tokens, accelerator)
-            metrics |= set_advantages(completions, rewards_B_T, args.gamma, args.lam, accelerator)
+            metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
 
             # 4. update: policy and critic, one after the other
             updates = []
@@ -757,7 +757,7 @@ def main(args: Args) -> None:
                     means = accumulate_policy_gradients(
                         members, model, args, tokenizer.pad_token_id, accelerator
                     )
-                    means |= accumulate_critic_gradients(members, critic, args.value_clip, *batching)
+                    means |= accumulate_critic_gradients(members, critic, VALUE_CLIP, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)
