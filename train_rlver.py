@@ -447,8 +447,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
         runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
-            f"use a multiple of {accelerator.num_processes}"
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
+            f"processes; use a multiple of {accelerator.num_processes}"
         )
     if args.ask_thinking and args.think_format != "think":
         runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
@@ -507,7 +507,8 @@ def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator)
     accelerator.print(
         f"{n_users} users; {args.prompts_per_step} x {group_size(args)} conversations a step, on "
         f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
-        f"{args.user} users, at most {args.turns} replies; rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"{args.user} users, at most {args.turns} replies; "
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}"
     )
     parts = {"policy": plan.trained_gib(args.model, args.lora_r)}
