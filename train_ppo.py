@@ -113,7 +113,7 @@ class Args:
     `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
     score: that of the text as it is."""
     format_margin: float = 1.0
-    """In units of the reward."""
+    """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
@@ -168,7 +168,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Ends the run after so long without a forward, a sampled token, a judge's reply (to load, save: tenfold)."""
+    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""

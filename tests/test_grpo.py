@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+import update_worker
 from killed import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -227,6 +228,12 @@ def test_k3_by_hand():
 # --- micro-batches and processes
 
 
+def finished(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
 def completion(n_prompt: int, n_completion: int) -> SimpleNamespace:
     return SimpleNamespace(prompt_ids=[0] * n_prompt, ids=[0] * n_completion)
 
@@ -242,33 +249,21 @@ def test_micro_batches_hold_about_equally_many_tokens():
 
 
 @pytest.fixture(scope="module")
-def updates(tmp_path_factory) -> dict[str, dict]:
-    """What tests/update_worker.py printed on one process, and on two with DDP and FSDP2."""
-    started = {
-        "one": [],
-        "DDP": DDP,
-        "FSDP2": FSDP2,
-    }
-    found = {}
-    for name, launcher in started.items():
-        command = [sys.executable, *launcher, "tests/update_worker.py"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def one_process() -> dict:
+    return update_worker.main()
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_two_processes_make_the_updates_of_one(updates, kind):
-    for expected, found in zip(updates["one"]["steps"], updates[kind]["steps"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert updates[kind]["weights"] == pytest.approx(updates["one"]["weights"], rel=1e-5)
-    assert any(name.startswith("LoRA") for name in updates[kind]["weights"])
-    for expected, found in zip(updates["one"]["statistics"], updates[kind]["statistics"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
-    assert (
-        updates[kind]["gradients are summed in"] == "torch.float32"
-    )  # in bfloat16 a sum of 1,500 is off by a nat
+@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
+def test_two_processes_make_the_updates_of_one(launcher, one_process):
+    printed = finished([sys.executable, *launcher, "tests/update_worker.py"])
+    found = json.loads(printed.splitlines()[-1])
+    for expected, step in zip(one_process["steps"], found["steps"], strict=True):
+        assert step == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert found["weights"] == pytest.approx(one_process["weights"], rel=1e-5)
+    assert any(name.startswith("LoRA") for name in found["weights"])
+    for expected, statistics in zip(one_process["statistics"], found["statistics"], strict=True):
+        assert statistics == pytest.approx(expected, rel=1e-4)
+    assert found["gradients are summed in"] == "torch.float32"  # in bfloat16 a sum of 1,500 is off by a nat
 
 
 # --- the script
@@ -338,12 +333,6 @@ def held_out(tmp_path_factory) -> Path:
 LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2"]
 
 
-def finished(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 def kill_after_checkpoint(command: list[str], folder: Path) -> None:
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -388,10 +377,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path):
 
 def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     """Weights and optimizer are sharded, and vLLM runs in both processes."""
-    more = ["--rollout", "vllm", "--steps", "3"]
+    more = ["--rollout", "vllm", "--steps", "2"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(start(FSDP2, prompts, whole, *more, "--keep-checkpoints", "0"))
-    killed_after(2, whole, broken)
+    killed_after(1, whole, broken)
     assert "resumes from" in finished(start(FSDP2, prompts, broken, *more, "--resume"))
     check_same_bits(whole, broken)
     assert max(row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")) < 1e-4
@@ -445,9 +434,7 @@ def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
     """Several updates a rollout: the ratio is 1 in the first one only."""
     accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
-    from update_worker import stored_completions
-
-    completions = stored_completions(6, 1)[0]
+    completions = update_worker.stored_completions(6, 1)[0]
     policy.set_old_logprobs(model, completions, 200, 0, accelerator)
     for one in completions:
         batch = policy.collate([one], 0, "cpu")

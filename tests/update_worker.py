@@ -1,6 +1,6 @@
 """Three GRPO updates on stored completions of unequal lengths, and whole weights; prints what came out as JSON.
 
-tests/test_grpo.py starts it on one process, on two with DDP, and on two with FSDP2: they must agree.
+tests/test_grpo.py calls it in one process, and starts it on two with DDP and with FSDP2: they must agree.
 """
 
 import json
@@ -42,7 +42,7 @@ def stored_completions(n: int, n_rollouts: int) -> list[list[rollout.Completion]
     return rollouts
 
 
-def main() -> None:
+def main() -> dict:
     accelerator = policy.start_accelerator()
     args = train_grpo.Args(
         learning_rate=1e-3,
@@ -84,10 +84,10 @@ def main() -> None:
     sums = "torch.float32"
     if accelerator.is_fsdp2:
         sums = str(accelerator.state.fsdp_plugin.mixed_precision_policy.reduce_dtype)
-    found = {"steps": results, "statistics": statistics, "weights": weights, "gradients are summed in": sums}
-    accelerator.print(json.dumps(found))
-    checkpoint.leave()
+    return {"steps": results, "statistics": statistics, "weights": weights, "gradients are summed in": sums}
 
 
 if __name__ == "__main__":
-    main()
+    found = main()
+    policy.PartialState().print(json.dumps(found))
+    checkpoint.leave()
