@@ -681,7 +681,7 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)

@@ -469,20 +469,14 @@ def policy_mask(completions: list) -> torch.Tensor:
     return policy.pad(masks)
 
 
-def outcome_rewards(completions: list) -> torch.Tensor:
-    """Returns rewards (B, T): each completion's on the last token that the policy wrote, 0 elsewhere."""
-    mask = policy_mask(completions)
-    rewards_B_T = torch.zeros_like(mask)
+def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
+    """Returns what each token earns (B, T): dense rewards, and on the policy's last token the completion's."""
+    mask_B_T = policy_mask(completions)
+    rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
         if not math.isnan(completion.reward):
-            last = mask[n].nonzero()[-1]
+            last = mask_B_T[n].nonzero()[-1]
             rewards_B_T[n, last] = completion.reward
-    return rewards_B_T
-
-
-def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
-    """Returns what each token earns (B, T): the completion's reward on the last one, dense rewards on top."""
-    rewards_B_T = outcome_rewards(completions)
     for source in dense_rewards:
         values, _ = source.token_rewards(completions)
         rewards_B_T += source.weight * values
@@ -490,8 +484,7 @@ def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
 
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
-    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; 0
-    elsewhere."""
+    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; else 0."""
     old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
     reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
     return (old_logprobs - reference_logprobs) * policy_mask(completions)
@@ -638,6 +631,22 @@ def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelera
     accelerator.print(plan.check_memory(parts))
 
 
+def load_learners(
+    args: Args, critic_from: str, folder: Path | None, accelerator: Accelerator
+) -> dict[str, checkpoint.Learner]:
+    """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
+    torch.manual_seed(args.seed)  # of new weights
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    learners = {"": checkpoint.Learner(*prepared)}
+    critic_folder = folder / "critic" if folder else None
+    critic = load_critic(critic_from, args.lora_r, args.gradient_checkpointing, critic_folder)
+    prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
+    learners["critic"] = checkpoint.Learner(*prepared)
+    return learners
+
+
 def save(
     run: Path,
     step: int,
@@ -677,23 +686,13 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
-    critic_folder = folder / "critic" if folder else None
-    critic = load_critic(critic_from, args.lora_r, args.gradient_checkpointing, critic_folder)
-    critic, critic_optimizer = policy.prepare_trained(
-        accelerator, critic, args.critic_learning_rate, args.weight_decay
-    )
+    learners = load_learners(args, critic_from, folder, accelerator)
+    model, optimizer = learners[""]
+    critic, critic_optimizer = learners["critic"]
     reference = None  # with LoRA it is the policy without its adapter
     if args.kl != "none" and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
-    learners = {
-        "": checkpoint.Learner(model, optimizer),
-        "critic": checkpoint.Learner(critic, critic_optimizer),
-    }
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)

@@ -41,7 +41,7 @@ def main() -> dict:
         train_ppo.set_values(critic, own, *batching)
         policy.set_old_logprobs(model, own, *batching)
         policy.set_reference_logprobs(model, reference, own, *batching)
-        earned = train_ppo.outcome_rewards(own) - args.kl_coef * train_ppo.kl_of_tokens(own)
+        earned = train_ppo.token_rewards(own, []) - args.kl_coef * train_ppo.kl_of_tokens(own)
         means = train_ppo.set_advantages(own, earned, 0.99, 0.95, accelerator)
         for _ in range(2):
             means |= train_ppo.accumulate_policy_gradients(own, model, args, 0, accelerator)

@@ -247,7 +247,7 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(acceler
     completions = ppo_worker.stored_conversations()[0]
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
-    earned = train_ppo.outcome_rewards(completions)
+    earned = train_ppo.token_rewards(completions, [])
     train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)
 
     lost = [completion for completion in completions if math.isnan(completion.reward)]
