@@ -735,7 +735,7 @@ def main(args: Args) -> None:
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
 
             # 4. update
-            if args.updates_per_rollout * args.num_iterations > 1:
+            if args.updates_per_rollout * args.num_iterations > 1:  # before the first of them changes the policy
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )

