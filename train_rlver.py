@@ -78,7 +78,8 @@ class Args:
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS, for every reply. The user hears the response alone."""
+    """A key of utils.THINK_FORMATS, for every reply; the user hears the response alone. The templates of Zero
+    formats are for one turn: give them --chat-template chatml or llama3."""
     ask_thinking: bool = False
     """With --think-format think: the system line asks for a <think> block, for a model that was not trained
     to write one."""

@@ -120,20 +120,20 @@ def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
 
 @pytest.mark.parametrize("think_format", utils.THINK_FORMATS)
 def test_replies_may_have_any_think_format(think_format):
-    """A Zero format's reply ends with its closing tag; the template adds the end of turn, which others write."""
+    """A closing tag ends a Zero format's reply: the template writes the end of turn, which others sample."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    utils.prepare_tokenizer(tokenizer, think_format)
+    utils.prepare_tokenizer(tokenizer, think_format, "chatml")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
     train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
-    reply = utils.join_thinking("a", "b", think_format)
+    reply = utils.join_thinking("Hello", "Hello!", think_format)
     ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
     if not utils.THINK_FORMATS[think_format].stop:
         ids.append(tokenizer.eos_token_id)
-    for words in ("c", "d"):
+    for _ in range(2):
         talk.add_reply(rollout.Sample(ids, None, True), setting, think_format, tokenizer)
-        simulated_user.user_turns([talk.dialogue], setting, lambda *_: (words, 1))  # noqa: B023
-        assert talk.dialogue["history"][-2]["content"] == "b"  # the user hears no thinking
+        simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("Hello!", 1))
+        assert talk.dialogue["history"][-2]["content"] == "Hello!"  # the user hears no thinking
         talk.add_user_turn(tokenizer, 1000)
     whole = simulated_user.chat_messages(talk.dialogue, keep_thinking=True)
     assert talk.context == utils.encode_prompt(tokenizer, whole)
@@ -148,6 +148,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys
     with pytest.raises(SystemExit) as error:
         train_rlver.check_turns(other, prompt, "plain")
     assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
+
+    utils.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
+    with pytest.raises(SystemExit) as error:
+        train_rlver.check_turns(other, prompt, "zero_think")
+    assert error.value.code == 2 and "--chat-template chatml" in capsys.readouterr().err
 
 
 def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer):
