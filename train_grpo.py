@@ -699,7 +699,7 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
-    history = unsupervised.read_history(run)  # of an unsupervised reward, which a policy can exploit
+    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
     stopped = ""
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
@@ -735,7 +735,9 @@ def main(args: Args) -> None:
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
 
             # 4. update
-            if args.updates_per_rollout * args.num_iterations > 1:  # before the first of them changes the policy
+            if (
+                args.updates_per_rollout * args.num_iterations > 1
+            ):  # before the first of them changes the policy
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
@@ -747,7 +749,7 @@ def main(args: Args) -> None:
                         members, model, reference, args, tokenizer.pad_token_id, accelerator
                     )
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)
+                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(means)
@@ -762,10 +764,10 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            if indicators:
+            if indicators:  # there is an unsupervised reward
                 history.append(indicators)
                 stopped = unsupervised.collapsed(history)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
                 save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:

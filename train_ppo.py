@@ -702,7 +702,7 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
-    history = unsupervised.read_history(run)  # of an unsupervised reward, which a policy can exploit
+    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     stopped = ""
     step = first_step - 1  # a finished run that resumes has no step left
@@ -755,7 +755,7 @@ def main(args: Args) -> None:
                     means |= accumulate_critic_gradients(members, critic, VALUE_CLIP, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)
+                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
                     for each in (optimizer, critic_optimizer):
                         each.step()
                         each.zero_grad()
@@ -771,10 +771,10 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            if indicators:
+            if indicators:  # there is an unsupervised reward
                 history.append(indicators)
                 stopped = unsupervised.collapsed(history)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
                 save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:

@@ -588,7 +588,7 @@ def main(args: Args) -> None:
     learners = load_learners(args, folder, accelerator)
     model = learners[""].model
     critic = learners["critic"].model if args.algorithm == "ppo" else None
-    reference = None
+    reference = None  # with LoRA it is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
@@ -604,7 +604,7 @@ def main(args: Args) -> None:
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(users),
                 "learning_rate": args.learning_rate,
@@ -647,12 +647,12 @@ def main(args: Args) -> None:
                 means |= train_ppo.accumulate_critic_gradients(conversations, critic, VALUE_CLIP, *batching)
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, conversations, step + 1, run)
+            policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
             everyone = gather_object(conversations)
@@ -661,7 +661,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
                 checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
