@@ -470,7 +470,7 @@ def policy_mask(completions: list) -> torch.Tensor:
 
 
 def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
-    """Returns what each token earns (B, T): dense rewards, and on the policy's last token the completion's."""
+    """Returns what each token earns (B, T): dense rewards, and the completion's on the policy's last token."""
     mask_B_T = policy_mask(completions)
     rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
