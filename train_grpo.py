@@ -19,11 +19,12 @@ Deviations from the paper and its released code (verl):
    `--scale-rewards none --loss-type grpo`.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 3. A malformed completion gets a floor below its group. The released code scores what follows its first
-   delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
+   delimiter, or the text [NULL] in its strict mode. `--on-bad-format score` (the whole text) and `null` are
+   the nearest to these.
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 
-The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
+The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
 checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
 
@@ -33,7 +34,6 @@ Axes: P prompts, G completions a prompt, B completions of a micro-batch, T token
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -97,13 +97,14 @@ class Args:
     reward_args: tuple[str, ...] = ()
     """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "group", "batch"] = "none"
-    """Standardises each weighted part first: in its group (GDPO: with --scale-rewards batch) or the step."""
+    """Standardises each weighted reward before they are added: in its group (GDPO, which also has
+    --scale-rewards batch) or in the step."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
     budget: float = 0.0
-    """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
+    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the judge of --rewards or of --gold."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
@@ -210,12 +211,12 @@ LLAMA_ZERO = {
     **PAPER,
     "think_format": "zero_think",
     "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # released, with and without thinking: room for the instruction
+    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
 }
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
 ZERO_RLHF = {"think_format": "zero_plain"}
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # cannot be run: its head is code
+ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # cannot be run: its head is foreign code
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),
@@ -244,10 +245,10 @@ PRESETS: dict[str, dict] = {
     "table4/llama3.1-8b-rlhf-skywork-v2": SKYWORK_V2 | RLHF,
     "table4/llama3.1-8b-rlmt-armorm": ARMORM,
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
-    # OpenThinker's own thinking is the warm start
+    # needs no SFT: OpenThinker thinks already
     "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},
-    # other rewards, as far as their papers say; what they leave open is as above
-    "rlvr/tulu3.1": {  # its model card; one pass
+    # runs of other papers; what they leave open is as in VERIFIED and Args
+    "rlvr/tulu3.1": {  # from its model card
         **VERIFIED,
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
         "think_format": "plain",
@@ -260,9 +261,10 @@ PRESETS: dict[str, dict] = {
         "max_completion_tokens": 2048,
         "steps": 600,
     },
-    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at these alone, its model has 32B
+    # 2503.14476, whose model has 32B. Its dynamic sampling compares right and wrong alone, ours whole rewards
+    "rlvr/dapo": {
         **VERIFIED,
-        "rewards": ("math:2", "overlong:soft"),
+        "rewards": ("math:2", "overlong:soft"),  # 2 and 0 give the advantages of its 1 and -1
         "reward_args": ("overlong.buffer=4096",),
         "max_completion_tokens": 20480,
         "prompts_per_step": 512,
@@ -272,14 +274,14 @@ PRESETS: dict[str, dict] = {
         "epsilon_high": 0.28,
         "dynamic_sampling": 10,
     },
-    "rlvr/instructions": {  # the start of IFBench's runs, 2507.02833
+    "rlvr/instructions": {  # 2507.02833 (IFBench)
         **VERIFIED,
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
         "think_format": "plain",
         "rewards": ("instructions:1",),
     },
     "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
-    "judge/olmo3": {  # 2512.13961, the chat part of its mixture; cap 2 there, 3 here
+    "judge/olmo3": {  # 2512.13961, the chat part of its mixture; there IMPORTANCE_CAP is 2
         "rewards": ("judge_mark:1",),
         "judge": "Qwen/Qwen3-32B",
         "judge_url": "http://localhost:8000/v1",
@@ -295,7 +297,7 @@ PRESETS: dict[str, dict] = {
         "steps": 1400,
         "stall_minutes": 10.0,  # this judge thinks before its first mark
     },
-    "rubric/rar": {  # 2507.17746; context 3584
+    "rubric/rar": {  # 2507.17746, with a context of 1024 + 2560 tokens
         "prompts": "data/rubrics.jsonl",
         "model": "Qwen/Qwen2.5-7B",
         "think_format": "plain",
@@ -307,7 +309,7 @@ PRESETS: dict[str, dict] = {
         "temperature": 1.0,
         "max_completion_tokens": 2560,
     },
-    "unsupervised/ttrl": {  # 2504.16084; 64 vote there
+    "unsupervised/ttrl": {  # 2504.16084, where 64 completions vote and 32 of them are trained on
         **VERIFIED,
         "model": "Qwen/Qwen2.5-Math-7B",
         "think_format": "plain",
@@ -323,7 +325,7 @@ PRESETS: dict[str, dict] = {
         "rewards": ("self_certainty:1",),
         "group_size": 7,
     },
-    "dense/prime": {  # 2502.01456, without its filter of prompts by their accuracy
+    "dense/prime": {  # 2502.01456, which also leaves out prompts that are too easy or too hard
         **VERIFIED,
         "model": "PRIME-RL/Eurus-2-7B-SFT",
         "think_format": "plain",
@@ -351,9 +353,9 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate
-# (table 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in
-# more than thinking.
+# --as-released. The released configs run 234 steps, and their README uses checkpoint 135; as the rate is
+# constant, 135 steps give the same (table 7: 120). Three rows have another batch and sampling than the row
+# they are compared with, so these pairs differ in more than thinking.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
@@ -365,7 +367,7 @@ for _name in (
 ):
     RELEASED[_name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
 for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
-    RELEASED[_name] |= {"learning_rate": 3e-7}  # archived run; its rivals in table 4 have 1e-6
+    RELEASED[_name] |= {"learning_rate": 3e-7}  # of the archived run; the others in table 4 have 1e-6
 
 
 # --- the algorithm: pure functions
@@ -385,7 +387,8 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     if scale == "none":
         return centred
     if scale == "batch":
-        return centred / (rewards_P_G[known].std() + 1e-4)
+        spread = rewards_P_G[known].std().nan_to_num()  # NaN: a single reward has no spread
+        return centred / (spread + 1e-4)
     variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
     return centred / (variance.sqrt() + 1e-4)
 
@@ -417,7 +420,7 @@ def grpo_loss(
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
         importance_weights: (B, T), trainer's over sampler's probability.
     """
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     log_ratio = (logprobs - old_logprobs) * mask
     if args.ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -427,7 +430,7 @@ def grpo_loss(
         cap = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
         policy_loss = -ratio.clamp(max=cap).detach() * advantages * logprobs
     else:
-        clipped = ratio.clamp(1 - args.epsilon, 1 + high)
+        clipped = ratio.clamp(1 - args.epsilon, 1 + epsilon_high)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages)
     token_loss = policy_loss * importance_weights
 
@@ -440,7 +443,7 @@ def grpo_loss(
         token_loss = token_loss + args.beta * kl
 
     too_low = (ratio < 1 - args.epsilon) & (advantages < 0)
-    too_high = (ratio > 1 + high) & (advantages > 0)
+    too_high = (ratio > 1 + epsilon_high) & (advantages > 0)
     sums = {
         "kl": (kl * mask).sum(),
         "clip_ratio/low_mean": (too_low * mask).sum(),
@@ -453,11 +456,11 @@ def grpo_loss(
 def mean_weights(
     mask: torch.Tensor, loss_type: str, n_tokens: int, n_completions: int, max_tokens: int
 ) -> torch.Tensor:
-    """Returns the weight (B, T) of each token in an update's loss.
+    """Returns the weight (B, T) of each token in an update's loss, which makes the loss a mean.
 
-    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean
-    over tokens. grpo: a mean over completions of means over their tokens. dr_grpo: a sum over tokens, divided
-    by the length limit of each completion.
+    dapo and cispo: over tokens. grpo: over completions, of the means over their tokens. dr_grpo: over
+    completions, of the sums over their tokens divided by `max_tokens`. `n_tokens` and `n_completions` count
+    the whole update, over all processes and micro-batches.
     """
     if loss_type == "grpo":
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
@@ -470,19 +473,20 @@ def mean_weights(
 
 
 def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
-    """Samples G completions of every prompt, next to each other. Scoring begins as they end."""
+    """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
     return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
 
 
 def replace_flat_groups(
-    completions: list, prompts: list[dict], sampler, scorer: Scorer, model, step: int, args: Args, accelerator
+    completions: list, prompts: list[dict], step: int, sampler, scorer: Scorer, model
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of other prompts (DAPO, 2503.14476, section 3.2).
 
-    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process
-    samples as many groups as the one that needs most, as sharded weights are gathered from all of them.
+    Repeats until no process has a flat group, at most `args.dynamic_sampling` times. Every process samples as
+    many groups as the one that needs most: under FSDP2 a forward gathers weights from all processes.
     """
+    args = scorer.args
     attempt = 0
     while attempt < args.dynamic_sampling:
         own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
@@ -491,9 +495,9 @@ def replace_flat_groups(
         if most == 0:
             break
         attempt += 1
-        generator = np.random.default_rng((args.seed, step, attempt, accelerator.process_index))
-        fresh = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
-        sampled = sample_groups(fresh, sampler, scorer, args)
+        generator = np.random.default_rng((args.seed, step, attempt, scorer.accelerator.process_index))
+        others = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
+        sampled = sample_groups(others, sampler, scorer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
             old = slice(group * args.group_size, (group + 1) * args.group_size)
@@ -504,16 +508,18 @@ def replace_flat_groups(
 def set_advantages(
     completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Gives every token of this process's completions its completion's advantage, and dense rewards on top.
+    """Sets `advantages` of this process's completions: each token gets its completion's, plus dense ones.
 
     `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
     """
-    advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
     if args.pass_at_k:
         verdicts = [completion.correct for completion in completions]
         advantages = shaping.pass_at_k(verdicts, args.group_size, args.pass_at_k)
+    else:
+        advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
     for completion, advantage in zip(completions, advantages, strict=True):
         completion.advantages = [advantage or 0.0] * len(completion.ids)  # None: there is no verdict
+
     metrics = {}
     for source in dense_rewards:
         dense.add_advantages(source, completions, args.group_size, scale=args.scale_rewards != "none")
@@ -567,7 +573,7 @@ def accumulate_gradients(
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 
-        batch_sums["loss"] = loss.detach() * n_tokens
+        batch_sums["loss"] = loss.detach() * n_tokens  # as sums are divided by n_tokens below
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
@@ -611,6 +617,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail(
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
         )
+    # reasons why a flag would do nothing, "" if there is none
     by_server = "with --vllm-server-url" if args.vllm_server_url else ""
     without_vllm = "" if by_server or rollout.use_vllm(args.rollout) else "without --rollout vllm"
     runs.refuse_unused(
@@ -624,7 +631,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be."""
+    """Prints what will run."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
     n_updates = args.updates_per_rollout * args.num_iterations
     layout = utils.THINK_FORMATS[args.think_format].layout
@@ -634,32 +641,6 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
         f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
     )
-    rewards.check(args)
-    has_reference = bool(args.beta)
-    dense.check(args, has_reference)
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference)))
-
-
-def save(
-    run: Path,
-    step: int,
-    learners: dict,
-    held_out: list[dict],
-    sampler,
-    scorer,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> None:
-    """Measures the held-out prompts, then writes a checkpoint.
-
-    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
-    """
-    model = learners[""].model
-    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
-    if is_best:
-        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
-    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
 
 
 def main(args: Args) -> None:
@@ -671,6 +652,10 @@ def main(args: Args) -> None:
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
     announce(args, use_vllm, accelerator)
+    has_reference = bool(args.beta)
+    rewards.check(args)
+    dense.check(args, has_reference)
+    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference)))
     if args.dry_run:
         return
     server = None
@@ -686,7 +671,7 @@ def main(args: Args) -> None:
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
     reference = None  # with LoRA it is the policy without its adapter
-    if args.beta and not args.lora_r:
+    if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {"": checkpoint.Learner(model, optimizer)}
@@ -699,10 +684,10 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
-    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
-    stopped = ""
+    history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
+    collapse = ""  # why the run ends early: the policy has collapsed
     step = first_step - 1  # a finished run that resumes has no step left
-    with checkpoint.guard(run, accelerator):
+    with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         for step in range(first_step, args.steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
@@ -712,16 +697,14 @@ def main(args: Args) -> None:
             }
 
             # 1. rollout: every process samples for its share of the prompts
-            sampler.sync(model)
+            sampler.sync(model)  # gives it the policy's weights
             chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
             completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
 
             # 2. reward
-            indicators = scorer.score(completions, args.group_size, model)
+            collapse_indicators = scorer.score(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                metrics |= replace_flat_groups(
-                    completions, prompts, sampler, scorer, model, step, args, accelerator
-                )
+                metrics |= replace_flat_groups(completions, prompts, step, sampler, scorer, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
             metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
@@ -735,9 +718,8 @@ def main(args: Args) -> None:
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
 
             # 4. update
-            if (
-                args.updates_per_rollout * args.num_iterations > 1
-            ):  # before the first of them changes the policy
+            if args.updates_per_rollout * args.num_iterations > 1:
+                # from the second update on, the policy is another than the one that sampled
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
@@ -759,25 +741,29 @@ def main(args: Args) -> None:
             # 5. log, save
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
-            metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
+            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            if indicators:  # there is an unsupervised reward
-                history.append(indicators)
-                stopped = unsupervised.collapsed(history)
+            if collapse_indicators:  # there is an unsupervised reward
+                history.append(collapse_indicators)
+                collapse = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
+            if stopping or collapse or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
+                # measured first: a run that is killed in between repeats the step and measures it again
+                if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
+                    best = run / "best_by_gold"
+                    checkpoint.save_model(best, model, tokenizer, args.think_format, accelerator)
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
-            if stopped:
-                accelerator.print(f"{stopped}; the run ends here")
+            if collapse:
+                accelerator.print(f"{collapse}; the run ends here")
                 break
 
     checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
-    summary = {"steps": step + 1, "stopped": stopped, "prompts": len(prompts), "dropped": len(dropped)}
+    summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)
 
 

@@ -19,14 +19,15 @@ The critic is a model of its own with its own optimizer.
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 2. A malformed completion gets a floor below all others of the step. The released code scores what follows its
-   first delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
+   first delimiter, or the text [NULL] in its strict mode. `--on-bad-format score` (the whole text) and `null`
+   are the nearest to these.
 3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
    cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
 
-The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
+The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
 train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
 
 Axes: P prompts; B completions, of this process or of a micro-batch; T tokens of the longest of them.
@@ -95,13 +96,13 @@ class Args:
     reward_args: tuple[str, ...] = ()
     """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "batch"] = "none"
-    """batch: standardises every part with a weight first, within the step."""
+    """batch: standardises each weighted reward within the step, before they are added."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
     budget: float = 0.0
-    """US dollars that the judge may cost in this run, and as much one of --gold; 0: no limit."""
+    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the judge of --rewards or of --gold."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
@@ -185,9 +186,7 @@ class Args:
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
 GAMMA = 1.0  # discount (released configs)
-VALUE_CLIP = (
-    0.5  # how far a value may move from that of the rollout before its gradient is cut (released configs)
-)
+VALUE_CLIP = 0.5  # how far a value may move from the rollout's before its gradient is cut (released configs)
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -212,7 +211,7 @@ LLAMA_ZERO = {
     **PAPER,
     "think_format": "zero_think",
     "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as in train_grpo.py
+    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
 }
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
 ZERO_RLHF = {"think_format": "zero_plain"}
@@ -230,7 +229,7 @@ PRESETS: dict[str, dict] = {
     "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
-    # 2411.15124, its math alone; not its -10 for an answer without an end, nor its linear decay
+    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
     "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
@@ -270,9 +269,8 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# Released: configs of the two warm-started Llama runs alone. No KL penalty at all (table 7: 0.001), an
-# entropy bonus, 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table 7: 120
-# steps).
+# --as-released. There are configs of two runs only. They run 234 steps, and their README uses checkpoint 135;
+# as the rate is constant, 135 steps give the same (table 7: 120).
 RELEASED = {}
 for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
     RELEASED[_name] = {
@@ -290,14 +288,13 @@ for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns advantages A and returns A + V (B, T) by generalised advantage estimation (1506.02438, eq. 16).
+    """Computes advantages A, and returns A + V, by generalised advantage estimation (1506.02438, eq. 16).
 
-    A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; both are 0 behind the last token.
+    A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; after the last token A = V = 0.
 
     Args:
         rewards, values: (B, T); a value is that of the text before the token.
-        mask: (B, T), 1 on the policy's tokens. Others, padding or a user's turn in between, get 0 and are
-            passed over.
+        mask: (B, T), 1 on the policy's tokens. Others (padding, a user's turn) get 0, and t + 1 skips them.
     """
     advantages = torch.zeros_like(values)
     next_advantage = torch.zeros_like(values[:, 0])
@@ -375,7 +372,7 @@ def policy_loss(
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns half the squared error (B, T) of values to returns, and where clipping sets it (B, T, bool).
+    """Returns half the squared error (B, T) of values, and where the clipped value's counts (B, T, bool).
 
     The larger error counts: that of the value, or of the value held within `clip` of the rollout's.
     """
@@ -390,26 +387,26 @@ def value_loss(
 # --- the critic
 
 
-def critic_start(args: Args, tokenizer) -> str:
+def find_critic(args: Args, tokenizer) -> str:
     """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer."""
-    start = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
-    if start != args.model and utils.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
+    path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
+    if path != args.model and utils.load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         runs.fail(
-            f"--critic {args.critic}: {start} has another tokenizer than the policy; use --critic policy"
+            f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy"
         )
-    return start
+    return path
 
 
 def load_critic(
-    start: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
+    path: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
 ) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
-    A head that `start` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is
+    A head that `path` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is
     the critic's folder in a checkpoint.
     """
-    folder = start
-    if resume_from and not lora_r:
+    folder = path
+    if resume_from and not lora_r:  # with LoRA it holds the adapter and the head alone
         folder = resume_from
     config = AutoConfig.from_pretrained(folder, num_labels=1, trust_remote_code=False)
     config.classifier_dropout = 0.0  # else 0.1
@@ -440,8 +437,7 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
         position_ids=positions,
         use_cache=False,
     )
-    # what the head gives at a token is the value of the text up to that token: the first we need is the
-    # prompt's last
+    # the output at a token is the value of the text up to it: the first that we need is the prompt's last
     values = output.logits[:, -mask.size(1) - 1 : -1, 0]
     return values.float() * mask
 
@@ -450,7 +446,7 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 def set_values(
     critic: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the values of the completions' tokens as they are before the update; all processes call it."""
+    """Sets `values` of completions, as they are before the update; all processes call it."""
     for members in policy.micro_batches(completions, max_tokens, accelerator):
         watchdog.beat()
         batch = policy.collate(members, pad_token_id, accelerator.device)
@@ -470,7 +466,7 @@ def policy_mask(completions: list) -> torch.Tensor:
 
 
 def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
-    """Returns what each token earns (B, T): dense rewards, and the completion's on the policy's last token."""
+    """Returns rewards (B, T): the completion's on the policy's last token, plus dense ones on any token."""
     mask_B_T = policy_mask(completions)
     rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
@@ -478,13 +474,13 @@ def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
             last = mask_B_T[n].nonzero()[-1]
             rewards_B_T[n, last] = completion.reward
     for source in dense_rewards:
-        values, _ = source.token_rewards(completions)
-        rewards_B_T += source.weight * values
+        dense_rewards_B_T, _ = source.token_rewards(completions)
+        rewards_B_T += source.weight * dense_rewards_B_T
     return rewards_B_T
 
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
-    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; else 0."""
+    """Returns log(policy / reference) (B, T), the estimate k1 of the KL; 0 on others' tokens."""
     old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
     reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
     return (old_logprobs - reference_logprobs) * policy_mask(completions)
@@ -495,8 +491,8 @@ def set_advantages(
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
-    A completion without a reward gets zeros and counts nowhere. `rewards_B_T` are those of each token.
-    Returns metrics of the critic. All processes call it.
+    A completion without a reward gets zeros and counts nowhere. Returns metrics of the critic. All processes
+    call it.
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
@@ -504,9 +500,8 @@ def set_advantages(
     values = policy.pad([completion.values for completion in completions]).to(device)
     advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
-    for completion, advantage_row, return_row in zip(
-        completions, white.tolist(), returns.tolist(), strict=True
-    ):
+    rows = zip(completions, white.tolist(), returns.tolist(), strict=True)
+    for completion, advantage_row, return_row in rows:
         completion.advantages = advantage_row[: len(completion.ids)]
         completion.returns = return_row[: len(completion.ids)]
 
@@ -595,6 +590,9 @@ def accumulate_critic_gradients(
     return policy.mean_over_tokens(sums, n_tokens, accelerator)
 
 
+# --- before the loop
+
+
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     parts = accelerator.num_processes * args.updates_per_rollout
@@ -609,11 +607,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     )
 
 
-def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be.
-
-    `critic_from`: the folder that the critic starts from.
-    """
+def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run."""
     samples_by = "vLLM" if use_vllm else "transformers"
     n_updates = args.updates_per_rollout * args.num_iterations
     layout = utils.THINK_FORMATS[args.think_format].layout
@@ -623,16 +618,10 @@ def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelera
         f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
         f"bad format: {args.on_bad_format}"
     )
-    rewards.check(args)
-    has_reference = args.kl != "none"
-    dense.check(args, has_reference)
-    parts = plan.of_rl(args, use_vllm, has_reference)
-    parts["critic"] = plan.trained_gib(critic_from, args.lora_r)
-    accelerator.print(plan.check_memory(parts))
 
 
 def load_learners(
-    args: Args, critic_from: str, folder: Path | None, accelerator: Accelerator
+    args: Args, critic_path: str, folder: Path | None, accelerator: Accelerator
 ) -> dict[str, checkpoint.Learner]:
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
     torch.manual_seed(args.seed)  # of new weights
@@ -641,32 +630,10 @@ def load_learners(
     prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
     learners = {"": checkpoint.Learner(*prepared)}
     critic_folder = folder / "critic" if folder else None
-    critic = load_critic(critic_from, args.lora_r, args.gradient_checkpointing, critic_folder)
+    critic = load_critic(critic_path, args.lora_r, args.gradient_checkpointing, critic_folder)
     prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
     learners["critic"] = checkpoint.Learner(*prepared)
     return learners
-
-
-def save(
-    run: Path,
-    step: int,
-    learners: dict,
-    held_out: list[dict],
-    sampler,
-    scorer,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> None:
-    """Measures the held-out prompts, then writes a checkpoint.
-
-    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
-    """
-    model = learners[""].model
-    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
-    if is_best:
-        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
-    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
 
 
 def main(args: Args) -> None:
@@ -677,8 +644,14 @@ def main(args: Args) -> None:
     tokenizer = utils.load_policy_tokenizer(args)
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
-    critic_from = critic_start(args, tokenizer)
-    announce(args, critic_from, use_vllm, accelerator)
+    critic_path = find_critic(args, tokenizer)
+    announce(args, use_vllm, accelerator)
+    has_reference = args.kl != "none"
+    rewards.check(args)
+    dense.check(args, has_reference)
+    memory = plan.of_rl(args, use_vllm, has_reference)
+    memory["critic"] = plan.trained_gib(critic_path, args.lora_r)
+    accelerator.print(plan.check_memory(memory))
     if args.dry_run:
         return
     run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
@@ -686,11 +659,11 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    learners = load_learners(args, critic_from, folder, accelerator)
+    learners = load_learners(args, critic_path, folder, accelerator)
     model, optimizer = learners[""]
     critic, critic_optimizer = learners["critic"]
     reference = None  # with LoRA it is the policy without its adapter
-    if args.kl != "none" and not args.lora_r:
+    if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
@@ -702,11 +675,11 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
-    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
+    history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
-    stopped = ""
+    collapse = ""  # why the run ends early: the policy has collapsed
     step = first_step - 1  # a finished run that resumes has no step left
-    with checkpoint.guard(run, accelerator):
+    with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         for step in range(first_step, args.steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
@@ -716,13 +689,13 @@ def main(args: Args) -> None:
             }
 
             # 1. rollout: every process samples for its share of the prompts
-            sampler.sync(model)
+            sampler.sync(model)  # gives it the policy's weights
             chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = rollout.share_of(chosen, accelerator)
             completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
 
             # 2. reward: with one completion a prompt, floors and norms compare within the whole step
-            indicators = scorer.score(completions, args.prompts_per_step, model)
+            collapse_indicators = scorer.score(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = rollout.gather_rewards(completions, accelerator)
             metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
@@ -730,8 +703,9 @@ def main(args: Args) -> None:
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, *batching)
             if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
+                # a second update and KL in the reward need those of the policy that sampled
                 policy.set_old_logprobs(model, completions, *batching)
-            if args.kl != "none":
+            if has_reference:
                 policy.set_reference_logprobs(model, reference, completions, *batching)
             rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
@@ -739,9 +713,9 @@ def main(args: Args) -> None:
             if args.kl == "reward":
                 kl_B_T = kl_of_tokens(completions)
                 rewards_B_T -= args.kl_coef * kl_B_T
-                n_tokens = policy.count_trained_tokens(completions, accelerator)
-                sums = {"kl": kl_B_T.sum().to(accelerator.device)}
-                metrics |= policy.mean_over_tokens(sums, n_tokens, accelerator)
+                n_trained = policy.count_trained_tokens(completions, accelerator)
+                kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
+                metrics |= policy.mean_over_tokens(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
 
             # 4. update: policy and critic, one after the other
@@ -766,25 +740,29 @@ def main(args: Args) -> None:
             # 5. log, save
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
-            metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
+            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            if indicators:  # there is an unsupervised reward
-                history.append(indicators)
-                stopped = unsupervised.collapsed(history)
+            if collapse_indicators:  # there is an unsupervised reward
+                history.append(collapse_indicators)
+                collapse = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
+            if stopping or collapse or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
+                # measured first: a run that is killed in between repeats the step and measures it again
+                if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
+                    best = run / "best_by_gold"
+                    checkpoint.save_model(best, model, tokenizer, args.think_format, accelerator)
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
-            if stopped:
-                accelerator.print(f"{stopped}; the run ends here")
+            if collapse:
+                accelerator.print(f"{collapse}; the run ends here")
                 break
 
     checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
-    summary = {"steps": step + 1, "stopped": stopped, "prompts": len(prompts), "dropped": len(dropped)}
+    summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)
 
 

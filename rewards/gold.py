@@ -9,7 +9,7 @@ import numbers
 from pathlib import Path
 
 import pandas as pd
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 import rollout
@@ -78,26 +78,15 @@ def _judge_as_gold(args, run: Path):
     return measure
 
 
-def measure_held_out(
-    prompts: list[dict],
-    sampler,
-    scorer,
-    model,
-    tokenizer,
-    args,
-    run: Path,
-    step: int,
-    accelerator: Accelerator,
-) -> bool:
-    """Samples, scores and logs one completion for each held-out prompt.
-
-    Returns whether gold is the best so far.
+def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, step: int) -> bool:
+    """Samples, scores and logs a completion of each held-out prompt; tells whether gold is the best so far.
 
     All processes call it, each for its share of the prompts. The last one samples some prompts a second
     time if they cannot be split evenly; these do not count.
     """
     if not prompts:
         return False
+    accelerator = scorer.accelerator
     n_own = math.ceil(len(prompts) / accelerator.num_processes)
     first = accelerator.process_index * n_own
     own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
@@ -105,7 +94,9 @@ def measure_held_out(
     sampler.sync(model)
     completions = [None] * n_own
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in own_prompts]):
-        completions[place] = rollout.read_completion(tokenizer, args.think_format, own_prompts[place], sample)
+        completions[place] = rollout.read_completion(
+            scorer.tokenizer, scorer.args.think_format, own_prompts[place], sample
+        )
     sampler.sleep()
 
     scorer.measure(completions)

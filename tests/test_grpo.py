@@ -72,6 +72,8 @@ def test_advantages_by_hand():
     # a missing reward counts in neither mean nor standard deviation: the others' are those of a group of two
     with_missing = train_grpo.group_advantages(torch.tensor([[0.0, 1.0, NAN, NAN]]))
     assert with_missing[0, :2].tolist() == found[0].tolist() and with_missing[0, 2:].tolist() == [0.0, 0.0]
+    # the only reward of a step has no spread
+    assert train_grpo.group_advantages(torch.tensor([[NAN, 7.0]]), "batch").tolist() == [[0.0, 0.0]]
 
 
 def test_flat_groups():
@@ -470,7 +472,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     completions = train_grpo.sample_groups(kept[:6], sampler, scorer, args)
     scorer.score(completions, 4, None)
     before = list(completions)
-    found = train_grpo.replace_flat_groups(completions, kept, sampler, scorer, None, 0, args, accelerator)
+    found = train_grpo.replace_flat_groups(completions, kept, 0, sampler, scorer, None)
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
     for start in range(0, 24, 4):
         group = completions[start : start + 4]

@@ -209,18 +209,18 @@ def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a new head at zero, or from the reward model with its head."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model")
-    critic = train_ppo.load_critic(train_ppo.critic_start(args, tokenizer), 0, True)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, True)
     assert not critic.score.weight.any() and not critic.score.bias.any()
     assert critic.dropout.p == 0 and critic.training and critic.is_gradient_checkpointing
 
     args.critic = "reward_model"
-    critic = train_ppo.load_critic(train_ppo.critic_start(args, tokenizer), 0, False)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, False)
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
 
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
-        train_ppo.critic_start(args, tokenizer)
+        train_ppo.find_critic(args, tokenizer)
 
 
 @pytest.mark.parametrize("lora_r", [0, 4])
