@@ -46,7 +46,7 @@ class Args:
 NUMBER = int | float | None
 NUMBERS = ["step", "temperature", "sample", "reward", "gold", "advantage", "n_tokens", "n_thinking_tokens"]
 TEXTS = ["text", "thinking", "response", "status"]
-KINDS = {
+FIELDS = {  # of a row: the type of its value
     "id": str | int,
     "messages": list,
     "rewards": dict,
@@ -56,29 +56,28 @@ KINDS = {
 
 
 def read_lines(path: Path) -> tuple[list[dict], list[str]]:
-    """Returns the objects of a jsonl file, and a note if a killed or running job left half a last line."""
+    """Returns the objects of a jsonl file, and a note if its last line is half written and left out."""
     lines = path.read_bytes().split(b"\n")
-    last = lines.pop()  # what follows the last newline: nothing, if the file is whole
-    if last:
-        lines.append(last)
+    unfinished = lines.pop()  # what follows the last newline; a killed or running job may leave something
+    if unfinished:
+        lines.append(unfinished)
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as e:
-            if last and number == len(lines):
+            if unfinished and number == len(lines):
                 return rows, [f"{path.name}:{number} is cut off in the middle of the line and left out"]
             raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
     return rows, []
 
 
 def answer_key(row: dict) -> tuple[str, str]:
-    # repr, as an id may be a list before it is checked
-    return repr(row.get("id")), repr(row.get("temperature"))
+    return repr(row.get("id")), repr(row.get("temperature"))  # repr: an unchecked id may be a list
 
 
 def read_verdicts(run: Path) -> tuple[dict, list[str]]:
-    """Returns the scored verdicts of an evaluation by `answer_key`, and notes; nothing for a training run."""
+    """Returns the scored verdicts of an evaluation by `answer_key`, and notes; none for a training run."""
     path = Path(run, "verdicts.jsonl")
     if not path.is_file():
         return {}, []
@@ -86,13 +85,13 @@ def read_verdicts(run: Path) -> tuple[dict, list[str]]:
     return {answer_key(verdict): verdict for verdict in verdicts if "score" in verdict}, notes
 
 
-def check_row(row: dict, kinds: dict, where: str) -> None:
-    """Raises ValueError with place and field if a value is of the wrong kind."""
-    values = {field: row.get(field) for field in kinds}
+def check_row(row: dict, types: dict, where: str) -> None:
+    """Raises ValueError with place and field if a value is of the wrong type."""
+    values = {field: row.get(field) for field in types}
     if isinstance(row["rewards"], dict):
         values |= {f"rewards.{name}": value for name, value in row["rewards"].items()}
     for field, value in values.items():
-        if not isinstance(value, kinds.get(field, NUMBER)):
+        if not isinstance(value, types.get(field, NUMBER)):
             raise ValueError(f"{where}: {field!r} cannot be {json.dumps(value)[:50]}; see results/README.md")
     for message in row["messages"]:
         for field in ("role", "content"):
@@ -101,18 +100,18 @@ def check_row(row: dict, kinds: dict, where: str) -> None:
 
 
 def read_rows(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.DataFrame:
-    """Reads a run folder into a table with the columns of KINDS.
+    """Reads a run folder into a table with the columns of FIELDS; a table is returned as it is.
 
-    `file` is the file of a training run; without it the folder is an evaluation with generations.jsonl.
+    A folder without `file`, which training runs have, is an evaluation: its generations.jsonl is read.
     `attrs["notes"]` of the table lists what was left out.
     """
     if isinstance(run, pd.DataFrame):
         return run
     path = Path(run, file)
-    kinds = KINDS | {"step": int}
+    types = FIELDS | {"step": int}
     if not path.is_file():
         path = Path(run, "generations.jsonl")
-        kinds = KINDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
+        types = FIELDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
     if not path.is_file():
         remedy = "name the folder of an RL run or of an evaluation"
         raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; {remedy}")
@@ -122,16 +121,16 @@ def read_rows(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -
         raise ValueError(f"{path}: no rows")
     verdicts, more_notes = read_verdicts(Path(run))
     for number, row in enumerate(stored, 1):
-        verdict = verdicts.get(answer_key(row), row)
+        verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
         rewards = row.setdefault("rewards", {})
         row["reward"] = verdict.get("reward", row.get("reward"))
         row["gold"] = verdict.get("score")
         if isinstance(rewards, dict) and "gold" in rewards:
             row["gold"] = rewards["gold"]
-        check_row(row, kinds, f"{path}:{number}")
+        check_row(row, types, f"{path}:{number}")
 
-    # dtype object: the strings of pyarrow do not take half of a surrogate pair
-    rows = pd.DataFrame(stored, columns=list(KINDS), dtype=object)
+    # dtype object, because strings of pyarrow refuse half of a surrogate pair
+    rows = pd.DataFrame(stored, columns=list(FIELDS), dtype=object)
     rows["gold"] = pd.to_numeric(rows["gold"], errors="coerce")
     rows = rows.astype(dict.fromkeys(NUMBERS, float))
     rows.attrs["notes"] = notes + more_notes
@@ -204,9 +203,10 @@ def biggest_jumps(run, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def matched_answers(run_a, run_b, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the n answers of two evaluations, row for row, whose gold (or else reward) differs most.
+    """Returns the n answers whose scores in two evaluations differ most: two tables, row for row.
 
-    Answers match if id, temperature and sample are equal. `attrs["matched"]`: how many do.
+    A score is the gold, or the reward if there is no gold. Answers match if id, temperature and sample are
+    equal. `attrs["matched"]` of the first table: how many do.
     """
     keys = ["id", "temperature", "sample"]
     a = read_rows(run_a).set_index(keys, drop=False)
@@ -302,13 +302,13 @@ def facts(row: pd.Series) -> str:
 
 def cards(rows: pd.DataFrame, with_prompt: bool = True) -> str:
     """Shows each completion as a line that opens."""
-    found = []
+    parts = []
     for _, row in rows.iterrows():
         start = f'<br><span class="start" dir="auto">{escape(row["response"][:160])}</span>'
         summary = f"<b>{escape(row['id'])}</b> {facts(row)}{start}"
         prompt = prompt_parts(row) if with_prompt else ""
-        found.append(folded(summary, prompt + answer_parts(row)))
-    return "".join(found)
+        parts.append(folded(summary, prompt + answer_parts(row)))
+    return "".join(parts)
 
 
 def prompt_history(rows: pd.DataFrame) -> str:

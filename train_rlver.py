@@ -21,14 +21,16 @@ A conversation is one completion, in which others wrote some of the tokens:
         --profiles FILE.jsonl --simulator MODEL --simulator-url http://HOST:8000/v1            # 8 GPUs
 
 The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the
-user they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator).
+user they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator, and
+--ask-thinking if the policy was trained with it).
 
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
-3. The released runs have 32 GPUs.
-Hours: not measured. Writes results/<run>/ as train_grpo.py does, except dropped.jsonl. simulator-<rank>.jsonl
-has the simulator's replies; rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`.
+3. The simulator's prompts are our own wording. The released runs used 32 GPUs.
+
+Writes the files of train_grpo.py except dropped.jsonl, and simulator-<rank>.jsonl, the simulator's replies.
+Rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`. Hours: not measured.
 
 Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
@@ -36,7 +38,6 @@ Axes: P users, G conversations with each, B conversations of this process, T tok
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -67,7 +68,7 @@ class Args:
     profiles: str = "data/profiles.jsonl"
     """Users: rows {id, player, scene, task, first_talk}; see data/README.md."""
     simulator: str = ""
-    """A model's name at --simulator-url, or file.py:function (dialogue, setting) -> (utterance, change)."""
+    """What plays the users: a model at --simulator-url, or file.py:function (see rewards/simulated_user.py)."""
     simulator_url: str = ""
     """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one. The key comes from
     OPENAI_API_KEY."""
@@ -158,7 +159,7 @@ class Args:
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 EPSILON = 0.2  # clip range of the ratio
 GAMMA = 1.0  # PPO's discount
-LAMBDA = 1.0  # of PPO's generalised advantage estimation
+LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
 VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
@@ -204,7 +205,10 @@ PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its
 
 @dataclass
 class Conversation(rollout.Completion):
-    """A conversation that has ended, as one completion; its text, thinking and response are the policy's."""
+    """A conversation that has ended, as one completion.
+
+    `text` is everything after the prompt, `thinking` that of all replies, `response` what the last one says.
+    """
 
     dialogue: dict = field(default_factory=dict)
     """See rewards/simulated_user.py."""
@@ -241,6 +245,8 @@ class Talk:
     """1 on the policy's tokens, 0 on the user's."""
     sampler_logprobs: list[float] = field(default_factory=list)
     """0 on the user's tokens; empty from transformers."""
+    cut_off: bool = False
+    """Whether the token limit cut the last reply off."""
 
     @property
     def context(self) -> list[int]:
@@ -250,15 +256,16 @@ class Talk:
         """Adds what the policy wrote; a malformed reply ends the conversation."""
         text = rollout.text_of(tokenizer, sample)
         simulated_user.add_model_turn(self.dialogue, setting, text, think_format, sample.finished)
+        self.cut_off = not sample.finished
         self.ids += sample.ids
         self.loss_mask += [1] * len(sample.ids)
         self.sampler_logprobs += sample.logprobs or []
 
-    def add_user_turn(self, tokenizer, max_tokens: int) -> None:
-        """Adds the user's last turn; ends the conversation if its context would exceed `max_tokens`."""
+    def add_user_turn(self, tokenizer, max_context: int) -> None:
+        """Adds the user's last turn; ends the conversation if its context would exceed `max_context` tokens."""
         content = self.dialogue["history"][-1]["content"]
         ids = turn_ids(tokenizer, content, after_end=self.ids[-1] == tokenizer.eos_token_id)
-        if len(self.context) + len(ids) > max_tokens:
+        if len(self.context) + len(ids) > max_context:
             self.dialogue["ended"] = "too_long"
             return
         self.ids += ids
@@ -270,7 +277,7 @@ class Talk:
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     """Returns the tokens between two replies: end of turn, the user's turn, opening of the next reply.
 
-    `content`: what the user says. `after_end`: the reply before has its end of turn, which is left out here.
+    `content`: what the user says. `after_end`: the policy has sampled the end of turn, so it is left out here.
     """
     mark = "(reply)"
     messages = [
@@ -288,7 +295,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 
 
 def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
-    """Exits with 2 if tokens put together turn by turn are not those that the template gives at once."""
+    """Exits with 2 if the template gives a whole conversation other tokens than its turns one by one."""
     reply = utils.join_thinking("a", "b", think_format)
     turn_by_turn = utils.encode_prompt(tokenizer, prompt)
     turn_by_turn += utils.encode_completion(tokenizer, reply)
@@ -307,10 +314,10 @@ def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
 def read_conversation(talk: Talk, tokenizer) -> Conversation:
     """Makes a completion of a conversation that has ended, with its reward."""
     replies = [turn for turn in talk.dialogue["history"] if turn["role"] == "assistant"]
-    malformed = [turn["status"] for turn in replies if turn["status"] != "ok"]
+    thoughts = [turn["thinking"] for turn in replies if turn["thinking"]]
     n_thinking_tokens = 0
-    for turn in replies:
-        n_thinking_tokens += len(tokenizer(turn["thinking"], add_special_tokens=False)["input_ids"])
+    for thought in thoughts:
+        n_thinking_tokens += len(tokenizer(thought, add_special_tokens=False)["input_ids"])
 
     emotion = simulated_user.final_emotion(talk.dialogue)
     reward = None
@@ -322,10 +329,10 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
         prompt_ids=talk.user["prompt_ids"],
         ids=talk.ids,
         text=tokenizer.decode(talk.ids),
-        thinking="\n\n".join(turn["thinking"] for turn in replies),
+        thinking="\n\n".join(thoughts),
         response=replies[-1]["content"],
-        status=malformed[0] if malformed else "ok",
-        cut_off=replies[-1]["status"] == "truncated",
+        status=replies[-1]["status"],  # a malformed reply is always the last
+        cut_off=talk.cut_off,
         n_thinking_tokens=n_thinking_tokens,
         rewards={"emotion": reward},
         contributions={"emotion": reward},
@@ -339,12 +346,12 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
 class TurnRewards:
     """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it / 100.
 
-    The rewards of a conversation add up to its outcome minus the emotion at the start, also if a malformed
-    reply ends it with nothing. Used as the sources of rewards/dense.py are.
+    They add up to the conversation's reward minus the emotion at the start, also where a malformed reply makes
+    that reward 0. The trainers use this class like a source of rewards/dense.py.
     """
 
-    scaled = True  # as advantages in GRPO: divided by their spread in the group
-    metrics = {}
+    scaled = True  # GRPO divides these rewards by their spread in the group
+    metrics = {}  # of a source that learns; this one does not
 
     def __init__(self, weight: float):
         self.weight = weight
@@ -358,13 +365,11 @@ class TurnRewards:
             if math.isnan(conversation.reward):
                 continue
             history = conversation.dialogue["history"]
-            levels = [turn["emotion-point"] / 100 for turn in history if turn["role"] == "user"]
-            levels = levels[: conversation.n_replies]  # before each reply
-            last_tokens = ends_of_replies(conversation.loss_mask)
-            for token, before, after in zip(
-                last_tokens, levels, [*levels[1:], conversation.reward], strict=True
-            ):
-                values[n, token] = after - before
+            emotions = [turn["emotion-point"] / 100 for turn in history if turn["role"] == "user"]
+            before = emotions[: conversation.n_replies]  # before each reply
+            after = [*before[1:], conversation.reward]
+            for token, old, new in zip(ends_of_replies(conversation.loss_mask), before, after, strict=True):
+                values[n, token] = new - old
                 events[n, token] = True
         return values, events
 
@@ -380,22 +385,20 @@ def ends_of_replies(loss_mask: list[int]) -> list[int]:
 
 def converse(
     users: list[dict],
-    simulator: Endpoint | Callable,
+    simulator: simulated_user.User,
     setting: dict,
     sampler: rollout.Sampler,
     tokenizer,
     args: Args,
 ) -> list[Conversation]:
-    """Holds a conversation with each user; all that still go on are sampled together, turn after turn."""
-    talks = []
-    for user in users:
-        talks.append(Talk(user, simulated_user.start(user["profile"], setting)))
+    """Holds a conversation with each user. A round samples one reply in all that still go on."""
+    talks = [Talk(user, simulated_user.start(user["profile"], setting)) for user in users]
     live = talks
-    while most := max(gather_object([len(live)])):
+    while most_live := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
         # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
-        prompts += [talks[0].user["prompt_ids"]] * (most - len(live))
-        for place, sample in sampler.sample(prompts):
+        fillers = [talks[0].user["prompt_ids"]] * (most_live - len(live))
+        for place, sample in sampler.sample(prompts + fillers):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
         simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
@@ -403,13 +406,13 @@ def converse(
 
         for talk in live:
             if not talk.dialogue["ended"]:
-                talk.add_user_turn(tokenizer, args.max_tokens - args.max_turn_tokens)
+                talk.add_user_turn(tokenizer, args.max_tokens - args.max_turn_tokens)  # room for a reply
         live = [talk for talk in live if not talk.dialogue["ended"]]
     return [read_conversation(talk, tokenizer) for talk in talks]
 
 
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
-    """Returns what metrics.jsonl says of conversations besides rollout.completion_metrics."""
+    """Returns the metrics that conversations have on top of rollout.completion_metrics."""
     return {
         "dialogue/turns": fmean(conversation.n_replies for conversation in conversations),
         "dialogue/success": fmean((conversation.emotion or 0) >= 100 for conversation in conversations),
@@ -422,7 +425,7 @@ def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
         return train_grpo.Args(
             group_size=args.group_size,
             scale_rewards="group",
-            loss_type="dapo",
+            loss_type="dapo",  # the mean over all tokens of the step
             beta=args.beta,
             epsilon=EPSILON,
             micro_batch_tokens=args.micro_batch_tokens,
@@ -485,7 +488,7 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
         prompt_ids = runs.or_fail(utils.encode_prompt, tokenizer, prompt)
         users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
 
-    longest = max((len(user["prompt_ids"]) for user in users), default=0)
+    longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
         runs.fail(
             f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply of "
@@ -502,7 +505,7 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
 def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator) -> None:
     """Prints what will run and the memory that it takes; exits with 2 if a GPU has less."""
     accelerator.print(
-        f"{n_users} users; {args.prompts_per_step} x {group_size(args)} conversations a step, on "
+        f"{n_users} users; {args.prompts_per_step} x {conversations_per_user(args)} conversations a step, on "
         f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
         f"{args.user} users, at most {args.turns} replies; "
         f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
@@ -518,14 +521,14 @@ def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator)
     accelerator.print(plan.check_memory(parts))
 
 
-def group_size(args: Args) -> int:
+def conversations_per_user(args: Args) -> int:
     """Returns G, the conversations with a user in a step."""
     if args.algorithm == "ppo":
         return 1
     return args.group_size
 
 
-def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> Endpoint | Callable:
+def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated_user.User:
     """Loads what plays the users. The processes share the budget."""
     if ".py:" in args.simulator:
         return runs.load_function(args.simulator)
@@ -615,7 +618,7 @@ def main(args: Args) -> None:
             chosen = rollout.prompts_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = []
             for user in rollout.share_of(chosen, accelerator):
-                own_users += [user] * group_size(args)
+                own_users += [user] * conversations_per_user(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = rollout.gather_rewards(conversations, accelerator)
 
@@ -668,7 +671,7 @@ def main(args: Args) -> None:
                 raise checkpoint.Stopped(step + 1)
 
     checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
-    if accelerator.is_main_process:  # an evaluation must give the model the context that it was trained in
+    if accelerator.is_main_process:  # eval_sentient.py needs flags that give the model the same context
         trained_with = {
             "think_format": args.think_format,
             "keep_thinking": True,

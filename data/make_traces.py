@@ -31,7 +31,7 @@ import tyro
 import runs
 import utils
 import watchdog
-from data.prepare import SURROGATE, count
+from data.prepare import SURROGATE, count_ids
 from endpoint import Endpoint, Reply
 from rows import read_rows
 
@@ -84,8 +84,7 @@ NAMED_LANGUAGE = re.compile(  # a prompt with one of these words may want an ans
     re.I,
 )
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
-# what must not be left inside a text
-OTHER_TAGS = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)
+STRAY_TAG = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 TRIAL = 32  # prompts; if none of the first ones gives a good trace, nothing more is spent
 TIMEOUT = 600  # seconds for one reply
@@ -163,8 +162,8 @@ def wrong_language(messages: list[dict], response: str) -> bool:
         return False
     if any(NAMED_LANGUAGE.search(message["content"]) for message in messages):
         return False
-    script, count = answered.most_common(1)[0]
-    return count > 0.75 * answered.total() and asked[script] < 0.1 * asked.total()
+    script, n_letters = answered.most_common(1)[0]
+    return n_letters > 0.75 * answered.total() and asked[script] < 0.1 * asked.total()
 
 
 def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
@@ -178,7 +177,7 @@ def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
         response = text.strip()
     else:
         thinking, response, status = utils.split_thinking(text, "zero_think")
-        if status == "ok" and text.count("</response>") > 1:  # the parser ends at the first one
+        if status == "ok" and text.count("</response>") > 1:  # the parser stops reading at the first one
             status = "nested"
         if status == "ok" and not text.rstrip().endswith("</response>"):
             status = "text_after_response"
@@ -192,7 +191,7 @@ def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
 
 
 def read_trace(row: dict, reply: Reply, args: Args) -> dict:
-    """Returns the trace row of a prompt row and the teacher's reply; raises BadReply if there is none."""
+    """Makes a trace row of a prompt row and the teacher's reply; raises BadReply if the reply gives none."""
     if not reply.choice:
         raise BadReply("no_reply" if reply.error.startswith("no reply") else "rejected")
     message = reply.choice["message"]
@@ -203,7 +202,7 @@ def read_trace(row: dict, reply: Reply, args: Args) -> dict:
         raise BadReply("truncated")
     reasoning = read_reasoning(message) if args.reasoning_field else None
     thinking, response = split_reply(reply.text, reasoning)
-    if OTHER_TAGS.search(thinking) or OTHER_TAGS.search(response):
+    if STRAY_TAG.search(thinking) or STRAY_TAG.search(response):
         raise BadReply("tag_inside_text")
     if refuses(response):
         raise BadReply("refusal")
@@ -232,8 +231,10 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
 
     The endpoint answers equal requests once, so a repeated prompt would give the same trace again.
     """
-    rows, repeated_ids = [], []
-    ids, texts = set(), set()
+    rows = []
+    repeated_ids = []
+    ids = set()
+    texts = set()
     for number, row in enumerate(read_rows(path, "messages"), 1):
         row_id = str(row["id"])
         if row_id in ids:
@@ -272,28 +273,29 @@ def make_traces(
     """
 
     def is_readable(text: str) -> bool:
-        """Raises BadReply to ask again. A refusal is final, and reasoning is out of sight here."""
+        """Raises BadReply, so that the prompt is asked again; a refusal is final."""
         if not refuses(text):
-            split_reply(text, "unseen" if args.reasoning_field else None)
+            split_reply(text, "(not in the text)" if args.reasoning_field else None)
         return True
 
     traces: list[dict] = []
     dropped: dict[str, list[str]] = {}
     n_asked = 0
     while len(traces) < args.n and n_asked < len(rows):
-        most = 16 * args.concurrency if traces else TRIAL
-        part = rows[n_asked : n_asked + min(most, args.n - len(traces))]
-        n_asked += len(part)
-        replies = teacher.ask([request_for(row, args) for row in part], is_readable, name="teacher")
-        for row, reply in zip(part, replies, strict=True):
+        at_most = 16 * args.concurrency if traces else TRIAL
+        batch = rows[n_asked : n_asked + min(at_most, args.n - len(traces))]
+        n_asked += len(batch)
+        replies = teacher.ask([request_for(row, args) for row in batch], is_readable, name="teacher")
+        for row, reply in zip(batch, replies, strict=True):
             try:
                 traces.append(read_trace(row, reply, args))
             except BadReply as reason:
                 dropped.setdefault(str(reason), []).append(row["id"])
+
         if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
             runs.fail(
-                f"none of the first {n_asked} prompts got a usable reply: {count(dropped)}; "
+                f"none of the first {n_asked} prompts got a usable reply: {count_ids(dropped)}; "
                 f"the first reply: {seen!r}"
             )
         n_unanswered = len(dropped.get("no_reply", []))
@@ -366,7 +368,7 @@ def main(args: Args) -> None:
         "n_asked": n_asked,
         "n_out": len(traces),
         "not_asked": len(rows) - n_asked,
-        "dropped": count(dropped),
+        "dropped": count_ids(dropped),
         "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
         "calls": teacher.calls,

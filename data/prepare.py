@@ -39,29 +39,29 @@ class Args:
             "wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces", "wildbench"
         ]
     ]
-    """what the input is; decides whether prompt, preference, trace or benchmark task rows come out"""
+    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out."""
     out: Path
-    """the .jsonl file to write; its report is written to <out>.report.json"""
+    """The .jsonl file to write; its report is written to <out>.report.json."""
     input: str | None = None
-    """hub data set (NAME or NAME:CONFIGURATION) or local file; None = the kind's hub data set"""
+    """Hub data set (NAME or NAME:CONFIGURATION) or local file; None = the kind's hub data set."""
     split: str | None = None
-    """hub data sets only: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`"""
+    """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
-    """hub data sets only: commit, tag or branch; None = the newest, so a repeatable run needs a commit"""
+    """For hub data sets: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     pairs: bool = False
-    """ultrafeedback only: preference rows instead of prompt rows"""
+    """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
-    """keep a random sample of this size, in the old order; None = all, tulu3-random 7560 (paper table 7)"""
+    """Keep a random sample of this size in its old order; None = all, tulu3-random 7560 (paper table 7)."""
     seed: int = 0
-    """seed of that sample"""
+    """Seed of that sample."""
     exclude: tuple[Path, ...] = ()
-    """files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped"""
+    """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
-    """traces only: name for the rows that carry no `teacher`; None = such a row is an error"""
+    """For traces: name for the rows that carry no `teacher`; None = such a row is an error."""
     think_format: str = "think"
-    """traces only: a key of utils.THINK_FORMATS, whose tags `output` or `completion` has"""
+    """For traces: the key of utils.THINK_FORMATS whose tags are in `output` or `completion`."""
     overwrite: bool = False
-    """replace an existing output and its report"""
+    """Replace an existing output and its report."""
 
 
 class BadInput(ValueError):
@@ -279,13 +279,12 @@ def verifiable_row(row: dict, args: Args) -> dict:
     for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric"):
         if row.get(name) is not None:
             known[name] = row[name]
-    answer = first_value(row, "answer", "ground_truth", "solution")
-    if (
-        isinstance(answer, str) and "func_name" in answer
-    ):  # Tulu 3 names functions of its own training code here
-        raise Dropped("constraint_of_another_verifier")
-    if answer is not None:
-        known["answer"] = str(read_field({"answer": answer}, "answer", kind=(str, int, float)))
+    answer_fields = ("answer", "ground_truth", "solution")
+    if first_value(row, *answer_fields) is not None:
+        answer = str(read_field(row, *answer_fields, kind=(str, int, float)))
+        if "func_name" in answer:  # Tulu 3 names functions of its own training code here
+            raise Dropped("constraint_of_another_verifier")
+        known["answer"] = answer
     if not known.keys() & {"answer", "tests", "instruction_id_list", "reference", "rubric"}:
         raise BadInput(
             "nothing to verify by: answer, ground_truth, solution, tests, instruction_id_list, reference or "
@@ -334,11 +333,7 @@ def trace_row(row: dict, args: Args) -> dict:
     A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it
     was cut off.
     """
-    from utils import (
-        TAGS,
-        THINK_FORMATS,
-        split_thinking,
-    )  # here: utils loads torch, which no other kind needs
+    from utils import TAGS, THINK_FORMATS, split_thinking  # here, as it loads torch, which only traces need
 
     messages = read_prompt(row)
     if row.get("teacher") is None and args.teacher:
@@ -349,7 +344,7 @@ def trace_row(row: dict, args: Args) -> dict:
         thinking = read_field(row, "thinking")
         response = read_field(row, "response")
     else:
-        text = read_field(row, "output", "completion", "thinking")
+        text = read_field(row, "output", "completion", "thinking")  # the last is for the message alone
         finished = row.get("finish_reason") != "length"
         thinking, response, status = split_thinking(text, args.think_format, finished)
         if status != "ok":
@@ -393,15 +388,15 @@ class Kind:
     convert: Callable[[dict, Args], dict]
     noun: str  # what its rows are
     hub: str = ""  # data set, or data set:configuration
-    split: str = ""
+    split: str = "train"
 
 
 KINDS = {
-    "wildchat-if": Kind(prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b", "train"),
+    "wildchat-if": Kind(prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b"),
     "ultrafeedback": Kind(prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized", "train_prefs"),
-    "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture", "train"),
-    "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main", "train"),
-    "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2", "train"),
+    "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture"),
+    "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main"),
+    "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(trace_row, "trace"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
 }
@@ -449,7 +444,7 @@ def resolve(args: Args) -> Args:
     n = args.n
     if n is None and args.kind == "tulu3-random":
         n = TULU_ROWS
-    split = None if is_local else args.split or kind.split
+    split = None if is_local else args.split or kind.split  # None: `convert` reads a file
     return replace(args, input=name, n=n, split=split)
 
 
@@ -477,8 +472,10 @@ def convert(args: Args) -> tuple[list[dict], dict]:
 
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason
-    ids, hashes = set(), set()
-    n_in = n_renamed = 0
+    ids = set()
+    hashes = set()
+    n_in = 0
+    n_renamed = 0
     for place, source_row in source:
         n_in += 1
         row_id = source_id(source_row)
@@ -500,6 +497,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         except Dropped as reason:
             dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
             continue
+
         if row_id in ids:  # another row has this id, so this one gets a longer one
             row_id = f"{row_id}-{row_hash}"
             n_renamed += 1
@@ -509,7 +507,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
 
     wanted = args.n or 1
     if len(rows) < wanted:
-        found = f"{n_in} rows in, {len(rows)} usable, {wanted} wanted (dropped: {count(dropped)})"
+        found = f"{n_in} rows in, {len(rows)} usable, {wanted} wanted (dropped: {count_ids(dropped)})"
         raise BadInput(f"{args.input}: {found}; give a smaller --n or another input")
     if args.n:
         rows, dropped["not_sampled"] = sample(rows, args.n, args.seed)
@@ -518,7 +516,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         "input": args.input,
         "n_in": n_in,
         "n_out": len(rows),
-        "dropped": count(dropped),
+        "dropped": count_ids(dropped),
         "examples": {reason: dropped_ids[:5] for reason, dropped_ids in dropped.items()},
         "renamed_ids": n_renamed,
         "args": vars(args),
@@ -528,7 +526,8 @@ def convert(args: Args) -> tuple[list[dict], dict]:
 
 def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
     """Returns the ids and the first user turns of the rows in these files."""
-    ids, turns = set(), set()
+    ids = set()
+    turns = set()
     for path in paths:
         for place, row in read_file(path):
             try:
@@ -546,7 +545,7 @@ def texts_of(row: dict) -> str:
     return json.dumps(texts, ensure_ascii=False)
 
 
-def count(dropped: dict[str, list[str]]) -> dict[str, int]:
+def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
     return {reason: len(ids) for reason, ids in dropped.items()}
 
 

@@ -6,11 +6,11 @@ A dialogue is a dict {"id", "profile", "history", "emo_point", "emo_state", "end
 It also has "error" if the simulator failed.
 
 history    list of turns {"role", "content"}, the first by the user.
-           Turns of the user also have "emotion-point" (the emotion after it) and "change" (not clipped).
-           If an endpoint wrote them, they have "planning" and "thinking" too.
+           Turns of the user also have "emotion-point" (the emotion after it) and, but for the first, "change"
+           (not clipped). If an endpoint wrote them, they have "planning" and "thinking" too.
            Turns of the tested model also have "text" (all that it wrote), "thinking" and "status"
            (see utils.split_thinking).
-emo_point  the emotion now.
+emo_point  the emotion now; emo_state: its letter, see STATES.
 ended      "" while the dialogue goes on. Else why it ended: goodbye, satisfied, failed, turns, bad_format,
            simulator_failed, or too_long for the model's context.
 
@@ -29,7 +29,7 @@ import runs
 import utils
 from endpoint import Endpoint
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
-from rows import read_rows
+from rows import check_ids, read_rows
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -41,7 +41,7 @@ SAGE = {
     "max_change": 10,  # a change is clipped to -10 .. 10; None: not clipped
     "cap": 100,  # the emotion never rises above this; it may fall below 0
     # end of a dialogue
-    "high": 100,  # ends at this emotion; None: at the goodbye that the speaker is told to say at 100
+    "high": 100,  # ends at this emotion; None: only at the goodbye that the speaker is told to say at 100
     "low": 10,  # ends below this emotion
     "turns": 10,  # ends with this many replies of the model
     "answer_last": False,  # whether the user still answers the last of them
@@ -67,7 +67,7 @@ RLVER = {
 }
 
 STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the lowest emotion of each state; below all of them it is F
-NO_SCORE = ("simulator_failed", "too_long")  # dialogues that end so say nothing about the model
+NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about the model
 
 
 # --- 2. what the tested model reads
@@ -122,9 +122,7 @@ def read_profiles(path: str) -> list[dict]:
         for field in text_fields:
             if not isinstance(profile[field], str):
                 runs.fail(f"{path}:{number}: {field!r} is not a text")
-    for profile_id, count in Counter(profile["id"] for profile in profiles).items():
-        if count > 1:
-            runs.fail(f"{path}: several profiles have the id {profile_id!r}; give each its own")
+    check_ids(path, profiles, "profiles")
     return profiles
 
 
@@ -251,11 +249,11 @@ def final_emotion(dialogue: dict) -> float | None:
 
 
 def score(dialogues: list[dict]) -> dict:
-    """Returns the Sentient score and its companions over the dialogues that have a score.
+    """Returns the Sentient score, and counts of how the dialogues ended.
 
-    mean_emotion  the Sentient score: the mean of the final emotions
-    success       dialogues that end at 100
-    failure       dialogues that end below 10
+    mean_emotion  the Sentient score: the mean of the final emotions, of dialogues that have a score
+    success       how many of these end at 100
+    failure       how many of these end below 10
     n, n_invalid  all dialogues, and those without a score
     mean_turns    turns of the user in a dialogue
     ended         how many dialogues ended for which reason
@@ -376,30 +374,28 @@ LABEL = re.compile(
 )
 
 
-def last_section(text: str, label: str) -> str | None:
-    """Returns the text between the last `label` and the label after it; None if there is no `label`."""
+def read_sections(text: str) -> dict[str, str]:
+    """Returns the text after each label, up to the next one; the last text of a label that is repeated."""
     _, *parts = LABEL.split(text)  # label, body, label, body, ...
-    labels = parts[0::2]
-    bodies = parts[1::2]
-    found = None
-    for name, body in zip(labels, bodies, strict=True):
-        if name == label:
-            found = body.strip(" \n*#[]")
-    return found
+    sections = {}
+    for label, body in zip(parts[0::2], parts[1::2], strict=True):
+        sections[label] = body.strip(" \n*#[]")
+    return sections
 
 
 def read_plan(text: str) -> dict:
     """Reads a planner's reply: {"content", "TargetCompletion", "activity", "analyse", "change"}.
 
-    `change` is the first signed integer after the last `Change:`, as in SAGE. If `read_change` raises
-    ValueError, the endpoint asks the planner again.
+    `change` is the first number after the last `Change:`, as in SAGE. If `read_change` raises ValueError, the
+    endpoint asks the planner again.
     """
+    sections = read_sections(text)
     return {
-        "content": last_section(text, "Content") or "",
-        "TargetCompletion": last_section(text, "TargetCompletion") or "",
-        "activity": last_section(text, "Activity") or "",
-        "analyse": last_section(text, "Analyse") or "",
-        "change": read_change(last_section(text, "Change") or ""),
+        "content": sections.get("Content", ""),
+        "TargetCompletion": sections.get("TargetCompletion", ""),
+        "activity": sections.get("Activity", ""),
+        "analyse": sections.get("Analyse", ""),
+        "change": read_change(sections.get("Change", "")),
     }
 
 
@@ -407,7 +403,7 @@ def read_change(section: str) -> int:
     """Reads the number that a planner wrote after `Change:`.
 
     Raises ValueError if there is none, for a fraction or a range, and for a number beyond the scale of 100.
-    Also for a number without sign that follows words, because SAGE would read "falls by 5" as a rise.
+    A number without sign after words is refused too, because "falls by 5" would count as a rise.
     """
     section = unicodedata.normalize("NFKC", section)  # full-width digits and signs
     section = re.sub("[\u2010-\u2015\u2212]", "-", section)  # dashes that are used as a minus
@@ -443,4 +439,4 @@ def read_speech(text: str) -> tuple[str, str]:
         utterance = utterance[1:-1].strip()
     if not utterance:
         raise ValueError("nothing after Response:")
-    return last_section(text, "Thinking") or "", utterance
+    return read_sections(text).get("Thinking", ""), utterance

@@ -175,6 +175,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     assert [conversation.id for conversation in found] == [user["id"] for user in users]
     assert len({conversation.n_replies for conversation in found}) == 3
     for conversation in found:
+        assert conversation.thinking == ""  # not the blank lines between the thoughts of its replies
         history = conversation.dialogue["history"]
         replies = [turn["text"] for turn in history if turn["role"] == "assistant"]
         written = []
@@ -246,6 +247,15 @@ def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
     talk.add_user_turn(toy_tokenizer, len(talk.context) + n_turn - 1)
     assert talk.dialogue["ended"] == "too_long" and talk.ids == ids
     assert math.isnan(train_rlver.read_conversation(talk, toy_tokenizer).reward)
+
+
+def test_a_reply_that_was_cut_off_counts_as_such_whatever_its_format(toy_tokenizer):
+    setting = simulated_user.RLVER
+    talk = new_talk(toy_tokenizer, setting)
+    ids = toy_tokenizer("Good!", add_special_tokens=False)["input_ids"]
+    talk.add_reply(rollout.Sample(ids, None, False), setting, "think", toy_tokenizer)
+    conversation = train_rlver.read_conversation(talk, toy_tokenizer)
+    assert (conversation.status, conversation.cut_off) == ("no_open", True)
 
 
 # two groups of three: 30 -> 60 -> 48 -> 68, a bad format at once, ...

@@ -369,7 +369,7 @@ def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noq
     [
         ({"scene": None}, ":2: no field 'scene'"),
         ({"task": 3}, ":2: 'task' is not a text"),
-        ({"id": "anna"}, "several profiles have the id 'anna'"),
+        ({"id": "anna"}, "two profiles have the same id 'anna'"),
     ],
 )
 def test_profiles_that_cannot_be_used_are_refused(tmp_path, exits, row, words):  # noqa: F811
