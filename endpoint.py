@@ -6,10 +6,10 @@
 
 A request is the body of a `chat/completions` call without `model`: messages, temperature, max_tokens ...
 
-Every reply is appended to the file `store` as it came, before anything reads it. A line's key is the hash
-of model, base URL, request and attempt. So the same command repeats no answered call after Ctrl-C or kill,
+Every reply is appended to the file `store` as it came, before anything parses it. Its key is the hash of
+model, base URL, request and attempt. So the same command repeats no answered call after Ctrl-C or kill,
 and another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
-Equal requests are asked once and share the reply. To sample more than one, give each request its own `seed`.
+Equal requests are asked once and share the reply. To sample several replies, vary the requests' `seed`.
 
 The API key comes from OPENAI_API_KEY. It is never printed or stored, even if a server repeats it.
 Without a key, the client sends "none", which is enough for `vllm serve`.
@@ -48,10 +48,10 @@ JITTER = random.Random()  # not the global generator, from which training draws
 
 class Reply(NamedTuple):
     value: Any  # the result of `parse`; None if the reply is invalid
-    text: str  # of the last attempt, as it came; "" for a refusal or if there is no reply
+    text: str  # text of the last attempt, as it came; "" for a refusal or if there is no reply
     error: str  # why the reply is invalid; "" if it is valid
     usage: tuple[int, int]  # tokens in and out of the last attempt; zeros if the endpoint does not tell
-    choice: dict  # of the last attempt, as it came: finish_reason, logprobs, message; {} if there is no reply
+    choice: dict  # finish_reason, logprobs, message ... of the last attempt; {} if there is no reply
 
 
 class Stop(Exception):
@@ -101,9 +101,9 @@ def one_line(text: str) -> str:
 
 
 def token_limits(request: dict) -> tuple[int, int | None]:
-    """Returns a request's tokens in and its maximum of tokens out (None: without limit).
+    """Returns the tokens of a request, and how many its reply may have (None: without limit).
 
-    Tokens in are an estimate: a quarter of the bytes of the request as JSON.
+    The first is an estimate: a quarter of the bytes of the request as JSON.
     """
     size = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     return size // 4 + 1, request.get("max_completion_tokens") or request.get("max_tokens")
@@ -140,7 +140,7 @@ def read_usage(body: dict) -> tuple[int, int] | None:
         return None
     tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     for count in tokens:
-        if type(count) is not int or count < 0:
+        if type(count) is not int or count < 0:  # isinstance would take true and false
             return None
     return tokens
 
@@ -171,8 +171,8 @@ def why_stop(status: int, content: bytes, wait: float, answered: bool) -> str:
 def read_row(line: bytes) -> dict:
     """Returns a row of the store; raises ValueError, LookupError or TypeError for any other line."""
     row = json.loads(line)
-    is_counted = all(type(count) is int for count in row["usage"]) and 0 <= row["cost"] < float("inf")
-    if not is_counted or not is_completion(row["reply"]):
+    is_billed = all(type(count) is int for count in row["usage"]) and 0 <= row["cost"] < float("inf")
+    if not is_billed or not is_completion(row["reply"]):
         raise ValueError("not a stored reply")
     return row
 
@@ -196,10 +196,11 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
 class Endpoint:
     """Asks one model at one endpoint, and keeps its replies in one file.
 
-    For reports: `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
+    Reports may read `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
 
-    A call starts only if its worst case fits the budget: `token_limits`, scaled up once a reply used more.
-    Answered calls count by their usage, broken-off ones by their worst case, HTTP errors not at all.
+    A call starts only if its worst case fits the budget: as many tokens as `token_limits` says, or more in
+    proportion once a reply has used more. Answered calls cost what their usage says, broken-off ones their
+    worst case, HTTP errors nothing.
     """
 
     model: str
@@ -210,7 +211,7 @@ class Endpoint:
     retries: int = 8  # after HTTP 408, 409, 429 or 5xx, a time-out, a lost connection, a broken body
     budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
-    backoff: float = 1  # seconds; repeat n waits 0 .. min(60, backoff * 2^n), n from 0, after any Retry-After
+    backoff: float = 1  # seconds; repeat n (from 0) waits Retry-After, and 0 .. min(60, backoff * 2^n) more
 
     def __post_init__(self):
         self.store = Path(self.store)
@@ -218,7 +219,7 @@ class Endpoint:
         self.cost = 0.0
         self.calls = 0
         self.repeats = 0
-        self.bodies = {}  # stored replies by key
+        self.bodies = {}  # chat completions by key, as the store has them
         self.end = 0  # bytes of the store that have been read
         self.scales = [1.0, 1.0]  # highest ratio of used tokens to `token_limits`, in and out
         check_settings(self)
@@ -226,7 +227,8 @@ class Endpoint:
     def estimate(self, requests: list[dict]) -> dict:
         """Returns the calls, tokens and dollars that `ask` will need if every call succeeds.
 
-        An upper limit is None if a request has no max_tokens; the dollars are None without a price, too.
+        `output_tokens_at_most` and `dollars_at_most` are None if a request has no max_tokens; without a price,
+        the dollars are None too.
         """
         if self.store.exists():
             with self._open_store():
@@ -286,7 +288,7 @@ class Endpoint:
 
     @contextmanager
     def _open_store(self) -> Iterator[None]:
-        """Opens and locks the store, reads what is new in it, cuts off a last line that a kill has torn."""
+        """Opens and locks the store, reads what is new in it, and cuts off a last line that a kill has torn."""
         self.store.parent.mkdir(parents=True, exist_ok=True)
         with open(self.store, "a+b") as self.file:
             try:
@@ -331,10 +333,10 @@ class Endpoint:
         self.file.write(line)
         self.file.flush()
         watchdog.beat()
-        self._remember(line)  # the line, not the row, so that the next start sees the same
+        self._remember(line)  # the line, not the row: the next start reads the same
 
     def _read(self, request: dict, parse: Callable[[str], Any], parse_retries: int) -> Reply | int:
-        """Returns the Reply that is in the stored bodies, or else the number of the attempt to make next."""
+        """Returns the Reply to a request if it is stored, or else the number of the attempt to make next."""
         for attempt in range(parse_retries + 1):
             body = self.bodies.get(self._key(request, attempt))
             if body is None:
@@ -378,11 +380,11 @@ class Batch:
     endpoint: Endpoint
     requests: dict[str, dict]  # by key
     done: dict[str, Reply]  # by key; `run` adds the missing ones
-    read: Callable[[dict], Reply | int]  # Endpoint._read
+    read: Callable[[dict], Reply | int]  # Endpoint._read with its `parse`
     bar: tqdm
 
     async def run(self) -> str:
-        """Adds the missing replies to `done`; returns "", or why it stopped before all were there."""
+        """Adds the missing replies to `done`; returns "", or why it stopped early."""
         missing = [(key, request) for key, request in self.requests.items() if key not in self.done]
         self.queue = iter(missing)
         self.invalid = sum(bool(reply.error) for reply in self.done.values())
@@ -418,7 +420,7 @@ class Batch:
             self.bar.update()
 
     async def ask_one(self, request: dict) -> Reply:
-        """Calls until there is a readable reply, or too many unreadable ones, or none to be had."""
+        """Calls until a reply is readable, too many are not, or none comes."""
         reply = self.read(request)
         while isinstance(reply, int):
             error = await self.call(request, attempt=reply)
@@ -428,7 +430,7 @@ class Batch:
         return reply
 
     async def call(self, request: dict, attempt: int) -> str:
-        """Calls until a reply is stored and returns "", or else why there is none. Raises Stop."""
+        """Calls until a reply is stored; returns "", or why there is none. Raises Stop."""
         endpoint = self.endpoint
         url = f"{endpoint.base_url}/chat/completions"
         try:

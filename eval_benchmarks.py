@@ -1,24 +1,30 @@
-"""The rest of the paper's suite: generates answers, has them judged where a judge is needed, and scores them.
+"""Evaluates on the rest of the paper's suite: generates answers, asks a judge where one is needed, scores them.
 
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
+    python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json    # stored answers
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
-    # stored responses: neither a model nor a judge
-    python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
-its status. One that the token limit cut off is scored as far as it goes. A judge's reply that cannot be read
-is asked for again. If it still cannot be read it is invalid: counted, listed, never a score. Above 1 % of
-invalid rows there is no headline.
+its status. One that the token limit cut off is scored as far as it goes. If a judge's reply cannot be read,
+the judge is asked again. If that does not help, the row is invalid: counted, listed, never a score. Above 1 %
+of invalid rows (--max-invalid) a run has no headline.
 
-`--protocol official` (default) and `paper` differ in what a judge is asked. AlpacaEval: the log-probabilities
-of one token, or a ranking as JSON. Words kept: all, or 2000, and 3200 in creative writing. The length of a
-reply differs too. The judge's instructions are our own wording, so numbers cannot be compared with published
-ones. For that, let the official tool judge, and score what it stored with --from.
+`--protocol` decides what a judge is asked:
+
+| | official | paper |
+|---|---|---|
+| alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
+| alpacaeval2: words kept of each text | all | 2000 |
+| creativewriting3: words kept of the piece | all | 3200 |
+| arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
+
+The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, let
+the official tool judge, and score what it stored with --from.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
@@ -58,27 +64,27 @@ class Args:
     """As in train_grpo.py."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate."""
+    """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
     temperature: float = 0.7
-    """0 is greedy (paper's evaluation: 0.7)."""
+    """0 is greedy. The paper's evaluation uses 0.7."""
     top_p: float = 0.95
-    """The paper's evaluation: 0.95."""
+    """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
-    """New tokens (paper's evaluation: 8192 with thinking, 4096 without)."""
+    """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
     samples: int = 1
-    """Answers a task, for pass@k; one for benchmarks with a judge, IFEval and IFBench."""
+    """Answers per task, for pass@k; 1 for benchmarks with a judge, IFEval and IFBench."""
     limit: int = 0
-    """Only the first tasks; 0: all."""
+    """Use only the first tasks; 0: all."""
     batch_size: int = 64
-    """Tasks a batch with transformers' generate."""
+    """Tasks per batch with transformers."""
     # judge
     judge: str = ""
-    """A model's name at --judge-url; local:FOLDER, or a hub name after local:, to run it here."""
+    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is read
-    from OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is
+    OPENAI_API_KEY."""
     protocol: Literal["official", "paper"] = "official"
-    """What a judge is asked; the top of this script says what differs."""
+    """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     concurrency: int = 32
@@ -86,9 +92,9 @@ class Args:
     budget: float = 0.0
     """US dollars that the judge may cost; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge."""
+    """US dollars per million tokens that the judge reads and writes."""
     max_invalid: float = 0.01
-    """Share of invalid rows above which no headline is given."""
+    """Share of invalid rows above which there is no headline."""
     # instead of a model
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts; their numbers go into the file --out."""
@@ -96,17 +102,17 @@ class Args:
     seed: int = 0
     """Random seed for sampling."""
     out: str = ""
-    """With --from the file of the numbers and, under `rows`, the result of every row (empty: only print the
-    numbers). Else the run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>."""
+    """Run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>. With --from, the file
+    for the numbers and, under `rows`, the result of every row; empty: only print the numbers."""
     resume: bool = False
     """Keep what a run folder already has: generations, and every reply of the judge."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print calls and cost at most, and stop before a model is loaded or asked."""
+    """Check arguments and data, print the number of calls and their cost at most, and stop."""
 
 
-WILDBENCH_FLAGS = (  # of both scripts
+WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes them on
     "model",
     "model_url",
     "think_format",
@@ -152,7 +158,7 @@ def check_args(args: Args) -> None:
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
-    """Returns the tasks that count, with their `position` in the data; exits with 2 if there are none."""
+    """Returns the tasks that count, each with its `position` in the data; exits with 2 if there are none."""
     tasks = []
     for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
         has_baseline = task.get("baseline", True) is not None
@@ -189,7 +195,7 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what makes numbers comparable: prompts, judge, its instructions and the baseline's answers."""
+    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers."""
     content = [
         args.name,
         [task_prompt(args, task) for task in tasks],
@@ -207,7 +213,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
 def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     """Returns generation rows with their `task`, one for each sample of each task.
 
-    `response` is what is judged of it: the empty string if the completion does not keep the format.
+    Their `response` is what is judged: "" for a completion without one.
     """
     asked = []
     asked_tasks = []
@@ -237,7 +243,7 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
 
 
 def scored_row(args: Args, row: dict) -> dict:
-    """Returns what rows.jsonl keeps of an answer: the key of its task in place of the task and its prompt."""
+    """Returns what rows.jsonl keeps of an answer: without the task and its prompt, but with the task's key."""
     task = row["task"]
     kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
     return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
@@ -247,6 +253,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of results/runs.csv, one a metric."""
     rows = []
     for metric in BENCHMARKS[args.name].metrics:
+        # a score that has one interval only, that of its headline, calls it `interval`
         interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
         low, high = numbers.get(interval) or (None, None)
         row = {
@@ -266,13 +273,10 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     return rows
 
 
-def list_invalid(numbers: dict, n_listed: int = 10) -> None:
-    """Prints the reasons of the first invalid rows."""
+def list_invalid(numbers: dict) -> None:
+    """Prints why the first invalid rows are invalid."""
     invalid = [row for row in numbers["rows"] if "invalid" in row]
-    for row in invalid[:n_listed]:
-        print(f"invalid, line {row['line']}: {row['invalid']}", file=sys.stderr)
-    if len(invalid) > n_listed:
-        print(f"and {len(invalid) - n_listed} more", file=sys.stderr)
+    shared.print_first([f"invalid, line {row['line']}: {row['invalid']}" for row in invalid])
 
 
 def without_rows(numbers: dict) -> dict:
@@ -280,31 +284,33 @@ def without_rows(numbers: dict) -> dict:
 
 
 def score_stored(args: Args) -> None:
-    """Scores the stored rows of --from, and write the numbers to --out."""
+    """Scores the stored rows of --from, and writes the numbers to --out."""
     if not Path(args.from_).exists():
         runs.fail(f"--from {args.from_}: no such file")
     rows = read_stored(Path(args.from_))
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+        shared.write_scores(args.out, result)
     print(json.dumps(without_rows(result), indent=1))
     list_invalid(numbers)
 
 
 def wildbench_command(args: Args) -> list[str]:
-    """Returns the command of eval_wildbench.py: references of gemini-flash, and the flags of both scripts."""
+    """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing."""
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
     if args.from_:
         command += ["--from-judgments", args.from_]
     else:
+        for name in ("data", "model", "judge"):  # eval_wildbench.py would take its toy defaults
+            if not getattr(args, name):
+                runs.fail(f"--{name} is missing: wildbench-g needs it")
         command += ["--tasks", args.data]
     if args.judge_max_tokens:
         command += ["--judge-max-tokens", str(args.judge_max_tokens)]
 
-    for name in WILDBENCH_FLAGS:  # defaults too, as those of the other script differ
+    for name in WILDBENCH_FLAGS:  # also those at their default, as the other script has other defaults
         flag = f"--{name.replace('_', '-')}"
         value = getattr(args, name)
         if value is True:
@@ -355,10 +361,7 @@ def main(args: Args) -> None:
     with open(run / "rows.jsonl", "w") as file:
         for row, result in zip(rows, numbers["rows"]):
             file.write(json.dumps(row | result) + "\n")
-    headline = benchmark.metrics[0]
-    if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        numbers["without_headline"] = numbers[headline]
-        numbers[headline] = None
+    shared.withhold_headline(args, numbers, benchmark.metrics[0])
     list_invalid(numbers)
     summary = {
         "model": args.model,

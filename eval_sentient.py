@@ -1,4 +1,4 @@
-"""SAGE's Sentient benchmark: the emotion in which a simulated user leaves a conversation with the model.
+"""Evaluates on SAGE's Sentient benchmark: in which emotion does a simulated user leave the conversation?
 
     python eval_sentient.py --model results/rlver/model --profiles simulator_profile_withfirsttalk.jsonl \\
         --simulator deepseek-chat --simulator-url https://ENDPOINT/v1 --held-out-simulator gpt-4o-2024-08-06
@@ -34,7 +34,6 @@ simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs
 """
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +44,8 @@ import runs  # isort: skip
 import rollout
 import utils
 from benchmarks import sage_dialogues, shared
-from endpoint import OPENAI_URL, Endpoint, api_key, token_limits
-from rewards import simulated_user as simulator
-from rewards import user_prompts
+from endpoint import OPENAI_URL, Endpoint, api_key, dollars, token_limits
+from rewards import simulated_user, user_prompts
 
 
 @dataclass
@@ -60,19 +58,19 @@ class Args:
     profiles: str = ""
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     limit: int = 0
-    """Only the first users of the file; 0: all."""
+    """Use only the first users of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
-    """auto: read from the checkpoint's think_format.json. Without one, or behind an endpoint, `plain`; then a
-    reply that contains </think>, or what closes the thinking of another format, ends the run."""
+    """auto: what the model's think_format.json says. Without that file, or behind an endpoint, it is `plain`,
+    and a reply with a </think>, or what closes the thinking of another format, ends the run."""
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
-    """The system line asks for a <think> block, for a model that was not trained to write one."""
+    """Ask for a <think> block in the system line, for a model that was not trained to write one."""
     keep_thinking: bool = False
-    """The model reads the thinking of its earlier turns; otherwise only what it said."""
+    """Let the model read the thinking of its earlier turns; otherwise it reads only what it said."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM if there is a GPU and vLLM is installed, else transformers' generate."""
+    """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
     temperature: float = 0.7
     """0 is greedy. SAGE does not state one; 0.7 is our choice."""
     top_p: float = 1.0
@@ -80,12 +78,12 @@ class Args:
     max_tokens: int = 4096
     """New tokens per reply (RLVER: 5000)."""
     batch_size: int = 64
-    """Dialogues per batch with transformers' generate."""
+    """Dialogues per batch with transformers."""
     # simulated user
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, or the official one. The key is OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. The key is OPENAI_API_KEY."""
     held_out_simulator: str = ""
     """A second simulator, named in the same way; empty: none."""
     held_out_simulator_url: str = ""
@@ -97,18 +95,18 @@ class Args:
     user_max_tokens: int = 2048
     """Tokens per reply of planner or speaker."""
     concurrency: int = 32
-    """Calls under way at once."""
+    """Calls to a simulator at a time."""
     budget: float = 0.0
     """US dollars that each simulator may cost; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens read and written by a simulator."""
+    """US dollars per million tokens that a simulator reads and writes."""
     max_invalid: float = 0.01
     """Share of dialogues without a score above which there is no headline."""
     # protocol
     protocol: Literal["sage", "rlver"] = "sage"
     """See the table at the top of this script."""
     start: int | None = None
-    """Emotion at the start. None, here and below: as the protocol has it."""
+    """Emotion at the start. None, in this and the next four flags: as the protocol has it."""
     max_change: int | None = None
     """A change is clipped to -max_change .. max_change; 0: not clipped."""
     high: int | None = None
@@ -126,15 +124,15 @@ class Args:
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue a run: keeps its turns and every reply of the simulators."""
+    """Keep what a run folder already has: turns, and every reply of the simulators."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print calls and cost, and stop before a model is loaded or asked."""
+    """Check arguments and data, print the number of calls and their cost at most, and stop."""
 
     def setting(self) -> dict:
-        """Returns the simulator's setting: the protocol's, changed by the flags."""
-        protocols = {"sage": simulator.SAGE, "rlver": simulator.RLVER}
+        """Returns the simulator's setting: that of the protocol, changed by the flags."""
+        protocols = {"sage": simulated_user.SAGE, "rlver": simulated_user.RLVER}
         setting = dict(protocols[self.protocol])
         setting["kind"] = self.user
         setting["seed"] = self.seed
@@ -165,20 +163,13 @@ def rescore(args: Args) -> None:
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
 
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(scores | {"warnings": warnings}, indent=1, ensure_ascii=False) + "\n")
+    shared.write_scores(args.out, scores | {"warnings": warnings})
     print_warnings(warnings)
     print(json.dumps(scores | {"n_warnings": len(warnings)}))
 
 
 def print_warnings(warnings: list[str]) -> None:
-    """Prints at most ten warnings on stderr, and how many more there are."""
-    lines = warnings[:10]
-    if len(warnings) > 10:
-        lines.append(f"and {len(warnings) - 10} more")
-    for line in lines:
-        print(f"WARNING: {line}", file=sys.stderr)
+    shared.print_first([f"WARNING: {warning}" for warning in warnings])
 
 
 # --- 2. the tested model
@@ -250,18 +241,18 @@ def context_length(args: Args) -> int:
 
 
 def talk(
-    args: Args, profiles: list[dict], user: simulator.User, generate: Generate, path: Path
+    args: Args, profiles: list[dict], user: simulated_user.User, generate: Generate, path: Path
 ) -> list[dict]:
-    """Holds the dialogues of all profiles with one simulator, all of them one turn further at a time.
+    """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
     Appends every step to `path`. If the file exists, continues after its last complete line.
     """
     setting = args.setting()
-    dialogues = [simulator.start(profile, setting) for profile in profiles]
+    dialogues = [simulated_user.start(profile, setting) for profile in profiles]
     sage_dialogues.restore(dialogues, path)
     saved = {dialogue["id"]: sage_dialogues.progress(dialogue) for dialogue in dialogues}
 
-    # a batch and its seeds do not depend on what is done already, so a resumed run repeats an unbroken one
+    # batches and seeds follow from the numbers of the dialogues, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
     if not args.model_url and not rollout.use_vllm(args.rollout):
         batch_size = args.batch_size
@@ -272,12 +263,12 @@ def talk(
         for first in range(0, len(dialogues), batch_size):
             due = {}
             for number, dialogue in enumerate(dialogues[first : first + batch_size], first):
-                if not dialogue["ended"] and simulator.count_replies(dialogue) == turn:
+                if not dialogue["ended"] and simulated_user.count_replies(dialogue) == turn:
                     due[number] = dialogue
             if due:
                 model_turns(args, due, turn, generate)
                 sage_dialogues.save_progress(dialogues, saved, path)
-        simulator.user_turns(dialogues, setting, user)
+        simulated_user.user_turns(dialogues, setting, user)
         sage_dialogues.save_progress(dialogues, saved, path)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
@@ -288,10 +279,11 @@ def talk(
 
 
 def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate) -> None:
-    """Adds the model's turn to the dialogues that are due, by their numbers in the file of profiles."""
+    """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of profiles."""
     seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
     conversations = [
-        simulator.chat_messages(dialogue, args.ask_thinking, args.keep_thinking) for dialogue in due.values()
+        simulated_user.chat_messages(dialogue, args.ask_thinking, args.keep_thinking)
+        for dialogue in due.values()
     ]
     for dialogue, reply in zip(due.values(), generate(conversations, seeds), strict=True):
         if reply is None:
@@ -300,7 +292,7 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
             continue
         text, finished, n_tokens = reply
         shared.check_plain(args, text)
-        simulator.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
+        simulated_user.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
@@ -315,7 +307,8 @@ def simulators(args: Args) -> dict[str, tuple[str, str]]:
     return named
 
 
-def load_user(args: Args, role: str, run: Path) -> simulator.User:
+def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
+    """Returns the program of file.py:function, or else the client of an endpoint."""
     name, url = simulators(args)[role]
     if ".py:" in name:
         return runs.load_function(name)
@@ -325,7 +318,7 @@ def load_user(args: Args, role: str, run: Path) -> simulator.User:
 def estimate(profiles: list[dict], args: Args) -> str:
     """Says what one simulator is asked at most, and what that costs.
 
-    Takes 300 tokens for a reply of the model and the user's answer to it.
+    Assumes 300 tokens for a reply of the model and the user's answer together.
     """
     setting = args.setting()
     answers = setting["turns"]
@@ -334,18 +327,17 @@ def estimate(profiles: list[dict], args: Args) -> str:
     no_plan = {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
     requests = []
     for profile in profiles:
-        dialogue = simulator.start(profile, setting)
-        requests.append(simulator.planner_request(dialogue, setting))
-        requests.append(simulator.speaker_request(dialogue, setting, no_plan))
+        dialogue = simulated_user.start(profile, setting)
+        requests.append(simulated_user.planner_request(dialogue, setting))
+        requests.append(simulated_user.speaker_request(dialogue, setting, no_plan))
 
     calls = answers * len(requests)
     prompt_tokens = sum(token_limits(request)[0] for request in requests)
     history_tokens = 300 * len(requests) * sum(range(1, answers + 1))
     tokens_in = answers * prompt_tokens + history_tokens
     tokens_out = calls * args.user_max_tokens
-    price_in, price_out = args.price
-    dollars = (tokens_in * price_in + tokens_out * price_out) / 1e6
-    return f"at most {calls} calls, about {tokens_in} tokens in, at most {tokens_out} out, ${dollars:.2f}"
+    cost = dollars((tokens_in, tokens_out), args.price)
+    return f"at most {calls} calls, about {tokens_in} tokens in, at most {tokens_out} out, ${cost:.2f}"
 
 
 def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
@@ -387,7 +379,7 @@ def check(args: Args) -> list[dict]:
             "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
         )
 
-    profiles = simulator.read_profiles(args.profiles)
+    profiles = simulated_user.read_profiles(args.profiles)
     if args.limit:
         profiles = profiles[: args.limit]
     if not args.model_url:
@@ -400,8 +392,8 @@ def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     tokenizer = shared.load_tokenizer(args)
     longest = 0
     for profile in profiles:
-        dialogue = simulator.start(profile, args.setting())
-        messages = simulator.chat_messages(dialogue, args.ask_thinking)
+        dialogue = simulated_user.start(profile, args.setting())
+        messages = simulated_user.chat_messages(dialogue, args.ask_thinking)
         longest = max(longest, len(runs.or_fail(utils.encode_prompt, tokenizer, messages)))
     if longest + args.max_tokens > context_length(args):
         runs.fail(
@@ -410,8 +402,24 @@ def check_first_prompts(args: Args, profiles: list[dict]) -> None:
         )
 
 
+def evaluate(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> dict:
+    """Talks with one simulator, writes the dialogues and returns their scores."""
+    name, _ = simulators(args)[role]
+    suffix = role.removeprefix("simulator")
+    dialogues = talk(args, profiles, load_user(args, role, run), generate, run / f"turns{suffix}.jsonl")
+    lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
+    # a reply may hold half of a surrogate pair; as \udXXX it is valid JSON
+    (run / f"dialogues{suffix}.jsonl").write_text("".join(lines), errors="backslashreplace")
+
+    scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
+    shared.withhold_headline(args, scores, "mean_emotion")
+    failed = [dialogue for dialogue in dialogues if "error" in dialogue]
+    print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
+    return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
+
+
 def index_rows(args: Args, role: str, result: dict) -> list[dict]:
-    """Returns the lines of results/runs.csv for one simulator."""
+    """Returns the lines for results/runs.csv about one simulator."""
     low, high = result["interval"]
     common = {
         "model": args.model,
@@ -449,20 +457,8 @@ def main(args: Args) -> None:
     generate = load_model(args, run)
     results = {}
     index = []
-    for role, (name, _) in simulators(args).items():
-        suffix = role.removeprefix("simulator")
-        user = load_user(args, role, run)
-        dialogues = talk(args, profiles, user, generate, run / f"turns{suffix}.jsonl")
-        lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
-        (run / f"dialogues{suffix}.jsonl").write_text("".join(lines))
-
-        scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
-        if scores["n_invalid"] > args.max_invalid * scores["n"]:
-            scores["without_headline"] = scores["mean_emotion"]
-            scores["mean_emotion"] = None
-        failed = [dialogue for dialogue in dialogues if "error" in dialogue]
-        print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
-        results[role] = {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
+    for role in simulators(args):
+        results[role] = evaluate(args, role, profiles, generate, run)
         index += index_rows(args, role, results[role])
 
     # --- save

@@ -1,4 +1,4 @@
-"""WildBench: answer every task, strip the thinking, have the answers judged, report a score with an interval.
+"""Evaluates on WildBench: answers every task, strips the thinking, asks a judge, reports a score with an interval.
 
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode reward --judge gpt-4o-2024-05-13
@@ -15,8 +15,8 @@
 
 A completion whose thinking is not closed has no response: it is judged as the empty answer and counted under
 its status. A response that the token limit cut off is judged as it is (`program`: as empty). If a judge's
-reply cannot be read, the judge is asked again. If that does not help, the verdict is invalid: counted,
-listed, never a score. Above 1 % of them (--max-invalid) there is no headline.
+reply cannot be read, the judge is asked again. If that does not help, the verdict is invalid: it is counted
+and kept in verdicts.jsonl, but is never a score. Above 1 % of them (--max-invalid) there is no headline.
 
 `--protocol paper` does as the paper's released code, `official` (the default) as the benchmark's own tools:
 
@@ -199,7 +199,7 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
 
 
 def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template: str, run: Path) -> None:
-    """Fills in `choice` or `score` where it is None, and `invalid`: "", or why the reply cannot be read."""
+    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read."""
     key = wildbench.VERDICT_KEYS[args.mode]
     missing = [verdict for verdict in verdicts if verdict[key] is None]
     requests = wildbench.judge_requests(args, missing, tasks, template)
@@ -223,7 +223,7 @@ def add_rewards(args: Args, generations: list[dict]) -> None:
 
 
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
-    """Generates, judges and scores at one temperature; returns the numbers, and appends to verdicts.jsonl."""
+    """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
     generations = shared.generate(args, tasks, temperature, run)
     if args.reward_model:
         add_rewards(args, generations)
@@ -241,11 +241,7 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
         for long_field in ("texts", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
     runs.append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
-
-    if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        key = headline_key(numbers)
-        numbers["without_headline"] = numbers[key]
-        numbers[key] = None
+    shared.withhold_headline(args, numbers, headline_key(numbers))
     return numbers | shared.describe(generations)
 
 
@@ -324,7 +320,7 @@ def score_stored(args: Args) -> None:
 
     numbers = score(args, verdicts)
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
-    Path(args.out).write_text(json.dumps(numbers, indent=1) + "\n")
+    shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
 
 
@@ -388,7 +384,7 @@ def main(args: Args) -> None:
     if (run / "summary.json").exists():
         print(f"{run} is complete; --overwrite starts it anew")
         return
-    # A resumed run judges every answer again, from stored replies where there are some.
+    # a resumed run judges every answer again, from stored replies where there are some
     (run / "verdicts.jsonl").unlink(missing_ok=True)
     judging = fingerprint(args, template, tasks)
     results = {}

@@ -50,7 +50,7 @@ class Args:
     dry_run: bool = False
     """Print the commands of the row and of what it needs."""
     run: bool = False
-    """Run the commands that are not finished; an interrupted one goes on."""
+    """Run the commands that are not finished; an interrupted one goes on. With --dry-run nothing runs."""
     tables: bool = False
     """Render every table from runs.csv as Markdown and csv."""
     # how
@@ -59,15 +59,15 @@ class Args:
     as_released: bool = False
     """Train with the values of the paper's released code, where they differ from the paper's."""
     results: Path = Path("results")
-    """Folder of the run folders and runs.csv; those of the toy rows are in its folder toy/."""
+    """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judges; empty: the official one. The key: OPENAI_API_KEY."""
     budget: float = 0.0
     """US dollars that the judge may cost in each evaluation; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by a judge: the dearest one's."""
+    """US dollars per million tokens that a judge reads and writes; name the dearest judge's."""
     lanes: int = 1
-    """Blocks at a time. A GPU command takes the whole machine."""
+    """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
 
 # --- 1. blocks of experiments/*.sh
@@ -76,7 +76,7 @@ class Args:
 @dataclass(frozen=True)
 class Block:
     name: str
-    """TABLE/ROW, or a name without a slash for a stage that several rows share."""
+    """table1/ROW, ..., toy/ROW or rewards/ROW; for a stage that several rows share, a name without a slash."""
     settings: str
     """The lines before the first block of its file."""
     text: str
@@ -84,11 +84,12 @@ class Block:
 
     @property
     def table(self) -> str:
-        """1, 2, ..., toy or rewards; "" for a stage."""
+        """Returns 1, 2, ..., toy or rewards; "" for a stage."""
         return self.name.rpartition("/")[0].removeprefix("table")
 
     @property
     def row(self) -> str:
+        """Returns the name without the table, with which its run folders begin."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -97,17 +98,20 @@ class Block:
 
     @property
     def notes(self) -> str:
-        """The comments that are not needs."""
+        """Returns the comments that are not needs."""
         return "\n".join(re.findall(r"^# (?!needs: ).*$", self.text, re.MULTILINE))
 
     @property
     def cannot_run(self) -> bool:
-        """True if it has neither a command nor a need; its notes say why."""
+        """Tells whether it has neither a command nor a need; its notes say why."""
         return not self.needs and self.notes == self.text.strip()
 
     @property
     def is_preparation(self) -> bool:
-        """True for data or a small model that all seeds share, made whenever a block that runs needs it."""
+        """Tells whether it makes data or a small model for all seeds.
+
+        It leaves no run folder, so it is never "done": it runs whenever a block that runs needs it.
+        """
         return not self.table and "$SEED" not in self.text
 
 
@@ -151,7 +155,7 @@ def evaluations_of(block: Block) -> list[str]:
 def status(root: Path, block: Block, seed: int) -> str:
     """Returns the status of a row, or of the run of a stage, for one seed.
 
-    "figures only": it came with git, as there is no command.txt; its weights are not here.
+    "figures only": git has its numbers, but neither command.txt nor weights.
     """
     run = root / f"{block.row}-s{seed}"
     folders = [run]
@@ -192,7 +196,7 @@ def all_needs(block: Block, blocks: dict[str, Block]) -> list[Block]:
 
 
 def add_jobs(block: Block, seed: int, blocks: dict[str, Block], root: Path, jobs: list[Job]) -> None:
-    """Adds the jobs of a block that is not finished and of what it needs, each after those that it needs.
+    """Adds the job of an unfinished block after the jobs of its unfinished needs.
 
     Exits with 2 if it needs the weights of a run of which only figures are here.
     """
@@ -215,7 +219,7 @@ def add_jobs(block: Block, seed: int, blocks: dict[str, Block], root: Path, jobs
 
 
 def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
-    """Lists the jobs of the wanted blocks for all seeds; prints which of them came with git."""
+    """Lists the jobs of the wanted blocks for all seeds; prints those of which git has the figures."""
     jobs = []
     figures = []
     for seed in args.seeds:
@@ -234,7 +238,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 def check_inputs(jobs: list[Job], blocks: dict[str, Block], root: Path, has_judge_url: bool) -> None:
     """Exits with 2 if data for a row of the paper, or a key for its judges, is missing.
 
-    The toy world's data is made on the way.
+    Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
     """
     evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
     lines = []
@@ -251,7 +255,7 @@ def check_inputs(jobs: list[Job], blocks: dict[str, Block], root: Path, has_judg
     missing = [path for path in paths if not (HERE / path).exists()]
     if missing:
         runs.fail(f"{', '.join(missing)} must be made first; data/README.md says how")
-    needs_key = "$gpt" in text and not has_judge_url
+    needs_key = "$gpt" in text and not has_judge_url  # evaluate.sh names its judges $gpt4o and $gpt41
     if needs_key and endpoint.resolve_url("") == endpoint.OPENAI_URL and not endpoint.api_key():
         runs.fail(
             "a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by "
@@ -280,10 +284,11 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
 def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
     """Starts a block in a process group of its own, so that bash and what it runs are stopped together.
 
-    On SIGTERM bash waits for its command, as a training run first writes a checkpoint.
+    The trap makes bash wait for its command on SIGTERM, as a training run first writes a checkpoint.
     """
-    programs = str(Path(sys.executable).parent)
-    path = programs + os.pathsep + os.environ["PATH"]
+    path = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is the one that runs this
+    )
     environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
     command = ["bash", "-c", "trap 'exit 143' TERM\n" + block.settings + block.text]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -296,7 +301,7 @@ def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Pope
 def run_jobs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
     """Runs the jobs, `args.lanes` at a time and each after those that it needs, with logs in root/logs/.
 
-    A failure stops all, with exit code 1; the same command goes on later.
+    A failure stops all jobs and exits with 1; the same command goes on later.
     """
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen] = {}
@@ -348,7 +353,7 @@ def stop(*_) -> None:
 
 
 def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
-    """Prints one line a row: its table, its name, its status for each seed."""
+    """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
         for row, block in blocks.items():
             states = []
@@ -388,7 +393,7 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
 
 
 def show(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
-    """Prints the jobs as their files have them, after the settings at the top of each file."""
+    """Prints the commands of the jobs, after the settings at the top of their file and with the variables given."""
     settings = ""
     for name, seed in jobs:
         block = blocks[name]
@@ -413,10 +418,12 @@ def main(args: Args) -> None:
 
     if args.budget and not any(args.price):
         runs.fail("--budget needs --price: US dollars for a million tokens read and written")
+    if args.lanes < 1:
+        runs.fail(f"--lanes {args.lanes}: use 1 or more")
     wanted = wanted_blocks(args, rows)
     root = root_of(args, args.table)
     jobs = plan(args, wanted, blocks, root)
-    if not args.run:
+    if args.dry_run or not args.run:
         show(jobs, blocks, args, root)
         return
     check_inputs(jobs, blocks, root, bool(args.judge_url))

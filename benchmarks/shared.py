@@ -1,10 +1,11 @@
-"""What the evaluation scripts share: the tested model's answers, one way to ask any judge, and intervals.
+"""Serves all evaluation scripts: the tested model's answers, one way to ask any judge, results, fingerprints.
 
-`args` is the calling script's own `Args`; its flags have the same names in every evaluation script.
+`args` is the `Args` of the calling script; its flags have the same names in every evaluation script.
 """
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
@@ -42,18 +43,18 @@ def load_tokenizer(args):
 
 
 def check_plain(args, text: str) -> None:
-    """Exits with 2 if `text` holds thinking although nobody said that the model thinks.
+    """Exits with 2 if `text` holds thinking although the format is `plain` only for want of another.
 
-    The format would default to `plain`, and the judge would read the thinking as a part of the answer.
+    The judge would read the thinking as a part of the answer.
     """
     if args.think_format != "auto" or stored_think_format(args) is not None:
         return
     for name, known in utils.THINK_FORMATS.items():
         if known.thinking_tags and known.thinking_tags[1] in text:
+            found = f"an answer of {args.model} contains {known.thinking_tags[1]}"
             runs.fail(
-                f"an answer of {args.model} contains {known.thinking_tags[1]}, but nothing says that this model "
-                f"thinks, so its thinking would be judged; pass --think-format {name}, or plain if the whole "
-                "text is meant"
+                f"{found}, but nothing says that this model thinks, so its thinking would be judged; "
+                f"pass --think-format {name}, or plain if the whole text is meant"
             )
 
 
@@ -61,7 +62,7 @@ def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
     stop = utils.THINK_FORMATS[think_format(args)].stop
-    if stop:  # only vLLM serves such a model
+    if stop:  # a Zero model: only vLLM serves one, and takes the second parameter
         sampling["stop"] = [stop]
         sampling["include_stop_str_in_output"] = True
     return sampling
@@ -69,14 +70,14 @@ def endpoint_sampling(args, temperature: float) -> dict:
 
 # --- 2. its answers
 
-# A task, its completion, whether the completion ended by itself, and its number of tokens.
+# a task, the text of its completion, whether that ended by itself, and its number of tokens
 Completion = tuple[dict, str, bool, int]
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
-    Each row is appended to generations.jsonl when it is done; rows that are already there are kept.
+    Appends each row to generations.jsonl when it is done; keeps rows that are already there.
 
     Args:
         tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
@@ -119,11 +120,11 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
 def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
-    """Yields completions by vLLM or transformers, here, of the tasks whose ids are not in `done`."""
+    """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
     prompts = [utils.encode_prompt(tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
-        return  # without loading the model
+        return  # before the model is loaded
 
     stop = utils.THINK_FORMATS[think_format(args)].stop
     samples = rollout.generate(
@@ -169,8 +170,8 @@ def count_tokens(tokenizer, text: str) -> int | None:
 def answer(row: dict) -> str:
     """Returns the part of a generation row that is judged.
 
-    It is the response, also if the token limit cut it off: the official tools do the same. A completion in
-    any other bad format, such as thinking that was never closed, counts as the empty answer.
+    It is the response, even one that the token limit cut off, as in the official tools. A completion in any
+    other bad format, such as thinking that was never closed, counts as the empty answer.
     """
     if row["status"] in ("ok", "truncated"):
         return row["response"]
@@ -209,7 +210,7 @@ def judge_request(args, prompt: str) -> dict:
 def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
-    `parse` reads a reply and raises ValueError if it cannot; the request is then asked again.
+    `parse` raises ValueError for a reply that it cannot read; the request is then asked again.
     """
     store = run / "judge.jsonl"
     if args.judge.startswith("local:"):
@@ -235,8 +236,35 @@ def print_estimate(args, requests: list[dict]) -> None:
     print(f"judge (one temperature, answers as long as --max-tokens allows): {json.dumps(estimate)}")
 
 
+# --- 4. results
+
+
+def withhold_headline(args, numbers: dict, headline: str) -> None:
+    """Sets the headline to None if more than --max-invalid of the rows are invalid; `without_headline` has it."""
+    if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
+        numbers["without_headline"] = numbers[headline]
+        numbers[headline] = None
+
+
+def write_scores(path: str, scores: dict) -> None:
+    """Writes the scores of stored rows as a JSON file, in a folder that need not exist."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(scores, indent=1) + "\n")
+
+
+def print_first(lines: list[str], n: int = 10) -> None:
+    """Prints the first lines on stderr, and how many more there are."""
+    for line in lines[:n]:
+        print(line, file=sys.stderr)
+    if len(lines) > n:
+        print(f"and {len(lines) - n} more", file=sys.stderr)
+
+
+# --- 5. fingerprints
+
+
 def judge_place(judge: str, url: str) -> str:
-    """Returns the URL at which a judge or simulated user is asked, for a fingerprint.
+    """Returns the URL at which a judge or simulated user is asked.
 
     It is "" if there is none, if it runs on this machine, or if it is a program.
     """
@@ -245,9 +273,6 @@ def judge_place(judge: str, url: str) -> str:
     return resolve_url(url)
 
 
-# --- 4. texts and numbers
-
-
 def short_hash(text: str) -> str:
-    """Returns 12 hexadecimal digits of the text's SHA-256, for a fingerprint."""
+    """Returns 12 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""The benchmarks of the paper's suite, by the name that eval_benchmarks.py takes.
+"""Lists the benchmarks of the paper's suite, by the name that eval_benchmarks.py takes.
 
-Each family has a file with its prompts, checks and scores, and with what differs between the paper and the
-official tool. Scored rows, stored or generated, have these fields:
+Each family has a file in this folder with its prompts, checks and scores, and with what differs between the
+paper and the official tool. Scored rows, stored or generated, have these fields:
 
     alpacaeval2       index or instruction; output_2; preference (1 baseline, 2 model), or judge_text and
                       model_is (A or B)
@@ -17,7 +17,7 @@ official tool. Scored rows, stored or generated, have these fields:
     humaneval         task_id, completion (or response: prose with a code block)
 
 Scores of benchmarks with a judge are in percent, the others are fractions. An answer without a readable
-result is wrong, and counted (`n_unparsed`). What cannot be scored at all (no response, no verdict) is
+result is wrong and counted (`n_unparsed`). What cannot be scored at all (no response, no verdict) is
 `invalid`: counted, listed under `rows`, and in no score.
 """
 
@@ -31,25 +31,26 @@ from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verifi
 @dataclass(frozen=True)
 class Benchmark:
     keys: tuple[str, ...]
-    """Fields that tell to which task a row belongs; the first one that some task has counts."""
+    """Fields that tell to which task a row belongs; the first one that a task has counts."""
     prompt: str
-    """What a model is asked: a template of the task's fields, in our words where the data have none."""
+    """Template of the tested model's prompt, filled with the task's fields; our words if the data have none."""
     load_tasks: Callable[[Path], list[dict]]
-    """Tasks in the order of the data; `excluded` says why one does not count."""
+    """(data) -> tasks in the order of the data; `excluded` says why one does not count."""
     score: Callable[[list[dict], Path, str], dict]
-    """Numbers, and each row's result under `rows`; from rows, the data and the name of the rows' file."""
+    """(rows, data, name of the rows' file for messages) -> numbers, and each row's result under `rows`."""
     metrics: tuple[str, ...]
-    """What goes into results/runs.csv; the headline first."""
+    """Keys of the numbers that go into results/runs.csv; the first is the headline."""
     several_samples: bool = False
     """Whether a task takes several answers."""
+    # with a judge
     judge_requests: Callable[[dict, str, Path, str, int], dict[str, dict]] | None = None
-    """Requests about one answer, by field of the scored row.
+    """(task, answer, data, protocol, max_tokens) -> requests by the field of the scored row that takes the reply.
 
-    From task, answer, data, protocol and max_tokens (0: as the protocol has it)."""
+    max_tokens 0: as the protocol has it."""
     parse_reply: dict[str, Callable] | None = None
-    """By protocol, the function that reads a judge's reply, or raises ValueError."""
+    """{protocol: function that reads a judge's reply, or raises ValueError}"""
     judged_fields: Callable[[dict, str, dict, str], dict] | None = None
-    """Fields of the scored row, from task, answer, the judge's replies by field, and protocol."""
+    """(task, answer, {field: Reply}, protocol) -> fields of the scored row."""
 
 
 BENCHMARKS = {

@@ -12,11 +12,11 @@
 | reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest, as GRPOTrainer scores |
 | judge | endpoint.py | the limit: c calls in flight, each taking 0.2 s |
 
-Each side is a process of its own that runs the real script and writes metrics.jsonl. From it come the seconds of the
-steps after the first, which warms up (of all steps in the case dpo, where ours runs the reference before the first).
-A pair gives one ratio, peer / ours, of the seconds for a token; the median of all pairs is reported, with its range.
-On a GPU peak memory is the largest use of the card that nvidia-smi saw, vLLM's reserve included; on a CPU it is the
-largest resident set of the process. Models have random weights, see dev/bench_work.py.
+Each side is a process that runs the real script and writes metrics.jsonl, from which the seconds of its steps are read.
+The first step warms up and does not count, except in two cases: dpo, where ours runs the reference before the first step,
+and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer / ours; the table has the median
+of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
+reserve; on a CPU, the largest resident set of the process. Models have random weights, see dev/bench_work.py.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from dev.bench_work import SIZES, make_models, make_rows
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
 CASES = ("grpo", "sft", "dpo", "reward", "judge")
-COMPARED = ("loss", "grad_norm", "reward", "score_0", "score_15")  # what both sides log, if they do
+COMPARED = ("loss", "grad_norm", "reward", "score_0", "score_15")  # keys that both sides may log
 
 
 @dataclass
@@ -74,15 +74,15 @@ class Args:
 
 @dataclass
 class Run:
-    """What one process took."""
+    """Holds what one process took."""
 
     seconds: list[float]
-    """Of each measured step."""
+    """Seconds of each measured step."""
     tokens: float
-    """Read or written in all measured steps; 1 a step where the work has no count."""
+    """Tokens read or written in all measured steps; one a step if the side does not count them."""
     peak_gib: float
     logged: list[dict]
-    """One a step, as the side logged it."""
+    """The lines of metrics.jsonl, one a step."""
 
     @property
     def seconds_per_token(self) -> float:
@@ -90,7 +90,7 @@ class Run:
 
 
 def watch_gpu(peak: list[float], ended: threading.Event) -> None:
-    """Puts the most memory that the first card had in use into `peak`, GiB, until `ended`."""
+    """Keeps in `peak[0]` the most memory that the first card had in use, in GiB, until `ended` is set."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     while not ended.wait(0.25):
         used = float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
@@ -98,11 +98,11 @@ def watch_gpu(peak: list[float], ended: threading.Event) -> None:
 
 
 def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Run:
-    """Runs a command that writes `out`/metrics.jsonl; exits with its log if it fails."""
+    """Runs a command that writes `out`/metrics.jsonl; exits with the end of its log if it fails."""
     log = out.with_suffix(".log")
     peak = [0.0]
     ended = threading.Event()
-    watcher = threading.Thread(target=watch_gpu, args=(peak, ended))
+    watcher = threading.Thread(target=watch_gpu, args=(peak, ended), daemon=True)  # ends with us on Ctrl-C
     if ON_GPU:
         watcher.start()
     with open(log, "w") as file:
@@ -115,27 +115,42 @@ def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Ru
         peak[0] = usage.ru_maxrss / 2**20
     if status:
         sys.exit(f"{shlex.join(command)} failed:\n{log.read_text()[-3000:]}")
+    return read_run(out, first_counts, peak[0])
 
-    metrics = out / "round-1" / "metrics.jsonl"  # of DPO
+
+def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
+    """Reads what a finished run logged; its log counts seconds and tokens from the start of the training."""
+    metrics = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
     if not metrics.exists():
         metrics = out / "metrics.jsonl"
     logged = [json.loads(line) for line in metrics.read_text().splitlines()]
     logged = [line for line in logged if "seconds" in line]
-    ends = [0.0] + [line["seconds"] for line in logged]
-    tokens = [0.0] + [line.get("num_tokens", n + 1.0) for n, line in enumerate(logged)]
+
+    seconds_at = [0.0]
+    tokens_at = [0.0]
+    for step, line in enumerate(logged, 1):
+        seconds_at.append(line["seconds"])
+        tokens_at.append(line.get("num_tokens", float(step)))
     first = 0 if first_counts else 1
-    seconds = [after - before for before, after in zip(ends[first:], ends[first + 1 :])]
-    return Run(seconds, tokens[-1] - tokens[first], peak[0], logged)
+    seconds = [after - before for before, after in zip(seconds_at[first:], seconds_at[first + 1 :])]
+    return Run(seconds, tokens_at[-1] - tokens_at[first], peak_gib, logged)
 
 
-# --- 2. the commands of both sides
+# --- 2. the commands of both sides, without the interpreter
+
+
+def flag_words(options: dict) -> list[str]:
+    words = []
+    for flag, value in options.items():
+        words += [flag, str(value)]
+    return words
 
 
 def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns the command line of our side, without the interpreter."""
+    """Returns the command of our side."""
     size = SIZES[args.size]
     if case == "reward":
-        return ["-m", "dev.peers", "reward-ours", *peer_flags(folder, out, args)]
+        return ["-m", "dev.peers", "reward-ours", *peer_flags(case, folder, out, args)]
     options = {
         "--model": folder / "policy",
         "--think-format": "plain",
@@ -154,7 +169,7 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
             "--vllm-memory": 0.25,
             "--temperature": 1.0,
             "--max-prompt-tokens": 64,
-            "--max-completion-tokens": size["tokens"],
+            "--max-completion-tokens": size["max_tokens"],
             "--prompts-per-step": size["prompts"],
             "--group-size": size["group_size"],
             "--steps": args.steps + 1,
@@ -163,8 +178,8 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
         script = "train_sft_warmstart.py"
         options |= {
             "--traces": folder / "traces.jsonl",
-            "--max-length": 64 + size["tokens"],
-            "--batch-size": size["rows"],
+            "--max-length": 64 + size["max_tokens"],
+            "--batch-size": size["traces"],
             "--epochs": args.steps + 1,
         }
     if case == "dpo":
@@ -172,49 +187,41 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
         options |= {
             "--pairs": folder / "pairs.jsonl",
             "--max-prompt-tokens": 64,
-            "--max-completion-tokens": size["tokens"],
+            "--max-completion-tokens": size["max_tokens"],
             "--batch-size": size["pairs"],
             "--epochs": 2,  # table 6: the reference's pass serves two epochs
         }
-    words = [script]
-    for name, value in options.items():
-        words += [name, str(value)]
+    words = [script, *flag_words(options)]
     if case == "grpo":
         words.append("--allow-truncation")
     return words
 
 
-def old_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns our command line for the other checkout: flags in --against-flags take the place of newer ones."""
+def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
+    """Returns the command of the checkout --against: --against-flags take the place of flags that it may not know."""
     words = our_command(case, folder, out, args)
     if args.against_flags:
-        for name in ("--think-format", "--micro-batch-tokens"):
-            place = words.index(name)
+        for flag in ("--think-format", "--micro-batch-tokens"):
+            place = words.index(flag)
             del words[place : place + 2]
     return words + shlex.split(args.against_flags)
 
 
-def peer_flags(folder: Path, out: Path, args: Args) -> list[str]:
+def peer_flags(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the flags of dev.peers."""
-    options = {
-        "--folder": folder,
-        "--out": out,
-        "--size": args.size,
-        "--steps": args.steps + 1,
-        "--seed": args.seed,
-    }
-    words = []
-    for name, value in options.items():
-        words += [name, str(value)]
-    return words
+    steps = 2 if case == "dpo" else args.steps + 1  # dpo: as many epochs as ours
+    options = {"--folder": folder, "--out": out, "--size": args.size, "--steps": steps, "--seed": args.seed}
+    return flag_words(options)
 
 
 def peer_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns the command line of TRL's side, without the interpreter."""
-    words = ["-m", "dev.peers", case, *peer_flags(folder, out, args)]
-    if case == "dpo":
-        words[words.index("--steps") + 1] = "2"
-    return words
+    """Returns the command of TRL's side."""
+    return ["-m", "dev.peers", case, *peer_flags(case, folder, out, args)]
+
+
+def lean_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
+    """Returns the command of TRL's GRPO without its importance correction."""
+    return [*peer_command(case, folder, out, args), "--lean"]
 
 
 # --- 3. pairs and their ratios
@@ -226,28 +233,26 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def compare(case: str, folder: Path, args: Args) -> dict:
-    """Runs both sides in turn, `args.pairs` times, and returns what they took and how they compare."""
-    sides = {"ours": (our_command, [], ROOT)}
+    """Runs all sides in turn, `args.pairs` times, and returns what they took and how they compare."""
+    sides = {"ours": (our_command, ROOT)}
     if args.against:
-        sides["peer"] = (old_command, [], Path(args.against).resolve())
+        sides["peer"] = (checkout_command, Path(args.against).resolve())
     else:
-        sides["peer"] = (peer_command, [], ROOT)
-    if case == "grpo" and not args.against:
-        sides["lean"] = (peer_command, ["--lean"], ROOT)
+        sides["peer"] = (peer_command, ROOT)
+        if case == "grpo":
+            sides["lean"] = (lean_command, ROOT)
 
     taken: dict[str, list[Run]] = {name: [] for name in sides}
     for pair in range(args.pairs):
-        for name, (build, more, cwd) in sides.items():
+        for name, (command_of, cwd) in sides.items():
             out = folder / f"{case}-{name}-{pair}"
-            command = [sys.executable, *build(case, folder, out, args), *more]
+            command = [sys.executable, *command_of(case, folder, out, args)]
             run = run_side(command, out, cwd, first_counts=case in ("dpo", "reward"))
             taken[name].append(run)
             step = statistics.mean(run.seconds)
-            rate = run.tokens / sum(run.seconds)
-            print(
-                f"  {case} {name}: {step:.2f} s a step, {rate:.0f} tokens/s, {run.peak_gib:.2f} GiB",
-                flush=True,
-            )
+            rate = 1 / run.seconds_per_token
+            took = f"{step:.2f} s a step, {rate:.0f} tokens/s, {run.peak_gib:.2f} GiB"
+            print(f"  {case} {name}: {took}", flush=True)
 
     result = {}
     for name, runs_of_side in taken.items():
@@ -262,9 +267,7 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             ratios.append(other.seconds_per_token / ours.seconds_per_token)
         result[f"{name} / ours"] = spread(ratios)
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
-    result["same_tokens"] = all(
-        ours.tokens == peer.tokens for ours, peer in zip(taken["ours"], taken["peer"], strict=True)
-    )
+    result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]
     return result
 
 
@@ -288,17 +291,8 @@ IN_FLIGHT = (32, 64, 128)
 
 async def answer_calls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers each chat request on a connection with "7", after LATENCY."""
-    body = json.dumps(
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "model": "m",
-            "usage": {"prompt_tokens": 9, "completion_tokens": 1},
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
-            ],
-        }
-    )
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
+    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has hung up
         while True:
@@ -321,33 +315,41 @@ def judge(folder: Path, args: Args) -> dict:
     """Measures calls a second of the judge's client, as a share of calls in flight / latency."""
     program = "import asyncio; from dev import bench; asyncio.run(bench.serve())"
     server = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
     result = {}
-    for in_flight in IN_FLIGHT:
-        shares = []
-        cpu = []
-        for pair in range(args.pairs):
-            requests = []
-            for i in range(CALLS):
-                content = f"{pair} {i} " + "word " * 200
-                requests.append({"messages": [{"role": "user", "content": content}], "max_tokens": 8})
-            store = folder / f"judge-{in_flight}-{pair}.jsonl"
-            client = endpoint.Endpoint("m", store, url, concurrency=in_flight)
-            started = time.perf_counter()
-            busy = time.process_time()
-            replies = list(client.ask(requests, int))
-            rate = CALLS / (time.perf_counter() - started)
-            cpu.append(1000 * (time.process_time() - busy) / CALLS)
-            shares.append(rate / (in_flight / LATENCY))
-            if [reply.value for reply in replies] != [7] * CALLS:
-                sys.exit("judge: a reply was lost")
-            print(
-                f"  judge, {in_flight} in flight: {rate:.0f} calls/s, {shares[-1]:.2f} of the limit",
-                flush=True,
-            )
-        result[f"{in_flight} in flight"] = {"share_of_limit": spread(shares), "cpu_ms_per_call": spread(cpu)}
-    server.terminate()
+    try:
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+        for in_flight in IN_FLIGHT:
+            shares = []
+            cpu = []
+            for pair in range(args.pairs):
+                store = folder / f"judge-{in_flight}-{pair}.jsonl"
+                client = endpoint.Endpoint("m", store, url, concurrency=in_flight)
+                rate, cpu_ms = time_calls(client)
+                shares.append(rate * LATENCY / in_flight)
+                cpu.append(cpu_ms)
+                share = f"{shares[-1]:.2f} of the limit"
+                print(f"  judge, {in_flight} in flight: {rate:.0f} calls/s, {share}", flush=True)
+            numbers = {"share_of_limit": spread(shares), "cpu_ms_per_call": spread(cpu)}
+            result[f"{in_flight} in flight"] = numbers
+    finally:
+        server.terminate()
     return result
+
+
+def time_calls(client: endpoint.Endpoint) -> tuple[float, float]:
+    """Returns calls a second and milliseconds of CPU per call; exits if a reply is lost."""
+    requests = []
+    for i in range(CALLS):
+        message = {"role": "user", "content": f"{i} " + "word " * 200}
+        requests.append({"messages": [message], "max_tokens": 8})
+    started = time.perf_counter()
+    cpu_started = time.process_time()
+    replies = client.ask(requests, int)
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
+    if [reply.value for reply in replies] != [7] * CALLS:
+        sys.exit("judge: a reply was lost")
+    return CALLS / seconds, 1000 * cpu_seconds / CALLS
 
 
 # --- 5. results
@@ -369,49 +371,57 @@ def table(folder: Path) -> str:
     ]
     for path in sorted(folder.glob("*__*.json")):
         bench = json.loads(path.read_text())
-        result = bench["result"]
-        commit = bench["commit"][:7]
-        if bench["case"] == "judge":
-            for name, numbers in result.items():
-                share = show(numbers["share_of_limit"])
-                lines.append(
-                    f"| judge, {name} | {bench['device']} | the limit | | | {share} of it | | | | {commit} |"
-                )
-            continue
-        ours = result["ours"]
-        for name in ("peer", "lean"):
-            if name not in result:
-                continue
-            peer = result[name]
-            apart = []
-            if name == "peer" and result["same_tokens"]:
-                for key, value in result["largest_difference"].items():
-                    apart.append(f"{key} {value:.0e}")
-            cells = [
-                bench["case"],
-                bench["device"],
-                bench["peers"][name],
-                f"{ours['seconds_per_step']['median']:.3g}",
-                f"{peer['seconds_per_step']['median']:.3g}",
-                show(result[f"{name} / ours"]),
-                f"{ours['tokens_per_second']['median']:.3g}",
-                f"{ours['peak_gib']:.2f} / {peer['peak_gib']:.2f}",
-                ", ".join(apart),
-                commit,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+        if "peers" not in bench:
+            print(f"{path}: left out of the table, as an earlier version of this bench wrote it")
+        elif bench["case"] == "judge":
+            lines += judge_lines(bench)
+        else:
+            lines += peer_lines(bench)
     return "\n".join(lines) + "\n"
+
+
+def judge_lines(bench: dict) -> list[str]:
+    device = bench["device"]
+    commit = bench["commit"][:7]
+    lines = []
+    for name, numbers in bench["result"].items():
+        share = show(numbers["share_of_limit"])
+        lines.append(f"| judge, {name} | {device} | the limit | | | {share} of it | | | | {commit} |")
+    return lines
+
+
+def peer_lines(bench: dict) -> list[str]:
+    result = bench["result"]
+    ours = result["ours"]
+    lines = []
+    for name in ("peer", "lean"):
+        if name not in result:
+            continue
+        peer = result[name]
+        differences = []
+        if name == "peer" and result["same_tokens"]:  # without the same tokens there is nothing to compare
+            for key, value in result["largest_difference"].items():
+                differences.append(f"{key} {value:.0e}")
+        cells = [
+            bench["case"],
+            bench["device"],
+            bench["peers"][name],
+            f"{ours['seconds_per_step']['median']:.3g}",
+            f"{peer['seconds_per_step']['median']:.3g}",
+            show(result[f"{name} / ours"]),
+            f"{ours['tokens_per_second']['median']:.3g}",
+            f"{ours['peak_gib']:.2f} / {peer['peak_gib']:.2f}",
+            ", ".join(differences),
+            bench["commit"][:7],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def commit_of(checkout: Path) -> str:
     """Returns the commit of a checkout, with "+" if its files differ from it."""
-    result = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        cwd=checkout,
-    )
-    return result.stdout.strip()
+    command = "git describe --always --abbrev=40 --dirty=+ --exclude=*".split()
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()
 
 
 def main(args: Args) -> None:
@@ -457,8 +467,9 @@ def main(args: Args) -> None:
         suffix = f"-{peers['peer']}" if args.against else ""
         path = args.out / f"{case}{suffix}__{'gpu' if ON_GPU else 'cpu'}.json"
         path.write_text(json.dumps(about | {"result": result}, indent=1) + "\n")
-    print(table(args.out))
-    (args.out / "table.md").write_text(table(args.out))
+    text = table(args.out)
+    print(text)
+    (args.out / "table.md").write_text(text)
 
 
 if __name__ == "__main__":

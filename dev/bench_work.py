@@ -28,13 +28,13 @@ SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
 PAD_ID = 0
 END_ID = 1
 N_RATES = 16
-# how likely an end of turn is after a prompt that begins with the rate word w4, w5, ..., w19: e^rate times the usual
+# a prompt begins with one of the rate words w4 ... w19, whose rate makes the end of turn e^rate times as likely
 RATES = [statistics.NormalDist(0, 0.5).inv_cdf((i + 0.5) / N_RATES) for i in range(N_RATES)]
 FIRST_RATE_WORD = len(SPECIAL_TOKENS)
 FIRST_PLAIN_WORD = FIRST_RATE_WORD + N_RATES
 
 # shapes of the GPU sizes: Qwen2.5-0.5B, Qwen2.5-1.5B and Llama-3.1-8B
-HALF_B = {
+SHAPE_0_5B = {
     "vocab_size": 151936,
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -42,13 +42,13 @@ HALF_B = {
     "num_attention_heads": 14,
     "num_key_value_heads": 2,
 }
-ONE_HALF_B = HALF_B | {
+SHAPE_1_5B = SHAPE_0_5B | {
     "hidden_size": 1536,
     "intermediate_size": 8960,
     "num_hidden_layers": 28,
     "num_attention_heads": 12,
 }
-EIGHT_B = {
+SHAPE_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -56,7 +56,7 @@ EIGHT_B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-CPU = {
+SHAPE_CPU = {
     "vocab_size": 8192,
     "hidden_size": 256,
     "intermediate_size": 704,
@@ -64,61 +64,61 @@ CPU = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
-CPU_SMALL = CPU | {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
-TINY = CPU_SMALL | {"vocab_size": 2048}
+SHAPE_CPU_REWARD = SHAPE_CPU | {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
+SHAPE_TINY = SHAPE_CPU_REWARD | {"vocab_size": 2048}
 
-# prompts, group_size: of a GRPO step; peer_rows: rows in a micro-batch of the peers; tokens: the longest completion;
-# median: of the lengths of completions; rows: traces of SFT; pairs: of DPO; texts: for the reward model
+# prompts: of one GRPO step. peer_micro_batch: rows that a peer reads at once. micro_batch_tokens: what we read at once.
+# max_tokens, median_tokens: of completions. traces, pairs, texts: rows of SFT, of DPO and for the reward model.
 SIZES = {
     "tiny": {
-        "policy": TINY,
-        "reward": TINY,
+        "policy": SHAPE_TINY,
+        "reward": SHAPE_TINY,
         "prompts": 2,
         "group_size": 4,
-        "peer_rows": 2,
+        "peer_micro_batch": 2,
         "micro_batch_tokens": 512,
-        "tokens": 48,
-        "median": 12,
-        "rows": 8,
+        "max_tokens": 48,
+        "median_tokens": 12,
+        "traces": 8,
         "pairs": 8,
         "texts": 16,
         "lora_r": 0,
     },
     "cpu": {
-        "policy": CPU,
-        "reward": CPU_SMALL,
+        "policy": SHAPE_CPU,
+        "reward": SHAPE_CPU_REWARD,
         "prompts": 8,
         "group_size": 4,
-        "peer_rows": 4,
+        "peer_micro_batch": 4,
         "micro_batch_tokens": 1024,
-        "tokens": 512,
-        "median": 70,
-        "rows": 64,
+        "max_tokens": 512,
+        "median_tokens": 70,
+        "traces": 64,
         "pairs": 32,
         "texts": 128,
         "lora_r": 0,
     },
     "0.5b": {
-        "policy": HALF_B,
-        "reward": HALF_B,
+        "policy": SHAPE_0_5B,
+        "reward": SHAPE_0_5B,
         "prompts": 16,
         "group_size": 8,
-        "peer_rows": 4,
+        "peer_micro_batch": 4,
         "micro_batch_tokens": 16384,
-        "tokens": 4096,
-        "median": 600,
-        "rows": 128,
+        "max_tokens": 4096,
+        "median_tokens": 600,
+        "traces": 128,
         "pairs": 64,
         "texts": 512,
         "lora_r": 0,
     },
 }
-SIZES["1.5b"] = SIZES["0.5b"] | {"policy": ONE_HALF_B, "peer_rows": 2, "micro_batch_tokens": 8192}
+SIZES["1.5b"] = SIZES["0.5b"] | {"policy": SHAPE_1_5B, "peer_micro_batch": 2, "micro_batch_tokens": 8192}
 SIZES["8b"] = SIZES["0.5b"] | {
-    "policy": EIGHT_B,
-    "reward": HALF_B | {"vocab_size": 128256},
+    "policy": SHAPE_8B,
+    "reward": SHAPE_0_5B | {"vocab_size": 128256},
     "prompts": 8,
-    "peer_rows": 1,
+    "peer_micro_batch": 1,
     "micro_batch_tokens": 8192,
     "lora_r": 64,
 }
@@ -128,7 +128,7 @@ def make_tokenizer(folder: Path, n_words: int) -> None:
     """Saves a tokenizer with one token a word: decoding and encoding again gives the same ids."""
     plain = [f"w{i}" for i in range(len(SPECIAL_TOKENS), n_words)]
     vocabulary = {word: i for i, word in enumerate(SPECIAL_TOKENS + plain)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w4"))
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=f"w{FIRST_RATE_WORD}"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(SPECIAL_TOKENS)
     tokenizer = PreTrainedTokenizerFast(
@@ -169,7 +169,8 @@ def give_lengths(model: LlamaForCausalLM, median: float) -> None:
     head.o_proj.weight[2, 0] = 0.02
 
     # two prompts, with the lowest and the highest rate, give two equations for the two weights of the LM head
-    lowest, highest = FIRST_RATE_WORD, FIRST_PLAIN_WORD - 1
+    lowest = FIRST_RATE_WORD
+    highest = FIRST_PLAIN_WORD - 1
     prompts = torch.tensor([[100, lowest, 101, 102, 103], [100, highest, 101, 102, 103]], device=model.device)
     hidden = net(prompts).last_hidden_state[:, -1]
     others = model.lm_head(hidden).logsumexp(-1)
@@ -180,7 +181,7 @@ def give_lengths(model: LlamaForCausalLM, median: float) -> None:
 
 
 def make_models(folder: Path, size: dict, seed: int) -> None:
-    """Saves policy/ and reward/, ordinary model folders."""
+    """Saves the policy and the reward model as ordinary model folders, policy/ and reward/."""
     classes = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
     for name, model_class in classes.items():
         shape = size[name]
@@ -197,7 +198,7 @@ def make_models(folder: Path, size: dict, seed: int) -> None:
         with torch.device(utils.DEVICE):
             model = model_class(config)
         if name == "policy":
-            give_lengths(model, size["median"])
+            give_lengths(model, size["median_tokens"])
         model.to(getattr(torch, utils.DTYPE)).save_pretrained(folder / name)
         make_tokenizer(folder / name, shape["vocab_size"])
 
@@ -225,21 +226,15 @@ def make_rows(folder: Path, size: dict, seed: int) -> None:
         return [{"role": "user", "content": content}]
 
     def answers(n: int) -> list[str]:
-        lengths = lognormal_lengths(n, size["median"], size["tokens"] - 2, generator)
+        lengths = lognormal_lengths(n, size["median_tokens"], size["max_tokens"] - 2, generator)
         return [random_text(length, vocabulary, generator) for length in lengths]
 
     runs.write_jsonl(folder / "prompts.jsonl", [{"id": str(i), "messages": question(i)} for i in range(64)])
 
     traces = []
-    for i, answer in enumerate(answers(size["rows"])):
-        trace = {
-            "id": str(i),
-            "messages": question(i),
-            "thinking": "w20",
-            "response": answer,
-            "teacher": "none",
-        }
-        traces.append(trace)
+    for i, answer in enumerate(answers(size["traces"])):
+        trace = {"id": str(i), "messages": question(i), "thinking": "w20", "response": answer}
+        traces.append(trace | {"teacher": "none"})
     runs.write_jsonl(folder / "traces.jsonl", traces)
 
     pairs = []

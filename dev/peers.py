@@ -1,4 +1,4 @@
-"""What a user would run instead of these scripts: TRL's trainers on the same work, for `dev.bench`.
+"""Runs what a user would run instead of these scripts: TRL's trainers on the same work, for `dev.bench`.
 
     python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu --steps 3 --seed 0
 
@@ -31,7 +31,7 @@ import policy
 import rollout
 import rows
 import utils
-from dev.bench_work import SIZES
+from dev.bench_work import END_ID, SIZES
 from rewards.preference import RewardModel
 
 
@@ -40,9 +40,9 @@ class Args:
     case: tyro.conf.Positional[Literal["grpo", "sft", "dpo", "reward", "reward-ours"]]
     """Which trainer. reward-ours: our reward model alone, as it has no script of its own."""
     folder: Path
-    """Models and rows, written by dev.bench_work."""
+    """Folder of models and rows, written by dev.bench_work."""
     out: Path
-    """Gets metrics.jsonl."""
+    """Folder for metrics.jsonl."""
     size: Literal[tuple(SIZES)]
     """A key of dev.bench_work.SIZES."""
     steps: int
@@ -50,7 +50,7 @@ class Args:
     seed: int = 0
     """Random seed."""
     lean: bool = False
-    """grpo without TRL's importance correction, which costs a forward pass and which our default does not have."""
+    """Run grpo without TRL's importance correction: it costs a forward pass, and our default does not have it."""
 
 
 class Log(TrainerCallback):
@@ -59,20 +59,18 @@ class Log(TrainerCallback):
     def __init__(self, args: Args, trainer):
         self.args = args
         self.trainer = trainer
+        self.started = 0.0
+
+    def on_train_begin(self, trainer_args, state, control, **_):
         self.started = time.monotonic()
 
-    def on_train_begin(self, *_, **__):
-        self.started = time.monotonic()
-
-    def on_step_begin(self, _, state, *__, **___):
+    def on_step_begin(self, trainer_args, state, control, **_):
         checkpoint.seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
 
-    def on_log(self, _, state, __, logs=None, **___):
+    def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
-            seconds = time.monotonic() - self.started
-            runs.append_jsonl(
-                self.args.out / "metrics.jsonl", [{"step": state.global_step, "seconds": seconds, **logs}]
-            )
+            line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
+            runs.append_jsonl(self.args.out / "metrics.jsonl", [line])
 
 
 def load_policy(args: Args) -> dict:
@@ -120,9 +118,9 @@ def grpo(args: Args) -> None:
         max_steps=args.steps,
         shuffle_dataset=False,
         num_generations=size["group_size"],
-        per_device_train_batch_size=size["peer_rows"],
-        gradient_accumulation_steps=n_completions // size["peer_rows"],
-        max_completion_length=size["tokens"],
+        per_device_train_batch_size=size["peer_micro_batch"],
+        gradient_accumulation_steps=n_completions // size["peer_micro_batch"],
+        max_completion_length=size["max_tokens"],
         temperature=1.0,
         beta=1e-3,
         use_bias_correction_kl=False,
@@ -132,9 +130,9 @@ def grpo(args: Args) -> None:
         use_vllm=True,
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.25,
-        vllm_max_model_length=64 + size["tokens"],
+        vllm_max_model_length=64 + size["max_tokens"],
         vllm_importance_sampling_correction=not args.lean,
-        generation_kwargs={"stop_token_ids": [1]},
+        generation_kwargs={"stop_token_ids": [END_ID]},
     )
     # TRL has no argument for vLLM's dtype, which would be another one than the trainer's on a CPU
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=utils.DTYPE)
@@ -196,8 +194,8 @@ def dpo(args: Args) -> None:
     config = DPOConfig(
         **shared_options(args),
         num_train_epochs=args.steps,
-        per_device_train_batch_size=size["peer_rows"],
-        gradient_accumulation_steps=len(pairs) // size["peer_rows"],
+        per_device_train_batch_size=size["peer_micro_batch"],
+        gradient_accumulation_steps=len(pairs) // size["peer_micro_batch"],
         max_length=None,
         beta=0.1,
         learning_rate=3e-7,

@@ -1280,6 +1280,7 @@ def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
         (["gsm8k", "--data", ".", "--model", "m", "--judge", "j"], "has no judge"),
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),
         (["ifeval", "--data", ".", "--model", "m", "--samples", "2"], "one answer a task"),
+        (["wildbench-g", "--data", ".", "--judge", "j"], "--model is missing"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, run):

@@ -376,7 +376,7 @@ def test_what_it_would_run(capsys, tmp_path):
     assert f"# llama3.1-8b-rlmt, not yet run; SEED=0 RESULTS={tmp_path}\n" in out
     assert "\n# about 62 H100-hours\n" in out and out.count("set -euo pipefail") == 1
     assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index('evaluate.sh "')
-    reproduce.main(reproduce.Args(table="4", dry_run=True, results=tmp_path))
+    reproduce.main(reproduce.Args(table="4", dry_run=True, run=True, results=tmp_path))  # nothing runs
     out = capsys.readouterr().out
     assert "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm, " not in out
 
@@ -393,6 +393,7 @@ def test_what_it_would_run(capsys, tmp_path):
         ),
         ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
         ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
+        ({"table": "toy", "run": True, "lanes": 0}, "--lanes 0: use 1 or more"),
         (
             {"table": "4", "row": "llama3.1-8b-rlmt-armorm", "run": True},
             "cannot be run: The head of its reward model",

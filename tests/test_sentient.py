@@ -365,6 +365,17 @@ def test_bad_format_and_a_full_context_in_a_run(tmp_path):
     assert [d["ended"] for d in dialogues] == ["too_long", "turns"] and "context" in dialogues[0]["error"]
 
 
+def test_half_of_a_surrogate_pair_in_a_reply_is_written(tmp_path):
+    (tmp_path / "user.py").write_text('def user(dialogue, setting): return "bye \\ud83d", 1')
+    args = sentient.Args(
+        model="m", simulator=f"{tmp_path}/user.py:user", think_format="plain", model_url="http://x"
+    )
+    profiles = [PROFILE | {"id": "a"}]
+    result = sentient.evaluate(args, "simulator", profiles, lambda *_: [("hello", True, 1)], tmp_path)
+    assert result["mean_emotion"] == 41
+    assert read(tmp_path / "dialogues.jsonl")[0]["history"][-1]["content"] == "bye \ud83d"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

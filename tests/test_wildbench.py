@@ -52,9 +52,9 @@ def test_wb_score_and_length_are_the_published_ones(tmp_path, packed):
         if not packed:
             path = tmp_path / "plain.jsonl"
             path.write_bytes(gzip.open(stored(f"{expected['model']}.score_v2.jsonl.gz")).read())
-        args = eval_wildbench.Args(from_judgments=str(path), mode="score", out=str(tmp_path / "out.json"))
-        eval_wildbench.main(args)
-        out = json.loads((tmp_path / "out.json").read_text())
+        written = tmp_path / "new" / "out.json"
+        eval_wildbench.main(eval_wildbench.Args(from_judgments=str(path), mode="score", out=str(written)))
+        out = json.loads(written.read_text())
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
         assert (out["n"], out["n_invalid"], out["n_empty"]) == (
