@@ -442,6 +442,13 @@ def _check_resume(run: Path, config: dict, script_constants: dict, files: dict) 
         fail(
             f"--resume: {run} was started on {before['processes']} processes, not {PartialState().num_processes}"
         )
+    rounds_begun = len(list(run.glob("round-*")))  # of DPO; the model of a later round cannot be taken back
+    n_rounds = config.get("rounds", rounds_begun)
+    if n_rounds < rounds_begun:
+        fail(
+            f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
+            f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
+        )
     for path, digest in before.get("files", {}).items():
         if files.get(path) != digest:
             fail(f"--resume: {path} has changed since {run} was started; --overwrite starts anew")

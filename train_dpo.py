@@ -2,14 +2,15 @@
 
 A round, for P prompts with N completions each:
 
-    1. rollout     sample N completions of every prompt from the current model
+    1. rollout     sample N completions of every prompt from the model that the round starts from
     2. reward      what the reward model gives; a malformed completion gets none
     3. pairs       the best completion of each prompt against the worst
-    4. reference   log-probabilities of all pairs under the model that the round starts from, once
+    4. reference   log-probabilities of all pairs under the same model, computed once
     5. update      minimise  -log sigmoid(beta * (margin of the policy - margin of the reference))
 
-The functions are `build_pairs`, `dpo_loss` and `run_round`. The next round starts from the result. One round
-from the warm-started model is the paper's DPO; several make it online.
+`run_round` has these steps in order, and the mathematics is in `build_pairs` and `dpo_loss`. A round starts from
+the model that the last one trained. One round from the warm-started model is the paper's DPO; several make
+it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
@@ -21,8 +22,8 @@ from the warm-started model is the paper's DPO; several make it online.
 Deviations from the paper's released code:
 1. Pairs have the think format of SFT and RL. The released code has one newline after </think> in DPO data and
    two in SFT data.
-2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again,
-   and cuts prompts to 512 tokens.
+2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again.
+   It cuts prompts to their last 512 tokens (a default of TRL) and pairs to 4096.
 3. Malformed, truncated and empty completions are never paired. A prompt needs `min_valid` = 2 good ones with
    different rewards; the released code asks for 4 that it can parse.
 4. All pairs are trained on; the released code keeps 3 % for validation.
@@ -34,7 +35,7 @@ round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), met
 checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
 held_out_completions.jsonl and best_by_gold/.
 
-Axes: B pairs of a micro-batch, T tokens of its longest completion.
+Axis: B pairs of a micro-batch.
 """
 
 import contextlib
@@ -85,11 +86,11 @@ class Args:
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours; or llama3, chatml, plain, path."""
     # rollout
     rounds: int = 1
-    """1 is the paper."""
+    """Each starts from the model of the one before. The paper has 1."""
     prompts_per_round: int = 0
-    """0: all prompts in every round; else the next so many, in an order that depends on the seed."""
+    """A round takes the next prompts of a random order, which begins again at its end; 0: all prompts."""
     samples_per_prompt: int = 8
-    """N, completions a prompt (table 6)."""
+    """N, completions of each prompt (table 6)."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where it is installed and there is a GPU, else transformers' generate."""
     temperature: float = 0.7
@@ -151,13 +152,14 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """After so long without a forward, a sampled token or a judge's reply the run ends; tenfold to load."""
+    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
+    load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Go on where the run was: samples, rewards and checkpoints are kept; with more --rounds, train on."""
+    """Continue an interrupted run from its samples, rewards and checkpoints; with more --rounds, train on."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
@@ -216,8 +218,7 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# Released: prompts with fewer than 4 completions in good format are left out. Not taken over: in training it
-# cuts prompts to their last 512 tokens (a default of TRL), and pairs to 4096; a pair keeps what was sampled.
+# of the deviations above, the third alone is a flag
 RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
@@ -318,68 +319,48 @@ def n_padded(pair: Pair) -> int:
     return 2 * (len(pair.prompt_ids) + pair.longest)
 
 
-def encode_pair(pair: dict, tokenizer) -> Pair:
-    """Takes the sampled token ids out of a pair that `build_pairs` made."""
-    prompt_ids = utils.encode_prompt(tokenizer, pair["chosen"]["messages"])
-    return Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"])
-
-
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
     """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
 
-    malformed: a completion does not have the think format, or holds tags of another one or control tokens.
-    tie: both are equal. too_long: the prompt or a completion.
+    malformed: a completion has a flaw (utils.flaw_of). tie: both are equal. too_long: the prompt or a completion.
     """
+    has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
     pairs = []
     skipped = Counter()
     for row in rows.read_rows(args.pairs, "messages", "chosen", "rejected"):
-        chosen_ids = _encode_side(row, "chosen", args.think_format, tokenizer)
-        rejected_ids = _encode_side(row, "rejected", args.think_format, tokenizer)
-        if chosen_ids is None or rejected_ids is None:
+        texts = []
+        for side in ("chosen", "rejected"):
+            text = row[side]
+            thinking = row.get(f"{side}_thinking")
+            if has_thinking and thinking:
+                text = utils.join_thinking(thinking, text, args.think_format)
+            texts.append(text)
+        if any(utils.flaw_of(tokenizer, text, args.think_format) for text in texts):
             skipped["malformed"] += 1
             continue
-        pair = Pair(row["id"], utils.encode_prompt(tokenizer, row["messages"]), chosen_ids, rejected_ids)
+
+        prompt_ids = utils.encode_prompt(tokenizer, row["messages"])
+        chosen_ids, rejected_ids = [utils.encode_completion(tokenizer, text) for text in texts]
+        pair = Pair(row["id"], prompt_ids, chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
             skipped["tie"] += 1
-        elif len(pair.prompt_ids) > args.max_prompt_tokens or pair.longest > args.max_completion_tokens:
+        elif len(prompt_ids) > args.max_prompt_tokens or pair.longest > args.max_completion_tokens:
             skipped["too_long"] += 1
         else:
             pairs.append(pair)
     return pairs, skipped
 
 
-def _encode_side(row: dict, side: str, think_format: str, tokenizer) -> list[int] | None:
-    """Encodes the `chosen` or `rejected` completion of a preference row; None if it is malformed."""
-    expected = utils.THINK_FORMATS[think_format]
-    text = row[side]
-    thinking = row.get(f"{side}_thinking")
-    if expected.thinking_tags and thinking:
-        text = utils.join_thinking(thinking, text, think_format)
-    has_foreign_tag = any(tag in text for tag in utils.TAGS if tag not in expected.tags)
-    message = {"content": text}
-    has_control_token = utils.without_control(tokenizer, [message]) != [message]
-    status = utils.split_thinking(text, think_format).status
-    if status != "ok" or has_foreign_tag or has_control_token:
-        return None
-    return utils.encode_completion(tokenizer, text)
-
-
 @dataclass
 class Data:
     """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
-    prompts: list[dict] = field(default_factory=list)
-    """To sample completions for: {id, prompt, prompt_ids}."""
-    dropped: list[dict] = field(default_factory=list)
-    """Prompts that are too long."""
-    completions: list[dict] = field(default_factory=list)
-    """Rows of --completions."""
-    pairs: list[Pair] = field(default_factory=list)
-    """Pairs of --pairs."""
-    skipped: Counter = field(default_factory=Counter)
-    """Rows of --pairs that gave no pair, by reason."""
-    held_out: list[dict] = field(default_factory=list)
-    """Prompts of --gold-prompts, as `prompts`."""
+    prompts: list[dict] = field(default_factory=list)  # to sample completions for: {id, prompt, prompt_ids}
+    dropped: list[dict] = field(default_factory=list)  # prompts that are too long
+    completions: list[dict] = field(default_factory=list)  # rows of --completions
+    pairs: list[Pair] = field(default_factory=list)  # of --pairs
+    skipped: Counter = field(default_factory=Counter)  # rows of --pairs that gave no pair, by reason
+    held_out: list[dict] = field(default_factory=list)  # of --gold-prompts, as `prompts`
 
 
 def load_data(args: Args, tokenizer, accelerator) -> Data:
@@ -403,6 +384,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
                 f"{args.prompts_per_round}"
             )
 
+    # held-out prompts must not be trained on
     trained_on = data.prompts
     file = args.pairs or args.completions
     if file and args.gold_prompts:
@@ -414,17 +396,14 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
-    """Returns the prompts of round `number` (from 1): the next so many in a random order.
-
-    The order begins again at its end.
-    """
+    """Returns the prompts of round `number` (from 1): the next of a random order, which begins again at its end."""
     order = random.Random(args.seed).sample(prompts, len(prompts))
     n_prompts = args.prompts_per_round or len(order)
     first = (number - 1) * n_prompts
     return [order[place % len(order)] for place in range(first, first + n_prompts)]
 
 
-# --- sampling and scoring: shared among processes, and on disk as it is done
+# --- 1. rollout, 2. reward: shared among processes, and on disk as it is done
 
 
 def own_places(n: int, accelerator) -> range:
@@ -439,28 +418,28 @@ def sample(
 
     Each process samples its share into samples-<process>.jsonl, without those that are there already.
     """
-    own = own_places(len(prompts), accelerator)
+    places = own_places(len(prompts), accelerator)
     path = folder / f"samples-{accelerator.process_index}.jsonl"
-    done = {row["place"] for row in runs.read_kept(path)}
+    on_disk = {row["place"] for row in runs.read_kept(path)}
+    sampling = rollout.Sampling(
+        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
+    )
     with watchdog.watched():
-        if not done.issuperset(own):
-            sampling = rollout.Sampling(
-                args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
-            )
+        if not on_disk.issuperset(places):
             samples = rollout.generate(
                 model,
-                [prompts[place]["prompt_ids"] for place in own],
+                [prompts[place]["prompt_ids"] for place in places],
                 tokenizer,
                 sampling,
                 rollout.use_vllm(args.rollout),
                 seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
-                done={n for n, place in enumerate(own) if place in done},
+                done={i for i, place in enumerate(places) if place in on_disk},
             )
             with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
-                for n, one in samples:
-                    row = {"place": own[n], "ids": one.ids, "finished": one.finished}
+                for i, one in samples:
+                    row = {"place": places[i], "ids": one.ids, "finished": one.finished}
                     file.write(json.dumps(row) + "\n")
                     watchdog.beat()
         accelerator.wait_for_everyone()
@@ -476,14 +455,14 @@ def sample(
 def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, without those that are there already. Chunks
-    are always the same, so that a resumed run has the same bits.
+    Each process scores its share into scores-<process>.jsonl, without those that are there already. A resumed
+    run scores whole chunks again, as the bits of a reward depend on the texts that are scored with it.
     """
-    own = own_places(len(completions), accelerator)
+    places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    done = {row["place"] for row in runs.read_kept(path)}
-    chunks = [own[start : start + SCORED_AT_ONCE] for start in range(0, len(own), SCORED_AT_ONCE)]
-    waiting = [chunk for chunk in chunks if not done.issuperset(chunk)]
+    on_disk = {row["place"] for row in runs.read_kept(path)}
+    chunks = [places[start : start + SCORED_AT_ONCE] for start in range(0, len(places), SCORED_AT_ONCE)]
+    waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
     with watchdog.watched():
         if waiting:
             device = str(accelerator.device)
@@ -514,16 +493,67 @@ def read_parts(folder: Path, name: str) -> dict[int, dict]:
     return parts
 
 
-# --- training
+# --- 3. pairs
+
+
+def pair_up(
+    completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
+) -> tuple[list[Pair], dict]:
+    """Returns the pairs of a round's completions, and its metrics so far; logs completions that are new."""
+    best_and_worst, skipped = build_pairs(completions, args.min_valid)
+    if accelerator.is_main_process and not args.completions:
+        for pair in best_and_worst:
+            pair["chosen"]["pair"] = "chosen"
+            pair["rejected"]["pair"] = "rejected"
+        log = run / "completions.jsonl"
+        checkpoint.cut_log(log, number - 1)
+        runs.append_jsonl(log, completions)
+    if not best_and_worst:
+        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
+
+    metrics = round_metrics(completions, best_and_worst, skipped)
+    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
+
+    pairs = []
+    for pair in best_and_worst:
+        prompt_ids = utils.encode_prompt(tokenizer, pair["chosen"]["messages"])
+        pairs.append(Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"]))
+    return pairs, metrics
+
+
+def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) -> dict:
+    """Returns what metrics.jsonl says of the completions and pairs of a round."""
+    good = [row for row in completions if row["status"] == "ok"]
+    reward = fmean(row["reward"] for row in good)
+    metrics = {
+        "reward": reward,
+        "reward/preference": reward,
+        "think/format_ok": len(good) / len(completions),
+        "think/truncated": fmean(row["status"] == "truncated" for row in completions),
+        "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
+        "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
+        "pairs": len(pairs),
+        "skipped": dict(skipped),
+        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
+        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
+    }
+    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
+    if golds:
+        metrics["reward/gold"] = fmean(golds)
+    return metrics
+
+
+# --- 4. reference, 5. update
+
+
+def steps_per_epoch(pairs: list[Pair], args: Args) -> int:
+    """Returns the optimizer steps of one pass; the last one has the remainder, as a round has few pairs."""
+    return math.ceil(len(pairs) / args.batch_size)
 
 
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
-    """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone.
-
-    Unlike rollout.prompts_of_step, the last step of an epoch has the remainder: a round has few pairs.
-    """
-    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
-    epoch, position = divmod(step, steps_per_epoch)
+    """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone."""
+    epoch, position = divmod(step, steps_per_epoch(pairs, args))
     order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
     chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
     return [pairs[place] for place in chosen]
@@ -532,8 +562,7 @@ def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list
 def deal(pairs: list[Pair], accelerator) -> list[Pair]:
     """Deals pairs to the processes, longest first, and returns this one's share.
 
-    rollout.share_of cannot share a remainder; here copies of weight 0 fill up the last shares, because every
-    process must make equally many forwards.
+    Copies of weight 0 fill up the last shares, because every process must make equally many forwards.
     """
     dealt = sorted(pairs, key=n_padded, reverse=True)
     while len(dealt) % accelerator.num_processes:
@@ -559,25 +588,22 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 
 @torch.no_grad()
 def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
-    """Notes the reference's log-probabilities in all pairs, which are sorted: longest first.
+    """Sets the reference's log-probabilities of all pairs, which must be sorted, longest first.
 
     The reference is the policy before its first update, so it needs no memory of its own.
     """
-    own = deal(pairs, accelerator)
+    own_logps = []
     model.eval()
+    own = deal(pairs, accelerator)
     for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, length=n_padded):
         watchdog.beat()
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
-        logps = zip(members, chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
-        for pair, chosen_logp, rejected_logp in logps:
-            pair.reference_chosen_logp = chosen_logp
-            pair.reference_rejected_logp = rejected_logp
+        own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
     model.train()
 
-    own_logps = [(pair.reference_chosen_logp, pair.reference_rejected_logp) for pair in own]
     for process, logps in enumerate(gather_object([own_logps])):
-        share = pairs[process :: accelerator.num_processes]
-        for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):  # the last may be a copy
+        share = pairs[process :: accelerator.num_processes]  # as `deal` shares them, without the copies
+        for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):
             pair.reference_chosen_logp = chosen_logp
             pair.reference_rejected_logp = rejected_logp
 
@@ -637,58 +663,37 @@ def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> che
     return checkpoint.Learner(learned, optimizer)
 
 
-def train(pairs: list[Pair], number: int, run: Path, tokenizer, args: Args, accelerator) -> int:
-    """Trains the model that a round starts from, which is also the reference; returns the number of steps."""
-    folder = run / f"round-{number}"
-    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
-    n_steps = math.ceil(args.epochs * steps_per_epoch)
-    saved, first_step = checkpoint.resume(folder, args, accelerator)
-    learner = load_learner(model_of_round(number - 1, run, args), saved, args, accelerator)
+def train(
+    pairs: list[Pair], learner: checkpoint.Learner, logger, number: int, tokenizer, args: Args, accelerator
+) -> None:
+    """Trains on the pairs of round `number`, for the steps of `logger`."""
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
+    for step in range(logger.first_step, logger.steps):
+        started = time.monotonic()
+        checkpoint.seed_step(args.seed, step, accelerator)
+        rate = policy.cosine_rate(args.learning_rate, step, logger.steps, args.warmup_ratio)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
 
-    logger = runs.StepLogger(folder, first_step, n_steps, COLUMNS)
-    with checkpoint.guard(folder, accelerator):
-        # 4. reference
-        path = folder / "pairs.jsonl"
-        if saved:  # the policy has changed since
-            pairs = [Pair(**json.loads(line)) for line in path.read_text().splitlines()]
-        else:
-            pairs = sorted(pairs, key=n_padded, reverse=True)
-            set_reference_logps(pairs, model, args, tokenizer.pad_token_id, accelerator)
-            runs.write_jsonl(path, [dataclasses.asdict(pair) for pair in pairs])
+        members = pairs_of_step(pairs, step, number, args)
+        own = deal(members, accelerator)
+        means = accumulate_gradients(own, len(members), model, args, tokenizer.pad_token_id, accelerator)
+        means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+        policy.check_finite(means, own, step + 1, logger.run)
+        optimizer.step()
+        optimizer.zero_grad()
 
-        # 5. update
-        for step in range(first_step, n_steps):
-            started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
-            rate = policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
-            members = pairs_of_step(pairs, step, number, args)
-            own = deal(members, accelerator)
-            means = accumulate_gradients(own, len(members), model, args, tokenizer.pad_token_id, accelerator)
-            means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, own, step + 1, folder)
-            optimizer.step()
-            optimizer.zero_grad()
-
-            metrics = {"epoch": (step + 1) / steps_per_epoch, "learning_rate": rate, **means}
-            n_tokens = sum(pair.n_tokens for pair in members)
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = checkpoint.stop_requested(accelerator)
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == n_steps:
-                checkpoint.save(folder, step + 1, {"": learner}, tokenizer, args, accelerator)
-            if stopping:
-                raise checkpoint.Stopped(step + 1)
-
-    result = Path(model_of_round(number, run, args))
-    checkpoint.save_model(result, model, tokenizer, args.think_format, accelerator)
-    return n_steps
+        metrics = {"epoch": (step + 1) / steps_per_epoch(pairs, args), "learning_rate": rate, **means}
+        n_tokens = sum(pair.n_tokens for pair in members)
+        logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+        stopping = checkpoint.stop_requested(accelerator)
+        if stopping or (step + 1) % args.save_steps == 0 or step + 1 == logger.steps:
+            checkpoint.save(logger.run, step + 1, {"": learner}, tokenizer, args, accelerator)
+        if stopping:
+            raise checkpoint.Stopped(step + 1)
 
 
-# --- a round
+# --- rounds
 
 
 def model_of_round(number: int, run: Path, args: Args) -> str:
@@ -700,84 +705,19 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
     return str(run / f"round-{number}" / "model")
 
 
-def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
-    """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
-    folder = run / f"round-{number}"
-    folder.mkdir(exist_ok=True)
-    completions = data.completions
-    if data.prompts:
-        # 1. rollout
-        prompts = []
-        for prompt in prompts_of_round(data.prompts, number, args):
-            prompts += [prompt] * args.samples_per_prompt
-        model = model_of_round(number - 1, run, args)
-        sampled = sample(model, prompts, number, folder, tokenizer, args, accelerator)
+def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
+    """Returns the metrics of a round that an earlier start of this run finished; None if it was not.
 
-        # 2. reward
-        score(sampled, folder, args, accelerator)
-        completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
-        accelerator.free_memory()  # of the sampler and the reward model
-
-    # 3. pairs
-    if args.pairs:
-        pairs = data.pairs
-        metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
-    else:
-        pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
-
-    # 4. reference, 5. update
-    metrics["steps"] = train(pairs, number, run, tokenizer, args, accelerator)
-    accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
-
-    # 6. held-out prompts, log
-    if data.held_out:
-        measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
-    if accelerator.is_main_process:
-        metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
-    runs.write_summary(folder, metrics)
-    return metrics
-
-
-def pair_up(
-    completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
-) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round's completions, and its metrics so far; logs new completions."""
-    best_and_worst, skipped = build_pairs(completions, args.min_valid)
-    if accelerator.is_main_process and not args.completions:
-        for pair in best_and_worst:
-            pair["chosen"]["pair"] = "chosen"
-            pair["rejected"]["pair"] = "rejected"
-        log = run / "completions.jsonl"
-        checkpoint.cut_log(log, number - 1)
-        runs.append_jsonl(log, completions)
-    if not best_and_worst:
-        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
-
-    metrics = round_metrics(completions, best_and_worst, skipped)
-    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
-    return [encode_pair(pair, tokenizer) for pair in best_and_worst], metrics
-
-
-def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) -> dict:
-    """Returns what metrics.jsonl says of the completions and pairs of a round."""
-    good = [row for row in completions if row["status"] == "ok"]
-    reward = fmean(row["reward"] for row in good)
-    metrics = {
-        "reward": reward,
-        "reward/preference": reward,
-        "think/format_ok": len(good) / len(completions),
-        "think/truncated": fmean(row["status"] == "truncated" for row in completions),
-        "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
-        "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
-        "pairs": len(pairs),
-        "skipped": dict(skipped),
-        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
-        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
-    }
-    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
-    if golds:
-        metrics["reward/gold"] = fmean(golds)
-    return metrics
+    A round that was the last one, before --resume came with more --rounds, gives up run/model to the new last one.
+    """
+    summary = run / f"round-{number}" / "summary.json"
+    if not summary.exists():
+        return None
+    result = Path(model_of_round(number, run, args))
+    if accelerator.is_main_process and not result.exists():
+        (run / "model").rename(result)
+    accelerator.wait_for_everyone()
+    return json.loads(summary.read_text())
 
 
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
@@ -795,23 +735,67 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
             shutil.copytree(model, run / "best_by_gold", dirs_exist_ok=True)
 
 
-def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
-    """Returns the metrics of a round that was finished before an interruption; None if it was not."""
-    summary = run / f"round-{number}" / "summary.json"
-    if not summary.exists():
-        return None
-    result = Path(model_of_round(number, run, args))
-    if accelerator.is_main_process and not result.exists():
-        (run / "model").rename(result)  # it was the last round; --resume came with more --rounds
-    accelerator.wait_for_everyone()
-    return json.loads(summary.read_text())
+def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
+    """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
+    folder = run / f"round-{number}"
+    folder.mkdir(exist_ok=True)
+    start_model = model_of_round(number - 1, run, args)
+
+    completions = data.completions
+    if data.prompts:
+        # 1. rollout
+        prompts = []
+        for prompt in prompts_of_round(data.prompts, number, args):
+            prompts += [prompt] * args.samples_per_prompt
+        sampled = sample(start_model, prompts, number, folder, tokenizer, args, accelerator)
+
+        # 2. reward
+        score(sampled, folder, args, accelerator)
+        completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
+        accelerator.free_memory()  # of the sampler and the reward model
+
+    # 3. pairs
+    if args.pairs:
+        pairs = data.pairs
+        metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
+    else:
+        pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+
+    saved, first_step = checkpoint.resume(folder, args, accelerator)
+    learner = load_learner(start_model, saved, args, accelerator)
+    checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
+    metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(pairs, args))
+    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS)  # its clock counts the reference
+    with checkpoint.guard(folder, accelerator):
+        # 4. reference: the policy before its first update
+        if saved:
+            pairs = [Pair(**row) for row in runs.read_kept(folder / "pairs.jsonl")]
+        else:
+            pairs = sorted(pairs, key=n_padded, reverse=True)
+            set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
+            runs.write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
+
+        # 5. update
+        train(pairs, learner, logger, number, tokenizer, args, accelerator)
+
+    end_model = model_of_round(number, run, args)
+    checkpoint.save_model(Path(end_model), learner.model, tokenizer, args.think_format, accelerator)
+    del learner
+    accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
+
+    if data.held_out:
+        measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
+    if accelerator.is_main_process:
+        metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
+    runs.write_summary(folder, metrics)
+    return metrics
 
 
 def check_arguments(args: Args) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    from_file = args.completions or args.pairs
     if args.completions and args.pairs:
         runs.fail("--completions and --pairs are two ways to get pairs; give one of them")
+    from_file = args.completions or args.pairs
     if from_file and args.rounds > 1:
         runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
     if not from_file and args.samples_per_prompt < max(2, args.min_valid):

@@ -6,12 +6,12 @@
 
 The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
 to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
-to score. Measured on held-out pairs: accuracy, and calibration (ECE, the weighted gap between predicted
-probability and share of pairs that went that way, in ten bins). An epoch leaves out what remains when its
-pairs are split into steps.
+to score. At the end, held-out pairs give its accuracy and its calibration error (ECE): pairs are sorted into
+ten bins by predicted probability, which is compared with the share that the model orders rightly. A last step
+that would have fewer pairs than --batch-size is left out of each epoch.
 
-This is a loop, not TRL's RewardTrainer. By its arguments alone, that one adds up gradients in bfloat16 under
-FSDP2, and two processes on a CPU cannot resume, because its optimizer's state does not load.
+This is a loop, not TRL's RewardTrainer. Under FSDP2 that one adds up gradients in bfloat16. Two processes on
+a CPU cannot resume, because its optimizer's state does not load. Its arguments change neither.
 
 Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl,
 dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
@@ -137,13 +137,11 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
     ece = 0.0
     for number in bin_of_pair.unique().tolist():
         inside = bin_of_pair == number
-        one = {
-            "predicted": predicted[inside].mean().item(),
-            "right": right[inside].mean().item(),
-            "n": inside.sum().item(),
-        }
-        bins.append(one)
-        ece += one["n"] / len(margins) * abs(one["predicted"] - one["right"])
+        mean_predicted = predicted[inside].mean().item()
+        mean_right = right[inside].mean().item()
+        n = inside.sum().item()
+        bins.append({"predicted": mean_predicted, "right": mean_right, "n": n})
+        ece += n / len(margins) * abs(mean_predicted - mean_right)
     return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
 
 
@@ -208,8 +206,10 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     train = []
     held_out = []
     for row in preferences:
-        side = held_out if json.dumps(row["messages"]) in held_out_prompts else train
-        side.append(row)
+        if json.dumps(row["messages"]) in held_out_prompts:
+            held_out.append(row)
+        else:
+            train.append(row)
     return train, held_out
 
 
@@ -220,9 +220,9 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
         fields += ["chosen_thinking", "rejected_thinking"]
     preferences = rows.read_rows(args.pairs, *fields)
     train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
-    train, dropped = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
-    held_out, also_dropped = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
-    dropped += also_dropped
+    train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
+    held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
+    dropped = dropped_train + dropped_held_out
     accelerator.print(
         f"{len(preferences)} pairs, {len(dropped)} dropped; "
         f"{len(train)} to train on, {len(held_out)} held out"

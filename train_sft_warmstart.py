@@ -9,13 +9,14 @@ are never trained on. `--think-format plain` leaves the thinking out, for the st
         --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
 
 Deviations from the paper's released code:
-1. The thinking target is the same in SFT, DPO and RL; there, DPO data has one newline after </think>, SFT 2.
+1. Traces have the think format of DPO and RL. The released code has two newlines after </think> in SFT data
+   and one in DPO data.
 2. `--packing` changes no loss: it lays the rows of a micro-batch end to end instead of padding them.
-3. An epoch leaves out what remains when its rows are split into steps.
+3. A last step that would have fewer rows than --batch-size is left out of each epoch.
 
-This is a loop, not TRL's SFTTrainer. By its arguments alone, that one computes logits of prompts on a CPU,
-where rows sorted by length make it 1.3 times as fast and this loop is 2.4 times as fast. It also adds up
-gradients in bfloat16 under FSDP2, and two processes on a CPU cannot resume.
+This is a loop, not TRL's SFTTrainer. On a CPU that one computes logits of prompts too, which makes it half as
+fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. Its
+arguments change none of this.
 
 Hours as the paper's README reports them: about 2.5 on 8 H100; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an
@@ -134,7 +135,7 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# 8 GPUs x 1; table 5 prints 16 for all
+# the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
 RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}
 
 
@@ -151,16 +152,17 @@ class Trace:
     """The completion with its end of turn: the tokens in the loss."""
 
 
-def flaw_of(trace: dict, text: str, tokenizer, think_format: str) -> str:
-    """Returns why a trace, written as the completion `text`, cannot be trained on; "" if it can."""
-    status = utils.split_thinking(text, think_format).status
-    if status != "ok":
-        return status
-    if any(tag in trace["thinking"] + trace["response"] for tag in utils.TAGS):
-        return "tag_inside_text"
-    if utils.without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
-        return "control_token"
-    if not trace["thinking"].strip():  # dropped without thinking too, so that both twins see the same rows
+def flaw_of_trace(trace: dict, tokenizer, think_format: str) -> str:
+    """Returns why a trace cannot be trained on; "" if it can.
+
+    A trace with flawed thinking is dropped without thinking too, so that both twins see the same rows.
+    """
+    for name in ("think", think_format):
+        text = utils.join_thinking(trace["thinking"], trace["response"], name)
+        flaw = utils.flaw_of(tokenizer, text, name)
+        if flaw:
+            return flaw
+    if not trace["thinking"].strip():
         return "empty_thinking"
     return ""
 
@@ -170,17 +172,16 @@ def build_rows(
 ) -> tuple[list[Trace], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if its text breaks the think format (tags or control tokens inside, nothing to answer)
-    or if it is longer than `max_length` tokens.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens.
     """
     kept = []
     dropped = []
     for trace in traces:
-        text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
-        flaw = flaw_of(trace, text, tokenizer, think_format)
+        flaw = flaw_of_trace(trace, tokenizer, think_format)
         if flaw:
             dropped.append({"id": trace["id"], "reason": flaw})
             continue
+        text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = Trace(
             trace["id"],
             utils.encode_prompt(tokenizer, trace["messages"]),

@@ -400,3 +400,22 @@ def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
 def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encodes a completion with its end of turn: exactly the tokens that SFT trains on."""
     return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+
+
+def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
+    """Returns why a completion cannot be trained on; "" if it can.
+
+    The flaw is a status of `split_thinking`, `tag_inside_text` (of another format, or too often), `control_token` or
+    `text_after_response`.
+    """
+    status = split_thinking(text, think_format).status
+    if status != "ok":
+        return status
+    expected = THINK_FORMATS[think_format]
+    if any(text.count(tag) > expected.tags.count(tag) for tag in TAGS):
+        return "tag_inside_text"
+    if not text.rstrip().endswith(expected.stop):
+        return "text_after_response"
+    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    return ""

@@ -117,6 +117,16 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert skipped == {"tie": 1, "too_long": 1, "malformed": 2}
 
 
+def test_text_behind_the_end_of_a_response_is_not_trained_on(tokenizer):
+    """Sampling stops at </response>, so a policy must not learn to go on."""
+    good = "<think> ham </think> <response> ham 5 </response>"
+    assert utils.flaw_of(tokenizer, good + "\n", "zero_think") == ""
+    assert utils.flaw_of(tokenizer, good + " and more", "zero_think") == "text_after_response"
+    assert utils.flaw_of(tokenizer, good + " </response>", "zero_think") == "tag_inside_text"
+    assert utils.flaw_of(tokenizer, good, "think") == "tag_inside_text"
+    assert utils.flaw_of(tokenizer, "ham 5", "plain") == ""
+
+
 # --- the loss
 
 
@@ -404,6 +414,19 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     logs = ("metrics.jsonl", "round-1/metrics.jsonl", "round-2/metrics.jsonl", "completions.jsonl")
     for name in (*logs, "held_out.jsonl", "held_out_completions.jsonl"):
         assert without_clocks(out / name) == without_clocks(whole / name), name
+
+
+def test_a_run_does_not_resume_with_fewer_rounds(whole, data, capsys):
+    """Its model is that of the last round; a summary of fewer rounds would say otherwise."""
+    summary = (whole / "summary.json").read_text()
+    with pytest.raises(SystemExit) as ended:
+        train(data, whole, rounds=1, gold_prompts=str(data / "held_out.jsonl"), resume=True)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert (
+        "has begun round 2, so --rounds 1 is too few" in message and "round-1/model is the model" in message
+    )
+    assert (whole / "summary.json").read_text() == summary
 
 
 def test_lora_on_stored_completions(whole, data, tmp_path):

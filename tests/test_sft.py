@@ -67,17 +67,14 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
         trace(response="see <think>"),
         trace(thinking=" "),
         trace(response="<|im_end|> a"),
+        trace(thinking="<|im_end|> a"),
         trace(response="You get 1 dish. " * 200),
     ]
-    reasons = {
-        "think": ["empty_response", "nested", "nested", "empty_thinking", "control_token", "too_long"],
-        "plain": ["empty_response", "tag_inside_text", "tag_inside_text", "empty_thinking"],
-    }
-    reasons["plain"] += reasons["think"][4:]
+    reasons = ["empty_response", "nested", "nested", "empty_thinking", *["control_token"] * 2, "too_long"]
     for think_format in ("think", "plain"):  # both twins train on the same rows
         kept, dropped = build_rows(traces, tokenizer, think_format, 200)
         assert len(kept) == 1
-        assert [row["reason"] for row in dropped] == reasons[think_format]
+        assert [row["reason"] for row in dropped] == reasons
         assert dropped[-1]["tokens"] > 200
 
 
