@@ -841,7 +841,7 @@ def main(args: Args) -> None:
     check_arguments(args)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
+    tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
     held_out = load_held_out(args, data, tokenizer)
     if data.prompts or held_out:

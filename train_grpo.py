@@ -621,7 +621,7 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
+    tokenizer = policy.load_policy_tokenizer(args)
     prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(prompts) < args.prompts_per_step:
         runs.fail(

@@ -22,7 +22,7 @@ from rewards.preference import RewardModel
 
 
 def check(args) -> None:
-    """Exits with 2 if `args.gold` is nothing that `load_gold` takes."""
+    """Exits with 2 if `load_gold` could not load `args.gold`. It may be empty."""
     if ".py:" in args.gold:
         runs.load_function(args.gold)
     elif args.gold and not args.gold.startswith("judge:"):
@@ -93,8 +93,8 @@ def measure_held_out(
 
     Returns whether gold is the best so far.
 
-    All processes call it, each for its share of the prompts. The last one samples some prompts a second
-    time if they cannot be split evenly; these do not count.
+    All processes call it, each for its share of the prompts. If these cannot be split evenly, the last
+    processes sample some a second time, which does not count.
     """
     if not prompts:
         return False
