@@ -14,7 +14,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 import rollout
 import runs
-import utils
 import watchdog
 from endpoint import Endpoint
 from rewards.judged import judge_mark
@@ -26,7 +25,6 @@ def check(args) -> None:
     if ".py:" in args.gold:
         runs.load_function(args.gold)
     elif args.gold and not args.gold.startswith("judge:"):
-        utils.load_tokenizer(args.gold)
         runs.or_fail(RewardModel.check, args.gold)
 
 

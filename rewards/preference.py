@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import policy
@@ -62,10 +62,10 @@ class RewardModel:
     ) -> Tokenizer:
         """Returns the tokenizer with its chat template, without loading weights.
 
-        ValueError if the model could not score such completions.
+        ValueError if the model could not score such completions. Exits with 2 if the folder cannot be used.
         """
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = utils.load_tokenizer(path)
+        config = utils.load_config(path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -156,7 +156,6 @@ def check(args) -> None:
     """Exits with 2 if the preference is one of the rewards and `args.reward_model` cannot score this format."""
     if "preference" not in rewards.reward_names(args):
         return
-    utils.load_tokenizer(args.reward_model)
     template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
     runs.or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
     config = utils.load_config(args.reward_model)
