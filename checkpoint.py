@@ -190,6 +190,14 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
             optimizer.state[parameter] = state
 
 
+def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
+    """Loads the optimizers of all learners from a checkpoint; does nothing if there is none."""
+    if folder is None:
+        return
+    for name, learner in learners.items():
+        load_optimizer(folder, name, learner.optimizer)
+
+
 def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
     rank = PartialState().process_index if _is_sharded(optimizer) else 0
     prefix = f"{name}-" if name else ""

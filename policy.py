@@ -5,6 +5,7 @@ The loops of all training scripts share it.
 Axes: B completions of a micro-batch, T tokens of its longest completion, V tokens of the vocabulary.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -176,6 +177,15 @@ def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
     if accelerator.is_fsdp2:
         return fsdp2_prepare_model(accelerator, model)
     return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def prepare_trained(
+    accelerator: Accelerator, model: nn.Module, learning_rate: float, weight_decay: float
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Places a model that learns, and its AdamW optimizer, on this process's device or in shards."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+    return accelerator.prepare(model, optimizer)
 
 
 # --- 2. log-probabilities
@@ -508,6 +518,24 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return peak * (1 + math.cos(math.pi * progress)) / 2
+
+
+def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
+    """Returns how many tokens the loss of an update counts, over all processes."""
+    n_own = sum(completion.n_trained_tokens for completion in completions)
+    return accelerator.reduce(torch.tensor(n_own, device=accelerator.device), "sum").item()
+
+
+def gradient_exchange(
+    model: nn.Module, accelerator: Accelerator, is_last: bool
+) -> contextlib.AbstractContextManager:
+    """Returns the context for the forward and backward of a micro-batch of an update.
+
+    DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time.
+    """
+    if is_last or accelerator.is_fsdp2:
+        return contextlib.nullcontext()
+    return accelerator.no_sync(model)
 
 
 def mean_over_tokens(

@@ -22,7 +22,7 @@ import multiprocessing.connection
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -542,6 +542,24 @@ class Sampler:
         torch.cuda.empty_cache()
 
 
+def policy_sampler(
+    args, tokenizer: Tokenizer, use_vllm: bool, top_p: float = 1.0, server: vllm_server.Server | None = None
+) -> Sampler:
+    """Loads what samples for train_grpo.py or train_ppo.py; the policy's weights come to it by `sync`."""
+    stop = utils.THINK_FORMATS[args.think_format].stop
+    return Sampler(
+        args.model,
+        tokenizer,
+        Sampling(args.temperature, args.max_completion_tokens, top_p, stop),
+        use_vllm,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        vllm_memory=args.vllm_memory,
+        in_process=True,
+        sleeps=args.vllm_sleep,
+        server=server,
+    )
+
+
 # --- 5. prompts of a step, and what is logged of its completions
 
 
@@ -563,6 +581,34 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
     size = len(rows) // accelerator.num_processes
     first = accelerator.process_index * size
     return rows[first : first + size]
+
+
+def sample_completions(
+    prompts: list[dict], sampler: Sampler, think_format: str, when_ended: Callable[[Completion], None]
+) -> list[Completion]:
+    """Samples a completion of each prompt {id, prompt, prompt_ids}; `when_ended` gets every one as it ends."""
+    completions = [None] * len(prompts)
+    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
+        completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
+        when_ended(completions[place])
+    return completions
+
+
+def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> torch.Tensor:
+    """Returns the rewards of all processes' completions (P*G,), in the order of their prompts."""
+    own_rewards = torch.tensor([completion.reward for completion in completions], device=accelerator.device)
+    return accelerator.gather(own_rewards)
+
+
+def mini_batches(
+    completions: list[Completion], n_parts: int, seed: tuple[int, ...]
+) -> list[list[Completion]]:
+    """Splits this process's completions into the optimizer steps of one pass; at random if there are several."""
+    if n_parts == 1:
+        return [completions]
+    order = np.random.default_rng(seed).permutation(len(completions))
+    parts = np.array_split(order, n_parts)
+    return [[completions[place] for place in part] for part in parts]
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:

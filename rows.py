@@ -170,6 +170,19 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
     return kept, dropped
 
 
+def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]]:
+    """Reads the prompts of GRPO or PPO: those to train on, those that are too long, and the held-out ones.
+
+    Exits with 2 if there are not enough for a step.
+    """
+    prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    if len(prompts) < args.prompts_per_step:
+        runs.fail(
+            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
+        )
+    return prompts, dropped, load_held_out(args, tokenizer, prompts)
+
+
 def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     """Reads the prompts of `args.gold_prompts` ([] if empty), on which checkpoints are compared.
 

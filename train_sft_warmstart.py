@@ -1,5 +1,4 @@
-"""Warm start: supervised fine-tuning on traces (prompt, thinking, response); paper section 2.3, tables 5 and
-A.
+"""Warm start: supervised fine-tuning on prompt, thinking and response (paper section 2.3, tables 5 and A).
 
 The loss is the mean of -log p(token) over the assistant's tokens of a step, ends of turn included. Prompts
 are never trained on. `--think-format plain` leaves the thinking out, for the start of the RLHF twin.
@@ -57,7 +56,7 @@ class Args:
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
     # optimisation
-    epochs: float = 2
+    epochs: float = 2.0
     """Passes over the traces (paper table 5)."""
     batch_size: int = 16
     """Rows an optimizer step, over all GPUs (paper table 5)."""
@@ -221,7 +220,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dic
     return kept, dropped
 
 
-# --- model
+# --- model and step
 
 
 def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
@@ -253,6 +252,17 @@ def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
         model, args.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
     )
     return policy.add_lora(model, args.lora_r, folder, task_type="CAUSAL_LM").train()
+
+
+def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
+    """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
+    model = load_model(args, folder)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA_1, ADAM_BETA_2), weight_decay=args.weight_decay)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if folder:
+        checkpoint.load_optimizer(folder, "", optimizer)
+    return checkpoint.Learner(model, optimizer)
 
 
 def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: int, accelerator) -> dict:
@@ -289,6 +299,9 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
     return policy.mean_over_tokens(named_sums, n_tokens, accelerator)
 
 
+# --- the run
+
+
 def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
     """Saves the model folder. An adapter that was trained on 4-bit weights is merged into the whole ones."""
     if args.load_in_4bit:
@@ -296,6 +309,20 @@ def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
         accelerator.wait_for_everyone()
         model = policy.load_policy(args.model, args.lora_r, False, run / "adapter")
     checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+
+
+def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:
+    """Returns what summary.json says; the main process alone has the losses."""
+    summary = {
+        "steps": steps,
+        "n_rows": len(traces),
+        "dropped": dict(Counter(row["reason"] for row in dropped)),
+        "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
+    }
+    losses = [row["loss"] for row in runs.read_kept(run / "metrics.jsonl")]
+    if losses:
+        summary["loss"] = sum(losses) / len(losses)
+    return summary
 
 
 def check_arguments(args: Args, accelerator) -> None:
@@ -306,8 +333,11 @@ def check_arguments(args: Args, accelerator) -> None:
             f"--think-format {args.think_format} is asked for by an instruction, without a warm start; "
             "use think or plain"
         )
-    if args.batch_size < accelerator.num_processes:
-        runs.fail(f"--batch-size {args.batch_size} is fewer rows than {accelerator.num_processes} processes")
+    if args.batch_size % accelerator.num_processes:
+        runs.fail(
+            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
+            "use a multiple"
+        )
     if args.load_in_4bit and not args.lora_r:
         runs.fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
 
@@ -332,14 +362,9 @@ def main(args: Args) -> None:
 
     # --- model
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    model = load_model(args, folder)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA_1, ADAM_BETA_2), weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    learners = {"": checkpoint.Learner(model, optimizer)}
-    if folder:
-        checkpoint.load_optimizer(folder, "", optimizer)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    learner = load_learner(args, folder, accelerator)
+    model, optimizer = learner
+    checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS)
@@ -367,22 +392,13 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 
     # --- save
     save_model(run, model, tokenizer, args, accelerator)
-    summary = {
-        "steps": steps,
-        "n_rows": len(traces),
-        "dropped": dict(Counter(row["reason"] for row in dropped)),
-        "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
-    }
-    if accelerator.is_main_process:
-        losses = [row["loss"] for row in runs.read_kept(run / "metrics.jsonl")]
-        summary["loss"] = sum(losses) / len(losses)
-    checkpoint.finish(run, summary)
+    checkpoint.finish(run, summarize(run, steps, traces, dropped))
 
 
 if __name__ == "__main__":

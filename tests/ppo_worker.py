@@ -29,9 +29,9 @@ def main() -> dict:
     accelerator = policy.start_accelerator()
     args = train_ppo.Args(kl="reward", kl_coef=0.1, entropy_coef=0.01, micro_batch_tokens=300)
     model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
-    model, optimizer = train_ppo.prepare(model, 1e-3, 0.0, accelerator)
+    model, optimizer = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
-    critic, critic_optimizer = train_ppo.prepare(critic, 1e-3, 0.0, accelerator)
+    critic, critic_optimizer = policy.prepare_trained(accelerator, critic, 1e-3, 0.0)
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
 
     batching = (args.micro_batch_tokens, 0, accelerator)
@@ -41,11 +41,11 @@ def main() -> dict:
         train_ppo.set_values(critic, own, *batching)
         policy.set_old_logprobs(model, own, *batching)
         policy.set_reference_logprobs(model, reference, own, *batching)
-        earned = train_ppo.outcome_rewards(own) - args.kl_coef * train_ppo.kl_of_tokens(own)
+        earned = train_ppo.token_rewards(own, []) - args.kl_coef * train_ppo.kl_of_tokens(own)
         means = train_ppo.set_advantages(own, earned, 0.99, 0.95, accelerator)
         for _ in range(2):
             means |= train_ppo.accumulate_policy_gradients(own, model, args, 0, accelerator)
-            means |= train_ppo.accumulate_critic_gradients(own, critic, args.value_clip, *batching)
+            means |= train_ppo.accumulate_critic_gradients(own, critic, 0.5, *batching)
             means["grad_norm"] = policy.clip_gradients(model, 1.0)
             means["value/grad_norm"] = policy.clip_gradients(critic, 1.0)
             for each in (optimizer, critic_optimizer):

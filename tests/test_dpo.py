@@ -1,5 +1,6 @@
 """train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed and resumed."""
 
+import contextlib
 import json
 import math
 import os
@@ -16,21 +17,21 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 import policy
 import train_dpo
 import utils
+import watchdog
 from data.toy import world
 from train_dpo import Pair, build_pairs, read_pairs
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
-DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
 FSDP2 = [
     *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
-    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+    *["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", "tests/fsdp_on_cpu.py"],
 ]
 
 
@@ -167,9 +168,8 @@ def ours() -> dict[int, tuple[dict, torch.Tensor]]:
     found = {}
     for micro_batch_tokens in (1, 100, 10_000):
         args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
-        pairs = train_dpo.longest_first(
-            [Pair(p.id, p.prompt_ids, p.chosen_ids, p.rejected_ids) for p in PAIRS]
-        )
+        pairs = [Pair(p.id, p.prompt_ids, p.chosen_ids, p.rejected_ids) for p in PAIRS]
+        pairs.sort(key=train_dpo.n_padded, reverse=True)
         model = policy.Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
         train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
         perturb(model.model)
@@ -229,7 +229,7 @@ def test_shares_are_equally_many_and_nothing_counts_twice():
         shares = []
         for rank in range(2):
             process = SimpleNamespace(num_processes=2, process_index=rank)
-            shares.append(train_dpo.share_of(pairs, process))
+            shares.append(train_dpo.deal(pairs, process))
         assert len(shares[0]) == len(shares[1])
         counted = [pair.id for share in shares for pair in share if pair.weight == 1.0]
         assert sorted(counted) == [pair.id for pair in pairs]
@@ -249,18 +249,6 @@ def test_order_of_pairs():
         assert sorted(sum(steps, [])) == list("abcde")
     assert len({json.dumps(steps) for steps in epochs}) > 2
     assert epoch(1, 0) == epochs[0]
-
-
-@pytest.mark.parametrize("n_steps, warmup", [(8, 0.05), (1, 0.05), (100, 0.1), (5, 0.0)])
-def test_learning_rate_is_transformers_cosine(n_steps, warmup):
-    args = train_dpo.Args(learning_rate=0.5, warmup_ratio=warmup)
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
-    schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(n_steps * warmup), n_steps)
-    for step in range(n_steps):
-        expected = schedule.lr_lambdas[0](step) * 0.5
-        assert policy.cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio) == pytest.approx(
-            expected
-        )
 
 
 # --- the script: the base model answers without thinking, and about half of its answers end in time
@@ -284,22 +272,43 @@ def data(tmp_path_factory) -> Path:
 
 
 # some 8 pairs a round: steps of 3, 3 and 2 or fewer pairs, twice
-TINY = [
-    *["--preset", "toy", "--think-format", "plain", "--model", BASE, "--max-completion-tokens", "64"],
-    *["--prompts-per-round", "8", "--samples-per-prompt", "6", "--rollout-batch-size", "8"],
-    *["--batch-size", "3", "--epochs", "2", "--save-steps", "1", "--learning-rate", "3e-4"],
-]
+TINY = {
+    "think_format": "plain",
+    "model": BASE,
+    "max_completion_tokens": 64,
+    "prompts_per_round": 8,
+    "samples_per_prompt": 6,
+    "rollout_batch_size": 8,
+    "batch_size": 3,
+    "epochs": 2.0,
+    "save_steps": 1,
+    "learning_rate": 3e-4,
+}
 
 
-def start(data: Path, out: Path, *more, launcher: list[str] = ()) -> list[str]:
-    flags = [*TINY, "--prompts", data / "prompts.jsonl", "--out", out, *more]
-    return [sys.executable, *launcher, "train_dpo.py", *map(str, flags)]
+@contextlib.contextmanager
+def in_this_process():
+    """Lets this process, which has the libraries already, run the script more than once."""
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "RUN", watchdog.Watched())
+        yield
+    watchdog._LOCK_FILES.clear()
 
 
-def finish(command: list[str]) -> subprocess.CompletedProcess:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done
+def train(data: Path, out: Path, **changes) -> None:
+    """Runs the script with the flags TINY and `changes`."""
+    values = {**train_dpo.PRESETS["toy"], **TINY, "prompts": str(data / "prompts.jsonl"), **changes}
+    with in_this_process():
+        train_dpo.main(train_dpo.Args(**values, preset="toy", out=str(out)))
+
+
+def start(data: Path, out: Path, *launcher: str, **changes) -> list[str]:
+    """Returns the command line that does what `train` does, behind `launcher`."""
+    flags = ["--preset", "toy"]
+    for name, value in {**TINY, "prompts": data / "prompts.jsonl", "out": out, **changes}.items():
+        flag = "--" + name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    return [sys.executable, *launcher, "train_dpo.py", *flags]
 
 
 def kill(command: list[str], reached) -> None:
@@ -329,7 +338,7 @@ def without_clocks(path: Path) -> list[dict]:
 def whole(data, tmp_path_factory) -> Path:
     """A run of two rounds that nothing disturbs."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    finish(start(data, out, "--rounds", 2, "--gold-prompts", data / "held_out.jsonl"))
+    train(data, out, rounds=2, gold_prompts=str(data / "held_out.jsonl"))
     return out
 
 
@@ -371,21 +380,22 @@ def test_what_a_run_writes(whole):
     assert json.loads((whole / "model" / "think_format.json").read_text()) == {"think_format": "plain"}
 
 
-def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     """Killed while round 1 samples, and in the second epoch of round 2, which was added to a finished run."""
     out = tmp_path / "run"
-    gold = ["--gold-prompts", data / "held_out.jsonl"]
+    held_out = str(data / "held_out.jsonl")
     samples = out / "round-1" / "samples-0.jsonl"
-    kill(start(data, out, "--rounds", 1, *gold), lambda: len(lines_of(samples)) >= 9)
+    kill(start(data, out, rounds=1, gold_prompts=held_out), lambda: len(lines_of(samples)) >= 9)
     assert len(lines_of(samples)) < 48
-    finish(start(data, out, "--rounds", 1, *gold, "--resume"))
+    train(data, out, rounds=1, gold_prompts=held_out, resume=True)
 
     expected = rows_of(whole / "round-2" / "metrics.jsonl")
     second_epoch = len(expected) // 2 + 1
     log = out / "round-2" / "metrics.jsonl"
-    kill(start(data, out, "--rounds", 2, *gold, "--resume"), lambda: len(lines_of(log)) >= second_epoch)
-    done = finish(start(data, out, "--rounds", 2, *gold, "--resume"))
-    assert "round-2/checkpoint-" in done.stdout
+    command = start(data, out, rounds=2, gold_prompts=held_out, resume=True)
+    kill(command, lambda: len(lines_of(log)) >= second_epoch)
+    train(data, out, rounds=2, gold_prompts=held_out, resume=True)
+    assert "round-2/checkpoint-" in capsys.readouterr().out
 
     for model in ("model", "round-1/model", "best_by_gold"):
         one = load_file(whole / model / "model.safetensors")
@@ -401,7 +411,7 @@ def test_lora_on_stored_completions(whole, data, tmp_path):
     stored = tmp_path / "completions.jsonl"
     stored.write_text("".join(json.dumps(r) + "\n" for r in rows_of(whole / "completions.jsonl")[:48]))
     out = tmp_path / "run"
-    finish(start(data, out, "--rounds", 1, "--completions", stored, "--lora-r", 4))
+    train(data, out, rounds=1, completions=str(stored), lora_r=4)
     found = rows_of(out / "round-1" / "metrics.jsonl")
     expected = rows_of(whole / "round-1" / "metrics.jsonl")
     assert found[0]["logps/chosen"] == pytest.approx(expected[0]["logps/chosen"], rel=1e-5)
@@ -416,12 +426,14 @@ def test_lora_on_stored_completions(whole, data, tmp_path):
 def test_two_processes_are_one(data, tmp_path):
     """Under FSDP2 each of two processes samples its share; training on that under one process has the same losses."""
     sampled = tmp_path / "sampled"
-    finish(start(data, sampled, "--rounds", 1, launcher=FSDP2))
+    command = start(data, sampled, *FSDP2, rounds=1, lora_r=4)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     completions = sampled / "completions.jsonl"
     texts = [row["text"] for row in rows_of(completions)]
     assert len(texts) == 48 and len(set(texts)) > 24
     out = tmp_path / "one"
-    finish(start(data, out, "--rounds", 1, "--completions", completions))
+    train(data, out, rounds=1, lora_r=4, completions=str(completions))
 
     expected = rows_of(sampled / "round-1" / "metrics.jsonl")
     found = rows_of(out / "round-1" / "metrics.jsonl")
@@ -430,21 +442,23 @@ def test_two_processes_are_one(data, tmp_path):
             assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
 
 
-def test_offline_on_a_preference_file(data, here, tmp_path):
+def test_offline_on_a_preference_file(data, tmp_path, capsys):
     out = tmp_path / "run"
-    command = start(data, out, "--rounds", 1, "--pairs", data / "pairs.jsonl")
-    finish(command)
+    pairs = str(data / "pairs.jsonl")
+    train(data, out, rounds=1, pairs=pairs)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"][0]["steps"] == 8 and summary["rounds"][0]["pairs"] == 10
     assert not (out / "completions.jsonl").exists()
 
-    def refuses(*more) -> str:
-        done = here(*command[1:], "--overwrite", "--dry-run", *more)
-        assert done.returncode == 2
-        return done.stderr
+    def refuses(**changes) -> str:
+        with pytest.raises(SystemExit) as ended:
+            train(data, out, pairs=pairs, **changes)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
 
-    assert "leave --rounds at 1" in refuses("--rounds", 2)
-    assert "1 are trained on or too long" in refuses("--gold-prompts", one_row(data, tmp_path))
+    assert "leave --rounds at 1" in refuses(rounds=2)
+    held_out = str(one_row(data, tmp_path))
+    assert "1 are trained on or too long" in refuses(rounds=1, gold_prompts=held_out)
 
 
 def one_row(data: Path, folder: Path) -> Path:
@@ -453,21 +467,13 @@ def one_row(data: Path, folder: Path) -> Path:
     return path
 
 
-def test_a_round_without_a_pair_says_so(data, tmp_path):
-    """The base model, which vLLM samples from, writes no thinking, so nothing is valid."""
-    flags = [
-        "--rollout",
-        "vllm",
-        "--think-format",
-        "think",
-        "--max-completion-tokens",
-        8,
-        "--samples-per-prompt",
-        2,
-    ]
-    done = subprocess.run(start(data, tmp_path / "run", *flags), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "no prompt gave a pair ({'no_valid': 8})" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_round_without_a_pair_says_so(data, tmp_path, capsys):
+    """The base model writes no thinking, so nothing is valid."""
+    few = {"think_format": "think", "max_completion_tokens": 8, "samples_per_prompt": 2}
+    with pytest.raises(SystemExit) as ended:
+        train(data, tmp_path / "run", **few)
+    assert ended.value.code == 2
+    assert "no prompt gave a pair ({'no_valid': 8})" in capsys.readouterr().err
     assert len(rows_of(tmp_path / "run" / "completions.jsonl")) == 16
 
 
@@ -479,5 +485,5 @@ def test_arguments_that_cannot_work(data, here, tmp_path):
         (["--think-format", "loud"], "'loud' is unknown"),
         (["--budget", 1, "--price", 1, 1], "--budget does nothing without --gold judge:MODEL"),
     ):
-        done = here(*start(data, tmp_path / "run", *more)[1:])
+        done = here(*start(data, tmp_path / "run")[1:], *more)
         assert done.returncode == 2 and message in done.stderr

@@ -565,7 +565,9 @@ def repr_of(rows) -> str:
 
 
 @given(
-    st.lists(st.fixed_dictionaries({"step": st.integers(), "key": text, "t": anything}), max_size=5),
+    st.lists(
+        st.fixed_dictionaries({"step": st.integers(), "place": st.integers(), "t": anything}), max_size=5
+    ),
     st.integers(0, 400),
 )
 def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
@@ -575,7 +577,7 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     data = path.read_bytes()[: cut or None]
     path.write_bytes(data)
     whole = rows[: data.count(b"\n")]
-    assert train_dpo.read_parts(folder, "sampled") == {r["key"]: r for r in whole}
+    assert train_dpo.read_parts(folder, "sampled") == {r["place"]: r for r in whole}
     assert runs.read_kept(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
     checkpoint.cut_log(path, 3)
     assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+import update_worker
+from killed import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -226,6 +228,12 @@ def test_k3_by_hand():
 # --- micro-batches and processes
 
 
+def finished(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
 def completion(n_prompt: int, n_completion: int) -> SimpleNamespace:
     return SimpleNamespace(prompt_ids=[0] * n_prompt, ids=[0] * n_completion)
 
@@ -241,33 +249,21 @@ def test_micro_batches_hold_about_equally_many_tokens():
 
 
 @pytest.fixture(scope="module")
-def updates(tmp_path_factory) -> dict[str, dict]:
-    """What tests/update_worker.py printed on one process, and on two with DDP and FSDP2."""
-    started = {
-        "one": [],
-        "DDP": DDP,
-        "FSDP2": FSDP2,
-    }
-    found = {}
-    for name, launcher in started.items():
-        command = [sys.executable, *launcher, "tests/update_worker.py"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def one_process() -> dict:
+    return update_worker.main()
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_two_processes_make_the_updates_of_one(updates, kind):
-    for expected, found in zip(updates["one"]["steps"], updates[kind]["steps"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert updates[kind]["weights"] == pytest.approx(updates["one"]["weights"], rel=1e-5)
-    assert any(name.startswith("LoRA") for name in updates[kind]["weights"])
-    for expected, found in zip(updates["one"]["statistics"], updates[kind]["statistics"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
-    assert (
-        updates[kind]["gradients are summed in"] == "torch.float32"
-    )  # in bfloat16 a sum of 1,500 is off by a nat
+@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
+def test_two_processes_make_the_updates_of_one(launcher, one_process):
+    printed = finished([sys.executable, *launcher, "tests/update_worker.py"])
+    found = json.loads(printed.splitlines()[-1])
+    for expected, step in zip(one_process["steps"], found["steps"], strict=True):
+        assert step == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert found["weights"] == pytest.approx(one_process["weights"], rel=1e-5)
+    assert any(name.startswith("LoRA") for name in found["weights"])
+    for expected, statistics in zip(one_process["statistics"], found["statistics"], strict=True):
+        assert statistics == pytest.approx(expected, rel=1e-4)
+    assert found["gradients are summed in"] == "torch.float32"  # in bfloat16 a sum of 1,500 is off by a nat
 
 
 # --- the script
@@ -334,70 +330,65 @@ def held_out(tmp_path_factory) -> Path:
     return path
 
 
-LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2", "--gold-prompts"]
+LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2"]
 
 
-@pytest.mark.parametrize(
-    "launcher, more",
-    [([], LORA), (DDP, ["--rollout", "vllm"]), (FSDP2, [])],
-    ids=["LoRA and vLLM", "DDP and vLLM", "FSDP2"],
-)
-def test_a_killed_run_ends_with_the_same_bits(launcher, more, prompts, held_out, tmp_path):
-    if "--gold-prompts" in more:
-        more = [*more, str(held_out)]
-    whole = subprocess.run(
-        start(launcher, prompts, tmp_path / "whole", *more), cwd=ROOT, capture_output=True, text=True
-    )
-    assert whole.returncode == 0, whole.stderr[-3000:]
-
-    broken = tmp_path / "broken"
+def kill_after_checkpoint(command: list[str], folder: Path) -> None:
     process = subprocess.Popen(
-        start(launcher, prompts, broken, *more),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    while not (broken / "checkpoint-3" / "complete").exists():  # in the second epoch
+    while not (folder / "complete").exists():
         assert process.poll() is None
         time.sleep(0.02)
-    for child in [
-        *psutil.Process(process.pid).children(recursive=True),
-        process,
-    ]:  # workers have sessions of their own
-        child.kill()
+    workers = psutil.Process(process.pid).children(recursive=True)  # they have sessions of their own
+    for each in [*workers, process]:
+        each.kill()
     process.wait()
-    resumed = subprocess.run(
-        start(launcher, prompts, broken, *more, "--resume"), cwd=ROOT, capture_output=True, text=True
-    )
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert "resumes from" in resumed.stdout
 
-    expected = weights_of(tmp_path / "whole")
+
+def check_same_bits(whole: Path, broken: Path) -> None:
+    expected = weights_of(whole)
     found = weights_of(broken)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert rows_of(broken, "completions.jsonl") == rows_of(tmp_path / "whole", "completions.jsonl")
-    if "vllm" in more:
-        gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
-        assert max(gaps) < 1e-4
-    if "--gold-prompts" in more:
-        measured = rows_of(broken, "held_out.jsonl")
-        assert measured == rows_of(tmp_path / "whole", "held_out.jsonl")
-        assert [row["step"] for row in measured] == [1, 2, 3, 4] and {row["n"] for row in measured} == {1}
-        assert (broken / "best_by_gold" / "think_format.json").exists()
-        assert (broken / "adapter" / "adapter_model.safetensors").exists()
-    for before, after in zip(
-        rows_of(tmp_path / "whole", "metrics.jsonl"), rows_of(broken, "metrics.jsonl"), strict=True
-    ):
+    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+    for before, after in zip(rows_of(whole, "metrics.jsonl"), rows_of(broken, "metrics.jsonl"), strict=True):
         same = before.keys() - {"seconds", "step_time"}
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
 
 
+def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path):
+    """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
+    more = [*LORA, "--gold-prompts", str(held_out)]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finished(start([], prompts, whole, *more))
+    kill_after_checkpoint(start([], prompts, broken, *more), broken / "checkpoint-3")
+    assert "resumes from" in finished(start([], prompts, broken, *more, "--resume"))
+
+    check_same_bits(whole, broken)
+    gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
+    assert max(gaps) < 1e-4
+    measured = rows_of(broken, "held_out.jsonl")
+    assert measured == rows_of(whole, "held_out.jsonl")
+    assert [row["step"] for row in measured] == [1, 2, 3, 4] and {row["n"] for row in measured} == {1}
+    assert (broken / "best_by_gold" / "think_format.json").exists()
+    assert (broken / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
+    """Weights and optimizer are sharded, and vLLM runs in both processes."""
+    more = ["--rollout", "vllm", "--steps", "2"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finished(start(FSDP2, prompts, whole, *more, "--keep-checkpoints", "0"))
+    killed_after(1, whole, broken)
+    assert "resumes from" in finished(start(FSDP2, prompts, broken, *more, "--resume"))
+    check_same_bits(whole, broken)
+    assert max(row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")) < 1e-4
+
+
 def test_what_a_run_writes_and_training_on(prompts, tmp_path):
     run = tmp_path / "run"
-    done = subprocess.run(start([], prompts, run, "--steps", "2"), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    finished(start([], prompts, run, "--steps", "2"))
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["steps"] == 2 and config["constants"]["MAX_GRAD_NORM"] == 1.0
     rows = rows_of(run, "completions.jsonl")
@@ -433,11 +424,8 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path):
     reloaded = AutoModelForCausalLM.from_pretrained(run / "model")
     assert torch.equal(reloaded.model.embed_tokens.weight, weights_of(run)["model.embed_tokens.weight"])
 
-    trained_on = subprocess.run(
-        start([], prompts, run, "--steps", "3", "--resume"), cwd=ROOT, capture_output=True, text=True
-    )
-    assert trained_on.returncode == 0, trained_on.stderr[-3000:]
-    assert "goes on with steps (2 -> 3)" in trained_on.stdout
+    printed = finished(start([], prompts, run, "--steps", "3", "--resume"))
+    assert "goes on with steps (2 -> 3)" in printed
     assert [row["step"] for row in rows_of(run, "metrics.jsonl")] == [1, 2, 3]
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
 
@@ -446,9 +434,7 @@ def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
     """Several updates a rollout: the ratio is 1 in the first one only."""
     accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
-    from update_worker import stored_completions
-
-    completions = stored_completions(6, 1)[0]
+    completions = update_worker.stored_completions(6, 1)[0]
     policy.set_old_logprobs(model, completions, 200, 0, accelerator)
     for one in completions:
         batch = policy.collate([one], 0, "cpu")
@@ -481,12 +467,10 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
-    completions = train_grpo.sample_groups(kept[:6], sampler, scorer, tokenizer, args)
+    completions = train_grpo.sample_groups(kept[:6], sampler, scorer, args)
     scorer.score(completions, 4, None)
     before = list(completions)
-    found = train_grpo.replace_flat_groups(
-        completions, kept, sampler, scorer, None, tokenizer, 0, args, accelerator
-    )
+    found = train_grpo.replace_flat_groups(completions, kept, sampler, scorer, None, 0, args, accelerator)
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
     for start in range(0, 24, 4):
         group = completions[start : start + 4]

@@ -1,19 +1,17 @@
 """train_ppo.py: its functions by hand, against naive loops and TRL's loss; the critic; the script."""
 
-import inspect
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import ppo_worker
 import pytest
 import torch
 from datasets import Dataset
+from killed import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -21,7 +19,6 @@ from trl import GRPOConfig, GRPOTrainer
 import checkpoint
 import policy
 import rollout
-import train_grpo
 import train_ppo
 from data.toy import world
 from rewards import dense
@@ -250,7 +247,7 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(acceler
     completions = ppo_worker.stored_conversations()[0]
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
-    earned = train_ppo.outcome_rewards(completions)
+    earned = train_ppo.token_rewards(completions, [])
     train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)
 
     lost = [completion for completion in completions if math.isnan(completion.reward)]
@@ -335,10 +332,6 @@ def one_process(accelerator) -> dict:
     return ppo_worker.main()
 
 
-def test_repeated_functions_are_word_for_word():
-    assert inspect.getsource(train_ppo.mini_batches) == inspect.getsource(train_grpo.mini_batches)
-
-
 # --- the script
 
 
@@ -378,22 +371,9 @@ def without_clocks(run: Path) -> list[dict]:
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
-    finished(command([], prompts, whole, "--steps", "3"))
-
+    finished(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
     broken = tmp_path / "broken"
-    process = subprocess.Popen(
-        command([], prompts, broken, "--steps", "3"),
-        cwd=ROOT,
-        env=ENV,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while not (broken / "checkpoint-1" / "complete").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (broken / "summary.json").exists()
+    killed_after(1, whole, broken)
     finished(command([], prompts, broken, "--steps", "3", "--resume"))
 
     # what the second and third step log depends on the critic and its optimizer

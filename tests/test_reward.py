@@ -1,5 +1,6 @@
-"""train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed and resumed under FSDP2."""
+"""train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed, resumed, and under FSDP2."""
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from transformers import AutoModelForSequenceClassification
 import policy
 import train_reward
 import utils
+import watchdog
 from data.toy import world
 from rewards.preference import RewardModel
 from train_reward import Args, Pair, build_pairs
@@ -192,17 +194,33 @@ def pairs(tmp_path_factory) -> Path:
     return path
 
 
-def start(launcher: list[str], pairs: Path, out: Path, *more: str) -> list[str]:
-    """The command of ten steps, five an epoch."""
+# ten steps, five an epoch
+TINY = {"epochs": 2.0, "batch_size": 8, "micro_batch_tokens": 800, "save_steps": 1}
+
+
+@contextlib.contextmanager
+def in_this_process():
+    """Lets this process, which has the libraries already, run the script more than once."""
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "RUN", watchdog.Watched())
+        yield
+    watchdog._LOCK_FILES.clear()
+
+
+def train(pairs: Path, out: Path, **changes) -> Path:
+    """Runs the script with the flags TINY and `changes`; returns its folder."""
+    values = {**train_reward.PRESETS["toy"], **TINY, "pairs": str(pairs), **changes}
+    with in_this_process():
+        train_reward.main(Args(**values, preset="toy", out=str(out)))
+    return out
+
+
+def start(pairs: Path, out: Path, *launcher: str) -> list[str]:
+    """Returns the command line that does what `train` does, behind `launcher`."""
     command = [sys.executable, *launcher, "train_reward.py", "--preset", "toy", "--pairs", str(pairs)]
-    command += ["--epochs", "2", "--batch-size", "8", "--micro-batch-tokens", "800", "--save-steps", "1"]
-    return [*command, "--out", str(out), *more]
-
-
-def finish(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    for name, value in TINY.items():
+        command += ["--" + name.replace("_", "-"), str(value)]
+    return [*command, "--out", str(out)]
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
@@ -219,16 +237,13 @@ def metrics_of(run: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def whole(pairs, tmp_path_factory) -> dict[str, Path]:
-    """Unbroken runs, on one process and on two that share the weights by FSDP2."""
-    folder = tmp_path_factory.mktemp("whole")
-    finish(start([], pairs, folder / "one"))
-    finish(start(FSDP2, pairs, folder / "FSDP2"))
-    return {"one": folder / "one", "FSDP2": folder / "FSDP2"}
+def whole(pairs, tmp_path_factory) -> Path:
+    """A run that nothing disturbs."""
+    return train(pairs, tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_what_a_run_writes(whole):
-    run = whole["one"]
+    run = whole
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "model"}
     metrics = metrics_of(run)
@@ -248,29 +263,35 @@ def test_what_a_run_writes(whole):
     assert math.isfinite(score[0])
 
 
-def test_a_killed_run_of_two_processes_ends_with_the_same_bits(whole, pairs, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
     broken = tmp_path / "broken"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(start(FSDP2, pairs, broken), cwd=ROOT, start_new_session=True, **quiet)
-    second_epoch = len(metrics_of(whole["one"])) // 2 + 2
+    process = subprocess.Popen(start(pairs, broken), cwd=ROOT, **quiet)
+    second_epoch = len(metrics_of(whole)) // 2 + 2
     while not (broken / f"checkpoint-{second_epoch}" / "complete").exists():
         assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert "resumes from" in finish(start(FSDP2, pairs, broken, "--resume"))
+    train(pairs, broken, resume=True)
+    assert "resumes from" in capsys.readouterr().out
 
-    expected = weights_of(whole["FSDP2"])
+    expected = weights_of(whole)
     found = weights_of(broken)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert metrics_of(broken) == metrics_of(whole["FSDP2"])
+    assert metrics_of(broken) == metrics_of(whole)
 
 
-def test_two_processes_learn_what_one_learns(whole):
-    for expected, found in zip(metrics_of(whole["one"]), metrics_of(whole["FSDP2"]), strict=True):
+def test_two_processes_learn_what_one_learns(whole, pairs, tmp_path):
+    """The two share the weights by FSDP2."""
+    out = tmp_path / "FSDP2"
+    done = subprocess.run(start(pairs, out, *FSDP2), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    expected = weights_of(whole["one"])
-    for name, weight in weights_of(whole["FSDP2"]).items():
-        if name in expected:
-            torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-4)
+    expected = weights_of(whole)
+    found = weights_of(out)
+    assert expected.keys() == found.keys()
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-4)

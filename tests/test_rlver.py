@@ -2,22 +2,21 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from killed import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import policy
 import rollout
 import runs
+import train_grpo
 import train_ppo
 import train_rlver
 import utils
@@ -119,14 +118,41 @@ def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
     assert talk.dialogue["history"][1]["content"] == "Hi."
 
 
+@pytest.mark.parametrize("think_format", utils.THINK_FORMATS)
+def test_replies_may_have_any_think_format(think_format):
+    """A closing tag ends a Zero format's reply: the template writes the end of turn, which others sample."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
+    utils.prepare_tokenizer(tokenizer, think_format, "chatml")
+    setting = simulated_user.RLVER
+    talk = new_talk(tokenizer, setting)
+    train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
+    reply = utils.join_thinking("Hello", "Hello!", think_format)
+    ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
+    if not utils.THINK_FORMATS[think_format].stop:
+        ids.append(tokenizer.eos_token_id)
+    for _ in range(2):
+        talk.add_reply(rollout.Sample(ids, None, True), setting, think_format, tokenizer)
+        simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("Hello!", 1))
+        assert talk.dialogue["history"][-2]["content"] == "Hello!"  # the user hears no thinking
+        talk.add_user_turn(tokenizer, 1000)
+    whole = simulated_user.chat_messages(talk.dialogue, keep_thinking=True)
+    assert talk.context == utils.encode_prompt(tokenizer, whole)
+    assert sum(talk.loss_mask) == 2 * len(ids)
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys):
     prompt = [{"role": "user", "content": "Hello!"}]
-    train_rlver.check_turns(toy_tokenizer, prompt)
+    train_rlver.check_turns(toy_tokenizer, prompt, "plain")
     other = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
     other.chat_template = "{{ messages | length }}" + toy_tokenizer.chat_template
     with pytest.raises(SystemExit) as error:
-        train_rlver.check_turns(other, prompt)
+        train_rlver.check_turns(other, prompt, "plain")
     assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
+
+    utils.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
+    with pytest.raises(SystemExit) as error:
+        train_rlver.check_turns(other, prompt, "zero_think")
+    assert error.value.code == 2 and "--chat-template chatml" in capsys.readouterr().err
 
 
 def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer):
@@ -252,7 +278,12 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
     """GRPO: the k-th reply gets the rewards from there on, compared with the k-th replies of its group."""
     conversations = talks(toy_tokenizer)
     weight = 0.5
-    train_rlver.set_group_advantages(conversations, [train_rlver.TurnRewards(weight)], 3)
+    accelerator = SimpleNamespace(num_processes=1, process_index=0)
+    rewards_P_G = torch.tensor([conversation.reward for conversation in conversations]).view(-1, 3)
+    advantages_P_G = train_grpo.group_advantages(rewards_P_G)
+    dense_rewards = [train_rlver.TurnRewards(weight)]
+    args = train_rlver.loss_arguments(train_rlver.Args(group_size=3))
+    train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
 
     for g, group in enumerate(GROUPS):
         members = conversations[3 * g : 3 * g + 3]
@@ -287,9 +318,9 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
         device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
     )
     critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), 0, False)  # its head is new: zero
-    args = train_rlver.Args(algorithm="ppo", lam=1.0)
-    micro = (1000, toy_tokenizer.pad_token_id, accelerator)
-    train_rlver.set_critic_advantages(conversations, critic, [train_rlver.TurnRewards(0.5)], args, micro)
+    train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
+    rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
+    train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
     cases = [case for group in GROUPS for case in group]
     for conversation, (emotions, ended) in zip(conversations, cases):
         if math.isnan(conversation.reward):
@@ -388,25 +419,12 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1"]
     whole = tmp_path / "whole"
-    finish(start([], users, whole, *more))
+    finish(start([], users, whole, *more, "--keep-checkpoints", "0"))
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
     broken = tmp_path / "broken"
-    process = subprocess.Popen(
-        start([], users, broken, *more),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not (broken / "checkpoint-1" / "complete").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (broken / "summary.json").exists()
+    killed_after(1, whole, broken)
     finish(start([], users, broken, *more, "--resume"))
-
     expected = weights_of(whole)
     found = weights_of(broken)
     assert expected.keys() == found.keys() and len(expected) > 10
@@ -434,12 +452,13 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
     "words, message",
     [
         (["--simulator", ""], "--simulator is missing"),
-        (["--ask-thinking", "--think-format", "plain"], "--ask-thinking needs --think-format think"),
+        (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
+        (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
         (["--profiles", "nowhere.jsonl"], "no such file"),
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
-        (["--lam", "0.9"], "--lam does nothing without --algorithm ppo"),
+        (["--critic-learning-rate", "1"], "--critic-learning-rate does nothing without --algorithm ppo"),
         (["--algorithm", "ppo", "--group-size", "2"], "--group-size does nothing with --algorithm ppo"),
     ],
 )

@@ -1,5 +1,6 @@
 """train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and resumed."""
 
+import contextlib
 import json
 import math
 import os
@@ -28,14 +29,7 @@ from train_sft_warmstart import Args, Trace, build_rows
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
-DDP = [
-    "-m",
-    "accelerate.commands.launch",
-    "--config_file",
-    "accelerate/2cpu.yaml",
-    "--main_process_port",
-    "0",
-]
+DDP = "-m accelerate.commands.launch --config_file accelerate/2cpu.yaml --main_process_port 0".split()
 TOY = {**train_sft_warmstart.PRESETS["toy"], "model": BASE}
 
 
@@ -198,17 +192,33 @@ def traces(tmp_path_factory) -> str:
     return write(tmp_path_factory.mktemp("traces") / "traces.jsonl", world.trace_rows(34, 0, 1.0))
 
 
-def start(launcher: list[str], traces: str, out: Path, *more: str) -> list[str]:
-    """The command of ten steps, five an epoch; two rows of each epoch are left out."""
+# ten steps, five an epoch; four rows of each epoch are left out
+TINY = {"batch_size": 6, "micro_batch_tokens": 500, "save_steps": 1}
+
+
+@contextlib.contextmanager
+def in_this_process():
+    """Lets this process, which has the libraries already, run the script more than once."""
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "RUN", watchdog.Watched())
+        yield
+    watchdog._LOCK_FILES.clear()
+
+
+def train(traces: str, out: Path, **changes) -> Path:
+    """Runs the script with the flags TINY and `changes`; returns its folder."""
+    values = {**TOY, "model": "data/toy/base", "traces": traces, **TINY, **changes}
+    with in_this_process():
+        train_sft_warmstart.main(Args(**values, preset="toy", out=str(out)))
+    return out
+
+
+def start(traces: str, out: Path, *launcher: str) -> list[str]:
+    """Returns the command line that does what `train` does, behind `launcher`."""
     command = [sys.executable, *launcher, "train_sft_warmstart.py", "--preset", "toy", "--traces", traces]
-    command += ["--batch-size", "6", "--micro-batch-tokens", "500", "--save-steps", "1", "--out", str(out)]
-    return command + list(more)
-
-
-def finish(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    for name, value in TINY.items():
+        command += ["--" + name.replace("_", "-"), str(value)]
+    return [*command, "--out", str(out)]
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -225,16 +235,13 @@ def metrics_of(run: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def whole(traces, tmp_path_factory) -> dict[str, Path]:
-    """Unbroken runs, on one process and on two."""
-    folder = tmp_path_factory.mktemp("whole")
-    finish(start([], traces, folder / "one"))
-    finish(start(DDP, traces, folder / "DDP"))
-    return {"one": folder / "one", "DDP": folder / "DDP"}
+def whole(traces, tmp_path_factory) -> Path:
+    """A run that nothing disturbs."""
+    return train(traces, tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_what_a_run_writes(whole):
-    run = whole["one"]
+    run = whole
     names = {path.name for path in run.iterdir()}
     files = {
         "config.json",
@@ -269,53 +276,40 @@ def test_what_a_run_writes(whole):
     assert json.loads((run / "model" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
-@pytest.mark.parametrize("kind", ["one", "DDP"])
-def test_a_killed_run_ends_with_the_same_bits(kind, whole, traces, tmp_path):
-    launcher = {"one": [], "DDP": DDP}[kind]
+def test_a_killed_run_ends_with_the_same_bits(whole, traces, tmp_path, capsys):
     broken = tmp_path / "broken"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(start(launcher, traces, broken), cwd=ROOT, start_new_session=True, **quiet)
+    process = subprocess.Popen(start(traces, broken), cwd=ROOT, **quiet)
     while not (broken / "checkpoint-7" / "complete").exists():  # in the second epoch
         assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert "resumes from" in finish(start(launcher, traces, broken, "--resume"))
+    train(traces, broken, resume=True)
+    assert "resumes from" in capsys.readouterr().out
 
-    expected = weights_of(whole[kind] / "model")
+    expected = weights_of(whole / "model")
     found = weights_of(broken / "model")
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert metrics_of(broken) == metrics_of(whole[kind])
+    assert metrics_of(broken) == metrics_of(whole)
 
 
-def test_two_processes_learn_what_one_learns(whole):
-    for expected, found in zip(metrics_of(whole["one"]), metrics_of(whole["DDP"]), strict=True):
+def test_two_processes_learn_what_one_learns(whole, traces, tmp_path):
+    out = tmp_path / "DDP"
+    done = subprocess.run(start(traces, out, *DDP), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
-    expected = weights_of(whole["one"] / "model")
-    for name, weight in weights_of(whole["DDP"] / "model").items():
+    expected = weights_of(whole / "model")
+    for name, weight in weights_of(out / "model").items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5)
 
 
-@pytest.fixture
-def train(monkeypatch, traces, tmp_path):
-    """train(...): a run in this process, which has the libraries already."""
-
-    def run(**changes) -> Path:
-        out = tmp_path / "run"
-        args = {**TOY, "traces": traces, "batch_size": 8, "save_steps": 1, "out": str(out), **changes}
-        train_sft_warmstart.main(Args(**args))
-        return out
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(watchdog, "RUN", watchdog.Watched())
-    yield run
-    watchdog._LOCK_FILES.clear()
-
-
 @pytest.mark.parametrize("load_in_4bit", [False, True])
-def test_lora_is_merged_into_the_weights_it_started_from(train, load_in_4bit):
-    out = train(lora_r=4, learning_rate=1e-2, epochs=3, packing=True, load_in_4bit=load_in_4bit)
+def test_lora_is_merged_into_the_weights_it_started_from(traces, tmp_path, load_in_4bit):
+    adapter = {"lora_r": 4, "learning_rate": 2e-2, "load_in_4bit": load_in_4bit}
+    out = train(traces, tmp_path / "run", batch_size=8, packing=True, **adapter)
     metrics = metrics_of(out)
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     merged = weights_of(out / "model")
@@ -330,10 +324,10 @@ def test_lora_is_merged_into_the_weights_it_started_from(train, load_in_4bit):
     assert merged.keys() == start.keys()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(train, tmp_path, capsys):
-    with pytest.raises(FloatingPointError):
-        train(learning_rate=1e30)
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(traces, tmp_path, capsys):
     run = tmp_path / "run"
+    with pytest.raises(FloatingPointError):
+        train(traces, run, batch_size=8, learning_rate=1e30)
     steps = sorted(int(mark.parent.name.removeprefix("checkpoint-")) for mark in run.glob("*/complete"))
     for step in steps:
         assert all(weight.isfinite().all() for weight in weights_of(run / f"checkpoint-{step}").values())

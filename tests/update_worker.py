@@ -1,6 +1,6 @@
 """Three GRPO updates on stored completions of unequal lengths, and whole weights; prints what came out as JSON.
 
-tests/test_grpo.py starts it on one process, on two with DDP, and on two with FSDP2: they must agree.
+tests/test_grpo.py calls it in one process, and starts it on two with DDP and with FSDP2: they must agree.
 """
 
 import json
@@ -42,7 +42,7 @@ def stored_completions(n: int, n_rollouts: int) -> list[list[rollout.Completion]
     return rollouts
 
 
-def main() -> None:
+def main() -> dict:
     accelerator = policy.start_accelerator()
     args = train_grpo.Args(
         learning_rate=1e-3,
@@ -53,8 +53,7 @@ def main() -> None:
         gradient_checkpointing=False,
     )
     model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, 0.0)
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
 
     results = []
@@ -77,19 +76,18 @@ def main() -> None:
     for name, weight in with_adapter.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.1)
-    trained = [weight for weight in with_adapter.parameters() if weight.requires_grad]
     with_adapter = policy.Policy(with_adapter, 0.9)
-    with_adapter, _ = accelerator.prepare(with_adapter, torch.optim.AdamW(trained))
+    with_adapter, _ = policy.prepare_trained(accelerator, with_adapter, 1e-3, 0.0)
     for name, weight in policy.whole_weights(with_adapter):
         weights[f"LoRA {name}"] = weight.double().norm().item()
 
     sums = "torch.float32"
     if accelerator.is_fsdp2:
         sums = str(accelerator.state.fsdp_plugin.mixed_precision_policy.reduce_dtype)
-    found = {"steps": results, "statistics": statistics, "weights": weights, "gradients are summed in": sums}
-    accelerator.print(json.dumps(found))
-    checkpoint.leave()
+    return {"steps": results, "statistics": statistics, "weights": weights, "gradients are summed in": sums}
 
 
 if __name__ == "__main__":
-    main()
+    found = main()
+    policy.PartialState().print(json.dumps(found))
+    checkpoint.leave()
