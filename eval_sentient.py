@@ -233,8 +233,7 @@ def endpoint_model(args: Args, run: Path) -> Generate:
 
 def context_length(args: Args) -> int:
     """Returns how many tokens the model can read and write."""
-    config = utils.load_config(args.model).get_text_config()
-    return getattr(config, "max_position_embeddings", None) or 10**9
+    return utils.context_length(utils.load_config(args.model))
 
 
 # --- 3. the dialogues

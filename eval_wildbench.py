@@ -173,7 +173,6 @@ def check_models(args: Args) -> None:
     if not args.model_url:
         shared.load_tokenizer(args)
     if args.reward_model:
-        utils.load_tokenizer(args.reward_model)
         think_format = shared.think_format(args)
         runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, think_format)
 

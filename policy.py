@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import AutoModelForCausalLM
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import utils
 import watchdog
@@ -126,6 +127,31 @@ def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **conf
         if weight.requires_grad:  # an update of 1e-5 is lost in bfloat16
             weight.data = weight.data.float()
     return model
+
+
+def load_policy_tokenizer(
+    args, n_tokens: int = 0, flags: str = "--max-prompt-tokens and --max-completion-tokens"
+) -> Tokenizer:
+    """Loads the tokenizer of `args.model` and prepares it for `args.think_format`; exits with 2 if that cannot be.
+
+    Checks that the model's context holds `n_tokens`, which `flags` allow; 0: those of prompt and completion.
+    """
+    runs.or_fail(utils.check_think_format, args.think_format)
+    tokenizer = utils.load_tokenizer(args.model)
+    trained_to = utils.read_think_format(args.model)
+    if trained_to not in (None, args.think_format):
+        runs.fail(
+            f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; "
+            "change --think-format or --model"
+        )
+    line = runs.or_fail(utils.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
+    PartialState().print(line)
+
+    context = utils.context_length(utils.load_config(args.model))
+    n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
+    if n_tokens > context:
+        runs.fail(f"{flags}: {n_tokens} tokens are more than the {context} of {args.model}'s context")
+    return tokenizer
 
 
 def load_policy(

@@ -813,7 +813,7 @@ def main(args: Args) -> None:
     check_arguments(args)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
+    tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
     if data.prompts or data.held_out:
         preference.check(args)

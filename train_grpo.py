@@ -648,7 +648,7 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
+    tokenizer = policy.load_policy_tokenizer(args)
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
     announce(args, use_vllm, accelerator)

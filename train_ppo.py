@@ -641,7 +641,7 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args)
+    tokenizer = policy.load_policy_tokenizer(args)
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
     critic_path = find_critic(args, tokenizer)

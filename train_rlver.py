@@ -576,7 +576,7 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- users, checked before anything is loaded
-    tokenizer = utils.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
+    tokenizer = policy.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from accelerate import PartialState
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -63,7 +62,7 @@ class ThinkFormat:
         return ""
 
 
-_ASKED = "A user asks a question, and an assistant answers it. "
+_SETTING = "A user asks a question, and an assistant answers it. "
 THINK_FORMATS = {
     # warm-started models, thinking (RLMT)
     "think": ThinkFormat(layout="<think>\n{z}\n</think>\n\n{y}", thinking_tags=("<think>", "</think>")),
@@ -74,7 +73,7 @@ THINK_FORMATS = {
         layout="<think> {z} </think> <response> {y} </response>",
         thinking_tags=("<think>", "</think>"),
         response_tags=("<response>", "</response>"),
-        instruction=_ASKED
+        instruction=_SETTING
         + "The assistant first thinks about how to answer well, and only then answers. The thinking stands "
         "between <think> and </think>, and the answer between <response> and </response>, like this: <think> "
         "thinking </think> <response> answer </response>",
@@ -82,10 +81,11 @@ THINK_FORMATS = {
     "zero_plain": ThinkFormat(
         layout="<response> {y} </response>",
         response_tags=("<response>", "</response>"),
-        instruction=_ASKED
+        instruction=_SETTING
         + "The answer stands between <response> and </response>, like this: <response> answer </response>",
     ),
 }
+# all tags: texts to train on are checked for them, and they are never stripped as control tokens
 TAGS = tuple(sorted({tag for think_format in THINK_FORMATS.values() for tag in think_format.tags}))
 
 
@@ -206,9 +206,15 @@ def load_config(path: str):
     return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
-def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if there is none or weights are pickled.
+def context_length(config) -> int:
+    """Returns how many tokens a model reads at most; 10**9 if its config names no maximum."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
 
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if there is none or the weights are pickled.
+
+    Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
     """
     pickled = sorted(Path(path).glob("*model*.bin"))
@@ -241,6 +247,12 @@ def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
         messages.append({"role": "user", "content": "Q"})
         messages.append({"role": "assistant", "content": answer})
     return tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+def closing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that the chat template writes after the assistant's words."""
+    closing_text = render_answers(tokenizer, "@@").rpartition("@@")[2]
+    return tokenizer(closing_text, add_special_tokens=False)["input_ids"]
 
 
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
@@ -317,46 +329,20 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     name, text = _choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 
-    closing = render_answers(tokenizer, "@@").rpartition("@@")[2]
-    after_answer = tokenizer(closing, add_special_tokens=False)["input_ids"]
     special = control_tokens(tokenizer)
-    end = next((token for token in after_answer if token in special), None)
-    if end is None:
+    ends = [token for token in closing_ids(tokenizer) if token in special]
+    if not ends:
         raise ValueError(
             "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
         )
 
+    end = ends[0]
     own_ends = getattr(tokenizer, "own_ends", [])
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     if tokenizer.pad_token_id in (None, end):
         tokenizer.pad_token = _choose_pad_token(tokenizer, end)
     return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
-
-
-def load_policy_tokenizer(
-    args, n_tokens: int = 0, flags: str = "--max-prompt-tokens and --max-completion-tokens"
-) -> Tokenizer:
-    """Loads and prepares the tokenizer of `args.model` for `args.think_format`; exits with 2 where they do not fit.
-
-    Checks that `n_tokens`, which `flags` allow, fit the model's context; 0: those of prompt and completion.
-    """
-    or_fail(check_think_format, args.think_format)
-    tokenizer = load_tokenizer(args.model)
-    trained_to = read_think_format(args.model)
-    if trained_to not in (None, args.think_format):
-        fail(
-            f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; change --think-format "
-            "or --model"
-        )
-    line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
-    PartialState().print(line)
-
-    context = getattr(load_config(args.model).get_text_config(), "max_position_embeddings", 10**9)
-    n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
-    if n_tokens > context:
-        fail(f"{flags}: {n_tokens} tokens are more than the {context} of {args.model}'s context")
-    return tokenizer
 
 
 # --- 3. token ids of prompts and completions

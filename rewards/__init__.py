@@ -36,9 +36,9 @@ from pathlib import Path
 import runs
 from endpoint import Endpoint
 from rewards import judged, shaping, unsupervised, verified
-from rewards.checks import check
+from rewards.checks import check, read_prompts
 from rewards.combining import combine
-from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec, read_prompts
+from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec
 from rewards.command_line import reward_names, reward_options
 from rewards.shared import VERIFIERS, Values
 
@@ -77,7 +77,7 @@ MODELS = {
 }
 DENSE = ("process", "prime")
 KNOWN = (*MODELS, *REWARDS)
-UNSUPERVISED = {"majority", "self_certainty", "negative_entropy"}  # a policy can exploit these
+UNSUPERVISED = {"majority", "self_certainty", "negative_entropy"}  # with them a policy can collapse
 RESERVED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # logged under names like a reward's
 
 
@@ -114,7 +114,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
         rows = [prompts[row["id"]] | row for row in rows]
         given = context | {"group_size": group_size}
         parts = {}
-        need_verdicts = []
+        need_verdicts = []  # rewards that read what the verifiers say, so they are called after them
         for name, _ in spec:
             if name == "preference":
                 parts[name] = [row["rewards"]["preference"] for row in rows]
@@ -137,7 +137,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
 
 
 def _call(name: str, function: Callable, rows: list[dict], given: dict, options: dict) -> Values:
-    """Calls a reward function with what it asks for of CONTEXT, and checks what it returns."""
+    """Calls a reward function with its options and what it asks for of CONTEXT; checks what it returns."""
     asked = {key: given[key] for key in asked_for(function)}
     found = function(rows, **asked, **options)
     expected = f"reward {name} must return a list with a number or None for each of {len(rows)} rows"

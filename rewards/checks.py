@@ -9,8 +9,9 @@ import rewards
 import runs
 from rewards import gold, preference
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
-from rewards.command_line import read_prompts, reward_options
+from rewards.command_line import reward_options
 from rewards.shared import VERIFIERS
+from rows import check_ids, read_rows
 
 
 def check(args) -> None:
@@ -43,6 +44,13 @@ def check(args) -> None:
         _check_prompts(args, functions, judged_names)
 
 
+def read_prompts(args) -> list[dict]:
+    """Reads the prompts with all fields of their rows, which the verifiers need; exits with 2 if ids repeat."""
+    prompts = read_rows(args.prompts, "messages")
+    check_ids(args.prompts, prompts)
+    return prompts
+
+
 def _check_signature(name: str, function: Callable) -> None:
     """Exits with 2 if a user's reward cannot be called with rows and what it asks for of CONTEXT."""
     if not callable(function):
@@ -61,6 +69,7 @@ def _check_signature(name: str, function: Callable) -> None:
 
 
 def _check_values(options: dict[str, dict]) -> None:
+    """Exits with 2 if a verifier's value for what is right is not above the 0 for what is wrong."""
     for name in VERIFIERS:
         if name in options and options[name].get("value", 1.0) <= 0:
             runs.fail(
@@ -70,7 +79,7 @@ def _check_values(options: dict[str, dict]) -> None:
 
 
 def _check_judge(args, judged_names: list[str]) -> None:
-    """Exits with 2 if a reward lacks its judge, or for a flag of the judge that would do nothing."""
+    """Exits with 2 if a reward lacks its judge, or if a flag of the judge would do nothing."""
     if not judged_names:
         reason = "without a reward that asks one"
         runs.refuse_unused({"--judge": reason, "--judge-url": reason})

@@ -75,9 +75,9 @@ def _kind(rule: float | str) -> str:
 
 
 def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool]:
-    """Whether a reward applies to each row: its prompt has the field that it reads.
+    """Tells for each row whether a reward applies: the prompt has the field that the reward reads.
 
-    For cosine that is a field that one of the verifiers reads.
+    Cosine reads the verifiers' verdict, so it applies where one of them does.
     """
     if name == "cosine":
         fields = [VERIFIERS[verifier] for verifier in parts if verifier in VERIFIERS]

@@ -9,8 +9,6 @@ from typing import Literal, get_args, get_origin
 
 import rewards
 import runs
-from rows import check_ids, read_rows
-
 # --- 1. --rewards
 
 
@@ -59,11 +57,8 @@ def _parse_rule(word: str, name: str, rule: str, may_be_soft: bool) -> float | s
         if name in rewards.DENSE:
             raise ValueError(f"--rewards {word}: {name} has rewards on tokens and takes a weight only")
         return rule
-    try:
-        weight = float(rule)
-    except ValueError:
-        weight = float("nan")
-    if not isfinite(weight):
+    weight = _finite(rule)
+    if weight is None:
         soft = f", {name}:soft" if may_be_soft else ""
         raise ValueError(
             f"--rewards {word}: write {name}:WEIGHT (a finite number){soft}, {name}:gate or {name}:veto"
@@ -77,7 +72,7 @@ def reward_names(args) -> list[str]:
 
 
 def is_preference_alone(args, spec: list[tuple[str, float | str]]) -> bool:
-    """Whether the reward is what the reward model says, neither weighted nor normalised.
+    """Tells whether the reward is the reward model's score as it is, neither weighted nor normalised.
 
     Dense rewards come on top.
     """
@@ -89,9 +84,9 @@ def is_preference_alone(args, spec: list[tuple[str, float | str]]) -> bool:
 
 
 def functions_of(args) -> dict[str, Callable]:
-    """Returns the function of every reward in `args.rewards` that is one, by name.
+    """Returns {name: function} for the rewards in `args.rewards` that are functions, not models.
 
-    Exits with 2 if a user's file does not have it.
+    Exits with 2 if a user's file lacks the function.
     """
     functions = {}
     for word in getattr(args, "rewards", ()):
@@ -105,7 +100,7 @@ def functions_of(args) -> dict[str, Callable]:
 
 @functools.cache
 def _load_once(source: str) -> Callable:
-    """Loads a user's function: its file may load a model."""
+    """Loads a user's function, once a run, as its file may load a model."""
     return runs.load_function(source)
 
 
@@ -117,7 +112,7 @@ def parameters(function: Callable) -> dict[str, inspect.Parameter]:
 
 
 def asked_for(function: Callable) -> list[str]:
-    """Returns what a reward function asks for of rewards.CONTEXT."""
+    """Returns the keys of rewards.CONTEXT that a reward function has as parameters."""
     return [name for name in parameters(function) if name in rewards.CONTEXT]
 
 
@@ -168,7 +163,7 @@ def _split_option(word: str, options: dict[str, dict]) -> tuple[str, str, str]:
 
 
 def parse_value(text: str, default, annotation):
-    """Reads the value of an option by the type of its default, or of its annotation where that is None.
+    """Reads the value of an option by the type of its default, or by its annotation if the default is None.
 
     ValueError says what it must be.
     """
@@ -198,12 +193,14 @@ def parse_value(text: str, default, annotation):
             raise ValueError(f"{text!r} is not a whole number")
         return int(text)
     if kind is float:
-        return _finite(text, f"{text!r} is not a finite number")
+        number = _finite(text)
+        if number is None:
+            raise ValueError(f"{text!r} is not a finite number")
+        return number
     if kind is tuple:
-        problem = f"{text!r} is not {len(default)} finite numbers with commas between them"
-        numbers = tuple(_finite(part, problem) for part in text.split(","))
-        if len(numbers) != len(default):
-            raise ValueError(problem)
+        numbers = tuple(_finite(part) for part in text.split(","))
+        if None in numbers or len(numbers) != len(default):
+            raise ValueError(f"{text!r} is not {len(default)} finite numbers with commas between them")
         return numbers
     raise ValueError(
         f"its default is a {kind.__name__}, which cannot be set here; "
@@ -211,17 +208,10 @@ def parse_value(text: str, default, annotation):
     )
 
 
-def _finite(text: str, problem: str) -> float:
+def _finite(text: str) -> float | None:
+    """Reads a number; None if the text is not one, or not a finite one."""
     try:
         number = float(text)
     except ValueError:
-        number = float("nan")
-    if not isfinite(number):
-        raise ValueError(problem)
-    return number
-
-
-def read_prompts(args) -> list[dict]:
-    prompts = read_rows(args.prompts, "messages")
-    check_ids(args.prompts, prompts)
-    return prompts
+        return None
+    return number if isfinite(number) else None

@@ -2,8 +2,8 @@
 
 They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`.
 A source has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens:
-rewards, and where one is given. GRPO makes token advantages of them (`add_advantages`); PPO adds them to the
-tokens' rewards before GAE. train_rlver.py has dense rewards on turns.
+rewards, and where one is given (an event). GRPO makes token advantages of them (`add_advantages`); PPO adds
+them to the tokens' rewards before GAE. train_rlver.py has dense rewards on turns.
 """
 
 import math
@@ -23,7 +23,7 @@ import rewards
 import runs
 import utils
 import watchdog
-from rewards.preference import TOKENS_PER_BATCH_ON_CPU, TOKENS_PER_BATCH_ON_GPU
+from rewards.preference import TOKENS_PER_BATCH, longest_first
 
 MAX_GRAD_NORM = 1.0  # of the model behind `prime`
 
@@ -79,8 +79,9 @@ def steps(completion) -> list[tuple[str, int]]:
     found = []
     cursor = 0
     for step in [*re.split(r"\n\s*\n", completion.thinking), completion.response]:
-        if step.strip():
-            cursor = completion.text.index(step, cursor) + len(step)
+        start = completion.text.find(step, cursor)
+        if step.strip() and start >= 0:  # a thinking that was not closed contains the response
+            cursor = start + len(step)
             found.append((step, cursor))
     return found
 
@@ -112,8 +113,7 @@ class ProcessReward:
         if ".py:" in source:
             self.function = runs.load_function(source)
             return
-        default = TOKENS_PER_BATCH_ON_GPU if device.type == "cuda" else TOKENS_PER_BATCH_ON_CPU
-        self.tokens_per_batch = tokens_per_batch or default
+        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
         self.tokenizer = utils.load_tokenizer(source)
         model, _ = policy.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)
         self.model = model.to(device).eval()
@@ -136,7 +136,7 @@ class ProcessReward:
             return [self.function(completion.messages, completion.text) for completion in completions]
         encoded = [self.encode(completion) for completion in completions]
         lengths = [len(ids) for ids, _ in encoded]
-        limit = getattr(self.model.config, "max_position_embeddings", 10**9)
+        limit = utils.context_length(self.model.config)
         if max(lengths) > limit:
             raise RuntimeError(
                 f"a completion has {max(lengths)} tokens for the process model, which reads {limit}; "
@@ -144,13 +144,7 @@ class ProcessReward:
             )
 
         found = [[] for _ in completions]
-        longest_first = sorted(range(len(completions)), key=lambda place: -lengths[place])
-        start = 0
-        while start < len(longest_first):
-            width = lengths[longest_first[start]]
-            n_rows = max(1, self.tokens_per_batch // width)
-            places = longest_first[start : start + n_rows]
-            start += n_rows
+        for places in longest_first(lengths, self.tokens_per_batch):
             right = self._probability_right([encoded[place][0] for place in places])
             for n, place in enumerate(places):
                 for end, token in encoded[place][1]:
@@ -186,11 +180,12 @@ class ProcessReward:
         return values, events
 
     def _token_at(self, ids: list[int], end: int) -> int:
-        """Returns the place of the token in which the character before the offset `end` is."""
+        """Returns the place of the token that writes the character before the offset `end` of the text."""
 
         def n_characters(n_tokens: int) -> int:
             return len(self.policy_tokenizer.decode(ids[:n_tokens], clean_up_tokenization_spaces=False))
 
+        # index i of this range stands for i + 1 tokens, the last of which is at place i
         return bisect_left(range(1, len(ids)), end, key=n_characters)
 
 
@@ -212,9 +207,8 @@ class ImplicitReward:
     """
 
     name = "prime"
-    scaled = (
-        False  # while phi equals the reference its rewards are noise; their size says what it has learned
-    )
+    # while phi equals the reference its rewards are noise; their size says what it has learned
+    scaled = False
 
     def __init__(
         self, args, weight: float, options: dict, folder: Path | None, reference, tokenizer, accelerator
@@ -229,7 +223,7 @@ class ImplicitReward:
         resume_from = str(folder / self.name) if folder else None
         model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, resume_from)
         model = policy.Policy(model, args.temperature)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=options["learning_rate"], weight_decay=0.0)
         self.learner = checkpoint.Learner(*accelerator.prepare(model, optimizer))
         self.metrics = {}
@@ -324,10 +318,9 @@ def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerat
     sources = []
     for name, weight in runs.or_fail(rewards.parse_spec, args.rewards):
         if name == "process":
-            source = ProcessReward(
-                options[name]["model"], weight, tokenizer, args.reward_tokens_per_batch, accelerator.device
-            )
-            sources.append(source)
+            model = options[name]["model"]
+            n_tokens = args.reward_tokens_per_batch
+            sources.append(ProcessReward(model, weight, tokenizer, n_tokens, accelerator.device))
         elif name == "prime":
             source = ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
             sources.append(source)

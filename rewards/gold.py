@@ -14,7 +14,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 import rollout
 import runs
-import utils
 import watchdog
 from endpoint import Endpoint
 from rewards.judged import judge_mark
@@ -22,11 +21,10 @@ from rewards.preference import RewardModel
 
 
 def check(args) -> None:
-    """Exits with 2 if `args.gold` is nothing that `load_gold` takes."""
+    """Exits with 2 if `load_gold` could not load `args.gold`. It may be empty."""
     if ".py:" in args.gold:
         runs.load_function(args.gold)
     elif args.gold and not args.gold.startswith("judge:"):
-        utils.load_tokenizer(args.gold)
         runs.or_fail(RewardModel.check, args.gold)
 
 
@@ -81,8 +79,8 @@ def _judge_as_gold(args, run: Path):
 def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, step: int) -> bool:
     """Samples, scores and logs a completion of each held-out prompt; tells whether gold is the best so far.
 
-    All processes call it, each for its share of the prompts. The last one samples some prompts a second
-    time if they cannot be split evenly; these do not count.
+    All processes call it, each for its share of the prompts. If these cannot be split evenly, the last
+    processes sample some a second time, which does not count.
     """
     if not prompts:
         return False

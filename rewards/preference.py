@@ -1,20 +1,20 @@
 """The preference reward: a reward model that scores what the policy wrote."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+import policy
 import rewards
 import runs
 import utils
 import watchdog
 
-NO_LIMIT = 10**9  # tokens, for a model whose config names no maximum
-TOKENS_PER_BATCH_ON_CPU = 2048  # measured: larger ones gain nothing
-TOKENS_PER_BATCH_ON_GPU = 16384
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # measured on a CPU: larger batches gain nothing
 
 
 class RewardModel:
@@ -29,8 +29,7 @@ class RewardModel:
         max_length: tokens of conversation and completion; 0: as many as the model's context holds.
         tokens_per_batch: tokens in one forward, padding included; 0: 2048 on a CPU, 16384 on a GPU.
 
-    `n_scored` counts the encoded texts and `n_truncated` those that were too long; the trainer sets both
-    back.
+    `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
     """
 
     def __init__(
@@ -47,24 +46,13 @@ class RewardModel:
         self.reward_on = reward_on
         self.think_format = think_format
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, **utils.SAFE
-        )
-        missing = sorted(loading["missing_keys"])
-        if missing:
-            raise ValueError(f"reward model {path} has no weights for {missing[0]}")
-        for name, weight in model.named_parameters():
-            if not weight.isfinite().all():
-                raise ValueError(f"reward model {path} has no weights for {name} (not finite)")
+        model, _ = policy.load_weights(AutoModelForSequenceClassification, path, dtype=dtype)
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
-        context = getattr(self.model.config, "max_position_embeddings", 0)
-        self.max_length = max_length or context or NO_LIMIT
-        on_cpu = self.model.device.type == "cpu"
-        default_tokens = TOKENS_PER_BATCH_ON_CPU if on_cpu else TOKENS_PER_BATCH_ON_GPU
-        self.tokens_per_batch = tokens_per_batch or default_tokens
+        self.max_length = max_length or utils.context_length(self.model.config)
+        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.model.device.type]
         self.n_scored = 0
         self.n_truncated = 0
 
@@ -74,10 +62,10 @@ class RewardModel:
     ) -> Tokenizer:
         """Returns the tokenizer with its chat template, without loading weights.
 
-        ValueError if the model could not score such completions.
+        ValueError if the model could not score such completions. Exits with 2 if the folder cannot be used.
         """
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = utils.load_tokenizer(path)
+        config = utils.load_config(path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -98,8 +86,8 @@ class RewardModel:
     def encode(self, messages: list[dict], completion: str) -> list[int]:
         """Returns the token ids of a conversation in the reward model's own template.
 
-        A conversation longer than `max_length` tokens loses the end of its last turn, never the closing
-        tokens.
+        A conversation longer than `max_length` tokens loses the end of its last turn, but keeps the tokens
+        that close the turn.
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
         turns = utils.without_control(self.tokenizer, turns)
@@ -107,8 +95,7 @@ class RewardModel:
         self.n_scored += 1
         if len(ids) > self.max_length:
             self.n_truncated += 1
-            closing_text = utils.render_answers(self.tokenizer, "@@").rpartition("@@")[2]
-            closing = self.tokenizer(closing_text, add_special_tokens=False)["input_ids"]
+            closing = utils.closing_ids(self.tokenizer)
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
 
@@ -124,26 +111,17 @@ class RewardModel:
 
     @torch.inference_mode()
     def score_ids(self, ids: list[list[int]]) -> list[float]:
-        """Returns the rewards (B,) of conversations given as token ids.
-
-        They are scored longest first, so that a batch holds rows of about equal length.
-        """
-        longest_first = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
+        """Returns the rewards (B,) of conversations given as token ids."""
         scores = [0.0] * len(ids)
-        start = 0
-        while start < len(longest_first):
-            width = len(ids[longest_first[start]])
-            n_rows = max(1, self.tokens_per_batch // width)
-            batch = longest_first[start : start + n_rows]
-            start += n_rows
-            for i, score in zip(batch, self._forward([ids[i] for i in batch], width)):
+        for batch in longest_first([len(row) for row in ids], self.tokens_per_batch):
+            for i, score in zip(batch, self._forward([ids[i] for i in batch]), strict=True):
                 scores[i] = score
         return scores
 
-    def _forward(self, rows: list[list[int]], width: int) -> list[float]:
-        """Scores one batch, each row padded on the right to `width` tokens."""
-        # The head reads the last token that is not the pad token: the last real one, with a pad id that ends
-        # no row.
+    def _forward(self, rows: list[list[int]]) -> list[float]:
+        """Scores one batch, padded on the right."""
+        width = max(len(row) for row in rows)
+        # The head reads the last token that is not the pad token. So the pad id must end no row.
         pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad
@@ -157,11 +135,27 @@ class RewardModel:
         return logits[:, 0].tolist()
 
 
+def _to_float32(_, args: tuple) -> tuple:
+    return (args[0].float(),)
+
+
+def longest_first(lengths: list[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Yields the places of the rows of each batch, so that rows of about equal length are padded together.
+
+    A batch has at most `tokens_per_batch` tokens, padding included, or a single row.
+    """
+    places = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+    start = 0
+    while start < len(places):
+        n_rows = max(1, tokens_per_batch // lengths[places[start]])
+        yield places[start : start + n_rows]
+        start += n_rows
+
+
 def check(args) -> None:
-    """Exits with 2 if `args.reward_model` is one of the rewards and cannot score this format."""
+    """Exits with 2 if the preference is one of the rewards and `args.reward_model` cannot score this format."""
     if "preference" not in rewards.reward_names(args):
         return
-    utils.load_tokenizer(args.reward_model)
     template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
     runs.or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
     config = utils.load_config(args.reward_model)
@@ -173,12 +167,11 @@ def check(args) -> None:
 
 
 def load_reward_model(args, device: str) -> RewardModel | None:
-    """Loads `args.reward_model`; None if it is none of the rewards. Exits with 2 if weights are missing."""
+    """Loads `args.reward_model`, which `check` has checked; None if the preference is none of the rewards."""
     if "preference" not in rewards.reward_names(args):
         return None
     options = runs.or_fail(rewards.reward_options, args)["preference"]
-    return runs.or_fail(
-        RewardModel,
+    return RewardModel(
         args.reward_model,
         args.reward_on,
         args.think_format,
@@ -187,7 +180,3 @@ def load_reward_model(args, device: str) -> RewardModel | None:
         args.reward_tokens_per_batch,
         device,
     )
-
-
-def _to_float32(_, args: tuple) -> tuple:
-    return (args[0].float(),)

@@ -32,7 +32,7 @@ class Scorer:
         self.args = args
         self.tokenizer = tokenizer
         self.accelerator = accelerator
-        self.compose = rewards.load(args, run)
+        self.compose = rewards.load(args, run)  # None if the reward is the preference alone
         self.reward_name = "total" if self.compose else "preference"
         self.gold = load_gold(args, str(accelerator.device), run)
         self.reward_model = load_reward_model(args, str(accelerator.device))
@@ -44,8 +44,8 @@ class Scorer:
         self._stream = None
         if torch.cuda.is_available():
             self._stream = torch.cuda.Stream()
-        self._waiting = []
-        self._batches = []
+        self._waiting = []  # completions of a batch that is not full yet
+        self._scoring = []  # one future for each batch that the thread has
 
     # --- the preference
 
@@ -63,7 +63,7 @@ class Scorer:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._batches.append(self._thread.submit(self._set_preferences, self._waiting))
+            self._scoring.append(self._thread.submit(self._set_preferences, self._waiting))
             self._waiting = []
 
     def _set_preferences(self, completions: list) -> None:
@@ -75,20 +75,21 @@ class Scorer:
     # --- all parts
 
     def score(self, completions: list, group_size: int, model: torch.nn.Module) -> dict[str, float]:
-        """Sets rewards, contributions, correct and reward of this process's completions; all call it.
+        """Sets rewards, contributions, correct and reward of this process's completions; all processes call it.
 
         With --on-bad-format floor, a malformed completion gets the lowest reward of its group minus a margin.
         One without a reward (a judge failed) keeps NaN, and nothing is learned from it.
 
         Args:
+            completions: those that `start` took, whole groups of them.
             model: the policy, whose entropies some rewards read.
 
         Returns the indicators of collapse, see unsupervised.collapse_indicators.
         """
         self._flush()
-        for batch in self._batches:
+        for batch in self._scoring:
             batch.result()
-        self._batches = []
+        self._scoring = []
         set_gold(self.gold, completions)
 
         if self.needs_entropies:
@@ -126,19 +127,19 @@ class Scorer:
 
     def _set_rewards(self, completions: list, totals: list[float | None], group_size: int) -> None:
         """Sets `reward`: the total, a floor for a malformed completion, NaN where there is none."""
-        rewards = []
-        floored = []
+        own_rewards = []
+        own_floored = []
         for completion, total in zip(completions, totals, strict=True):
             gets_floor = completion.status != "ok" and self.args.on_bad_format == "floor"
             has_total = total is not None and not gets_floor
-            rewards.append(total if has_total else math.nan)
-            floored.append(gets_floor)
+            own_rewards.append(total if has_total else math.nan)
+            own_floored.append(gets_floor)
             if gets_floor and completion.correct is not None:
                 completion.correct = 0.0
 
-        # a floor compares a group, and PPO's lies on all processes
-        all_rewards = torch.tensor(gather_object(rewards))
-        all_floored = torch.tensor(gather_object(floored))
+        # a floor depends on the whole group, and PPO's group is spread over all processes
+        all_rewards = torch.tensor(gather_object(own_rewards))
+        all_floored = torch.tensor(gather_object(own_floored))
         all_rewards = floor_bad(all_rewards, all_floored, group_size, self.args.format_margin).tolist()
         first = self._first_place(completions)
         for place, completion in enumerate(completions, start=first):
@@ -156,8 +157,7 @@ class Scorer:
                 completion.rewards["preference"] = None
         else:
             self._set_preferences(completions)
-            self.reward_model.n_truncated = 0  # the next step counts anew
-            self.reward_model.n_scored = 0
+            self._reset_counts()  # the metrics are of training steps only
         set_gold(self.gold, completions)
 
     def metrics(self) -> dict[str, float]:
@@ -167,13 +167,16 @@ class Scorer:
         counts = [self.reward_model.n_truncated, self.reward_model.n_scored]
         counts = torch.tensor(counts, device=self.accelerator.device)
         truncated, scored = self.accelerator.reduce(counts, "sum").tolist()
+        self._reset_counts()
+        return {"reward/truncated": truncated / max(1, scored)}
+
+    def _reset_counts(self) -> None:
         self.reward_model.n_truncated = 0
         self.reward_model.n_scored = 0
-        return {"reward/truncated": truncated / max(1, scored)}
 
 
 def text_to_score(completion, args) -> str | None:
-    """Returns the text that stands for a completion before the reward model; None if it gets a floor."""
+    """Returns the text that the reward model scores for a completion; None if that gets a floor instead."""
     if completion.status == "ok" or args.on_bad_format == "score":
         return completion.text
     if args.on_bad_format == "floor":

@@ -78,6 +78,15 @@ def test_steps_are_paragraphs_and_the_response():
     assert dense.steps(row("", "Hi")) == [("Hi", len(row("", "Hi").text))]
 
 
+@pytest.mark.parametrize("text", ["<think> a <response> b </response>", "<think> a <response> b </think> c"])
+def test_a_response_inside_a_thinking_is_no_step_of_its_own(text):
+    """As in the Zero format, where the response has an opening tag of its own."""
+    parts = utils.split_thinking(text, "zero_think")
+    assert parts.status != "ok" and parts.response
+    found = SimpleNamespace(text=text, thinking=parts.thinking, response=parts.response)
+    assert dense.steps(found) == [(parts.thinking, text.index(parts.thinking) + len(parts.thinking))]
+
+
 def test_steps_of_toy_sums():
     messages = [
         {"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}

@@ -88,7 +88,7 @@ def test_every_model_is_loaded_without_pickles_and_foreign_code():
                 if weights
                 else given.get("trust_remote_code") == "False"
             ), (path, name)
-    assert found >= 12 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
+    assert found >= 8 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
 
 
 def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
@@ -245,13 +245,11 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
         )
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    assert "custom code" in exits(utils.load_tokenizer, str(folder)) and "custom code" in exits(
-        utils.load_config, str(folder)
-    )
+    for load in (utils.load_tokenizer, utils.load_config, RewardModel.check):
+        assert "custom code" in exits(load, str(folder))
     tokenizer = utils.load_tokenizer(str(BASE))
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
-        lambda: RewardModel.check(str(folder)),
         lambda: train_ppo.load_critic(str(folder), 0, False),
         lambda: list(rollout.generate(str(folder), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2))),
     ):

@@ -138,7 +138,7 @@ def test_completions_are_scored_while_others_are_sampled(scorer, completions):
     made.reward_model.score = score
     for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
         made.start(completions[place])
-    assert len(threads) > 0 or made._batches
+    assert len(threads) > 0 or made._scoring
     made.score(completions, 4, None)
     assert len(threads) > 2 and not any(threads)
     assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig
 import checkpoint
 import rollout
 import utils
+from policy import load_policy_tokenizer
 from utils import encode_completion, encode_prompt, join_thinking, prepare_tokenizer, split_thinking
 
 STATUSES = {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
@@ -498,17 +499,17 @@ def test_a_folder_that_is_not_a_model_is_named(tmp_path, exits):
 def test_a_policy_keeps_its_format_and_fits_its_context(policy, tmp_path, exits):
     args = SimpleNamespace(model=policy, think_format="think", chat_template="auto", max_prompt_tokens=96)
     args.max_completion_tokens = 4000
-    assert utils.load_policy_tokenizer(args).stop_ids
+    assert load_policy_tokenizer(args).stop_ids
     args.max_completion_tokens = 4001
-    assert "4097 tokens are more than the 4096" in exits(utils.load_policy_tokenizer, args)
+    assert "4097 tokens are more than the 4096" in exits(load_policy_tokenizer, args)
     args.max_completion_tokens = 10
     args.think_format = "thinks"
-    assert "'thinks' is unknown" in exits(utils.load_policy_tokenizer, args)
+    assert "'thinks' is unknown" in exits(load_policy_tokenizer, args)
     args.think_format = "think"
     args.model = str(tmp_path / "plain")
     shutil.copytree(policy, args.model)
     (tmp_path / "plain" / "think_format.json").write_text('{"think_format": "plain"}')
-    assert "was trained to the format 'plain', not 'think'" in exits(utils.load_policy_tokenizer, args)
+    assert "was trained to the format 'plain', not 'think'" in exits(load_policy_tokenizer, args)
 
 
 # --- the parser against a grammar
