@@ -54,8 +54,6 @@ class Engine:
         if not on_gpu:
             # a seeded request whose prompt is split among batches fails on a CPU
             options["enable_chunked_prefill"] = False
-            # vLLM warns of the tied LM head at every update; _pack_tied_head takes care of it
-            logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
         if in_process:
             if PartialState().num_processes > 1:
                 options["distributed_executor_backend"] = "external_launcher"
@@ -104,10 +102,12 @@ class Engine:
         """Copies the policy's weights into this process's engine; all processes must call it."""
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
-        weights = ((name, weight.clone()) for name, weight in policy.whole_weights(trained))
+        weights = policy.whole_weights(trained)
         if utils.DEVICE == "cuda":
             self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
         else:  # linear layers pack their weights after loading, which load_weights alone does not do
+            # it warns of layers that get no weights: rotary embeddings, and the tied LM head, which _pack_tied_head renews
+            logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(_pack_tied_head)
         if self.asleep:
