@@ -299,7 +299,7 @@ def load_reference(path: str, temperature: float, accelerator: Accelerator) -> P
 
 @torch.no_grad()
 def reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tuple) -> torch.Tensor:
-    """Returns the reference's log-probabilities (B, T); None: those of the policy without its adapter."""
+    """Returns the log-probabilities (B, T) of the reference: if None, of the policy without its adapter."""
     if reference is not None:
         logprobs, _ = reference(*inputs)
     else:
@@ -345,9 +345,10 @@ def micro_batches(
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         n_batches = most.item()
 
+    sizes = _split_until(_even_sizes(lengths, n_batches), n_batches)
     batches = []
     start = 0
-    for size in _at_least(_even_sizes(lengths, n_batches), n_batches):
+    for size in sizes:
         batches.append(longest_first[start : start + size])
         start += size
     return batches
@@ -365,7 +366,7 @@ def _chunk_sizes(lengths: list[int], max_tokens: int) -> list[int]:
 
 
 def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
-    """Returns sizes of at most `n_chunks` chunks, such that the largest has as few tokens as possible."""
+    """Returns sizes of at most `n_chunks` chunks; the largest, which sets the peak of memory, is as small as can be."""
     if not lengths:
         return []
 
@@ -377,7 +378,7 @@ def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
     return _chunk_sizes(lengths, smallest_limit)
 
 
-def _at_least(sizes: list[int], n_chunks: int) -> list[int]:
+def _split_until(sizes: list[int], n_chunks: int) -> list[int]:
     """Halves the largest chunks until there are `n_chunks`."""
     sizes = list(sizes)
     while len(sizes) < n_chunks:
@@ -397,10 +398,11 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
     batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
-    batch["loss_mask"] = batch["completion_mask"]
-    batch["advantages"] = pad([completion.advantages for completion in completions])
-    if completions[0].loss_mask is not None:
+    if completions[0].loss_mask is None:
+        batch["loss_mask"] = batch["completion_mask"]
+    else:
         batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
+    batch["advantages"] = pad([completion.advantages for completion in completions])
     for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
         if getattr(completions[0], name) is not None:
             batch[name] = pad([getattr(completion, name) for completion in completions])
@@ -474,7 +476,8 @@ def set_reference_logprobs(
 ) -> None:
     """Notes the reference's log-probabilities; see `reference_logprobs`."""
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        logprobs = reference_logprobs(model, reference, tuple(batch.values()))
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs = reference_logprobs(model, reference, inputs)
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             completion.reference_logprobs = row[: len(completion.ids)]
 

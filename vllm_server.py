@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import numpy as np
 import requests
 import torch
 from accelerate import PartialState
@@ -65,15 +66,20 @@ class Server:
     def complete(self, bodies: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `bodies`: place -> body for /v1/completions, its prompt in token ids. `finished` is False if the
-        token limit cut the completion off.
+        `bodies`: place -> body for /v1/completions, its prompt in token ids; without a seed it gets one
+        from NumPy's generator. `finished` is False if the token limit cut the completion off.
         """
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            place_of = {pool.submit(self._complete, body): place for place, body in bodies.items()}
+            place_of = {}
+            for place, body in bodies.items():
+                if "seed" not in body:  # the server's generator knows nothing of the run's step
+                    body = body | {"seed": np.random.randint(2**31)}
+                place_of[pool.submit(self._complete, body)] = place
             for future in as_completed(place_of):
                 yield place_of[future], *future.result()
 
     def _complete(self, body: dict) -> tuple[list[int], list[float], bool]:
+        """Returns token ids, log-probabilities and finished of one completion, read as it is written."""
         ids = []
         logprobs = []
         ending = None
@@ -135,12 +141,12 @@ class PolicyWeights:
         from vllm.distributed.weight_transfer import ParamMeta
 
         self.trained = trained
-        self.described = []
+        self.metas = []
         for name, weight in policy.whole_weights(trained):
-            self.described.append(ParamMeta(name, weight.dtype, tuple(weight.shape)))
+            self.metas.append(ParamMeta(name, weight.dtype, tuple(weight.shape)))
 
     def metadata(self) -> list:
-        return self.described
+        return self.metas
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return policy.whole_weights(self.trained)

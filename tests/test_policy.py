@@ -154,9 +154,9 @@ def test_chunks_are_the_best_cut(n):
 
 
 def test_every_process_gets_equally_many_micro_batches():
-    assert policy._at_least([3, 1], 4) == [1, 1, 1, 1]
-    assert policy._at_least([2, 5], 3) == [2, 3, 2]
-    assert policy._at_least([], 0) == []
+    assert policy._split_until([3, 1], 4) == [1, 1, 1, 1]
+    assert policy._split_until([2, 5], 3) == [2, 3, 2]
+    assert policy._split_until([], 0) == []
 
 
 # --- before an update

@@ -1,4 +1,4 @@
-"""Tests rollout.py and vllm_server.py.
+"""Tests rollout.py, vllm_engine.py and vllm_server.py.
 
 Engines of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
 """
@@ -202,7 +202,7 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
         greedy = Sampling(temperature=0.0, max_tokens=20, stop=stop_string)
         for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"]):
             found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
-            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.llm)
+            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.vllm)
 
 
 def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
@@ -276,7 +276,7 @@ def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
         place: sample.ids for place, sample in everything.items() if place not in done
     }
 
-    [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
+    [engine] = sampler.vllm.llm.llm_engine.engine_core.resources.engine_manager.processes
     sampler.sampling = Sampling(1.0, 200)
     samples = sampler.sample(long)
     next(samples)
@@ -301,7 +301,7 @@ def server_url(saved, tmp_path_factory):
         port = free.getsockname()[1]
     words = ["--model", saved, "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
     words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32"]
-    words += ["--no-enable-chunked-prefill"]  # see rollout.start_vllm
+    words += ["--no-enable-chunked-prefill"]  # see vllm_engine.Engine
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]

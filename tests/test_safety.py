@@ -251,10 +251,11 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE),
         lambda: train_ppo.load_critic(str(folder), 0, False),
-        lambda: list(rollout.generate(str(folder), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2))),
     ):
         with pytest.raises(ValueError, match="custom code"):
             load()
+    sampling = rollout.Sampling(0.0, 2)
+    assert "custom code" in exits(rollout.Sampler, str(folder), tokenizer, sampling, False)
 
 
 TEMPLATES = [

@@ -21,8 +21,10 @@ from safetensors.torch import load_file, save_file
 import checkpoint
 import endpoint
 import policy
+import rollout
 import runs
 import train_grpo
+import utils
 import watchdog
 from data.toy import world
 from rewards.preference import load_reward_model
@@ -269,15 +271,21 @@ def test_weights_that_are_missing_or_not_finite_are_refused(tmp_path, capsys):
         (without, f"1 weights are missing, e.g. {name}"),
         (None, "its weights cannot be read"),
     ]
+    tokenizer = utils.load_tokenizer(str(ROOT / "data/toy/base"))
     for number, (weights, message) in enumerate(cases):
         folder = Path(shutil.copytree(ROOT / "data/toy/base", tmp_path / str(number)))
         if weights:
             save_file(weights, folder / "model.safetensors", {"format": "pt"})
         else:
             os.truncate(folder / "model.safetensors", 1_000_000)
-        with pytest.raises(SystemExit) as error:
-            policy.load_policy(str(folder), 0, False)
-        assert error.value.code == 2 and f"{folder}: {message}" in capsys.readouterr().err
+        calls = (
+            (policy.load_policy, (str(folder), 0, False)),
+            (rollout.Sampler, (str(folder), tokenizer, rollout.Sampling(0.0, 2), False)),
+        )
+        for load, arguments in calls:
+            with pytest.raises(SystemExit) as error:
+                load(*arguments)
+            assert error.value.code == 2 and f"{folder}: {message}" in capsys.readouterr().err
 
     folder = Path(shutil.copytree(ROOT / "data/toy/reward_model", tmp_path / "reward"))
     weights = load_file(folder / "model.safetensors")
