@@ -82,8 +82,8 @@ def load_policy(args: Args) -> dict:
         lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
         dtype = getattr(torch, utils.DTYPE)
     return {
-        "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype),
-        "processing_class": AutoTokenizer.from_pretrained(args.folder / "policy"),
+        "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype, **utils.SAFE),
+        "processing_class": AutoTokenizer.from_pretrained(args.folder / "policy", trust_remote_code=False),
         "peft_config": lora,
     }
 
@@ -139,9 +139,11 @@ def grpo(args: Args) -> None:
     trainer = GRPOTrainer(
         **load_policy(args),
         reward_funcs=AutoModelForSequenceClassification.from_pretrained(
-            args.folder / "reward", dtype=utils.DTYPE
+            args.folder / "reward", dtype=utils.DTYPE, **utils.SAFE
         ),
-        reward_processing_classes=AutoTokenizer.from_pretrained(args.folder / "reward"),
+        reward_processing_classes=AutoTokenizer.from_pretrained(
+            args.folder / "reward", trust_remote_code=False
+        ),
         args=config,
         train_dataset=Dataset.from_list(in_order),
     )
@@ -213,9 +215,9 @@ def dpo(args: Args) -> None:
 def reward(args: Args) -> None:
     """Scores texts as GRPOTrainer does: all of a step in one forward, padded to the longest."""
     model = AutoModelForSequenceClassification.from_pretrained(
-        args.folder / "reward", dtype=utils.DTYPE, device_map=utils.DEVICE
+        args.folder / "reward", dtype=utils.DTYPE, device_map=utils.DEVICE, **utils.SAFE
     )
-    tokenizer = AutoTokenizer.from_pretrained(args.folder / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(args.folder / "reward", trust_remote_code=False)
 
     def score(texts: list[dict]) -> list[float]:
         conversations = []
