@@ -444,7 +444,7 @@ def sample_share(
     """Samples a completion for each key of this process into samples-<process>.jsonl; skips those that are
     there."""
     path = folder / f"samples-{accelerator.process_index}.jsonl"
-    done = {row["key"] for row in runs.read_kept(path)}
+    done = {row["key"] for row in runs.read_log(path)}
     if done.issuperset(keys):
         return
     sampling = rollout.Sampling(
@@ -476,7 +476,7 @@ def score_share(completions: dict[str, rollout.Completion], folder: Path, args: 
     bits.
     """
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    done = {row["key"] for row in runs.read_kept(path)}
+    done = {row["key"] for row in runs.read_log(path)}
     if done.issuperset(completions):
         return
     device = str(accelerator.device)
@@ -608,7 +608,7 @@ def with_reference_logps(
     """
     path = folder / "pairs.jsonl"
     if path.exists():
-        return [Pair(**row) for row in runs.read_kept(path)]
+        return [Pair(**row) for row in runs.read_log(path)]
     if saved:
         runs.fail(f"{path} is missing, without which {saved} cannot be trained on; --overwrite starts anew")
     pairs = longest_first(pairs)
@@ -848,7 +848,7 @@ def main(args: Args) -> None:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
-        accelerator.print(plan.check_memory(plan.of_dpo(args, use_vllm), at_once=False))
+        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), at_once=False))
     if data.prompts:
         accelerator.print(
             f"{args.rounds} rounds of {args.prompts_per_round or len(data.prompts)} prompts x "
@@ -882,7 +882,7 @@ def main(args: Args) -> None:
         if held_out:
             measure_held_out(held_out, save_to, number, folder, run, tokenizer, args, accelerator)
         if accelerator.is_main_process:
-            metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
+            metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
         runs.write_summary(folder, metrics)
         all_metrics.append(metrics)
         model = str(save_to)

@@ -639,7 +639,7 @@ def main(args: Args) -> None:
     )
     rewards.check(args)
     dense.check(args, has_reference=bool(args.beta))
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference=bool(args.beta))))
+    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference=bool(args.beta))))
     if args.dry_run:
         return
     max_length = args.max_prompt_tokens + args.max_completion_tokens

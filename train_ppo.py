@@ -688,7 +688,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     dense.check(args, has_reference)
     start = critic_start(args, tokenizer)
-    parts = plan.of_rl(args, use_vllm, has_reference)
+    parts = plan.rl_gib(args, use_vllm, has_reference)
     parts["critic"] = plan.trained_gib(start, args.lora_r)
     accelerator.print(plan.check_memory(parts))
     if args.dry_run:

@@ -380,7 +380,7 @@ def main(args: Args) -> None:
         "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
     }
     if accelerator.is_main_process:
-        losses = [row["loss"] for row in runs.read_kept(run / "metrics.jsonl")]
+        losses = [row["loss"] for row in runs.read_log(run / "metrics.jsonl")]
         summary["loss"] = sum(losses) / len(losses)
     checkpoint.finish(run, summary)
 

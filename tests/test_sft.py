@@ -308,7 +308,7 @@ def train(monkeypatch, traces, tmp_path):
         return out
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(watchdog, "RUN", watchdog.Watched())
+    monkeypatch.setattr(watchdog, "RUN", watchdog.Run())
     yield run
     watchdog._LOCK_FILES.clear()
 
