@@ -2,14 +2,13 @@
 
 A checkpoint is run/checkpoint-<step>/:
 
-    config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder (with LoRA: of the adapter)
-    <name>/                                          the same of every other model that learns, such as a critic
+    config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder; with LoRA, of the adapter
+    <name>/                                          the same for every other model that learns, such as a critic
     optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
-    crc-rank<k>.json                                 CRC-32 of each file that rank k wrote
-    complete                                         written last, by rank 0
+    complete                                         the key of the run and the CRC-32 of each file; written last
 
-No random state is stored: the prompts, the sampling and the micro-batches of a step follow from (seed, step), see
-`seed_step`.
+No random state is stored: prompts, sampling and micro-batches of a step follow from (seed, step), see `seed_step`.
+All processes call these functions together, and all see the same disk.
 
     folder, first_step = checkpoint.resume(run, args, accelerator)
     model = policy.load_policy(args.model, ..., resume_from=folder)
@@ -33,13 +32,14 @@ import json
 import shutil
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import broadcast_object_list, set_seed
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -48,6 +48,7 @@ from transformers import GenerationConfig
 import policy
 import watchdog
 
+# each row has its step; a resume cuts them back to its checkpoint
 LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
 
 
@@ -61,57 +62,51 @@ class Learner(NamedTuple):
 # --- 1. model folders
 
 
-def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge: bool = True) -> list[Path]:
-    """Saves a transformers model as an ordinary folder; returns the files that this process wrote.
+def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge: bool = True) -> None:
+    """Saves a transformers model as an ordinary folder.
 
-    Each process writes its share of the weights, whole tensors, in a file of its own; all must call it. `merge`:
-    LoRA is merged into the weights; False saves the adapter alone.
+    Each process writes a file with about an equal share of the weights. `merge`: LoRA is merged into the weights;
+    False saves the adapter alone.
     """
     inner = policy.unwrap(model)
     folder.mkdir(parents=True, exist_ok=True)
     if policy.has_adapter(inner) and not merge:
-        return _save_adapter(folder, inner, accelerator)
+        _save_adapter(folder, inner, accelerator)
+        return
 
-    rank = accelerator.process_index
     n_files = accelerator.num_processes
-    names = [f"model-{i + 1:05d}-of-{n_files:05d}.safetensors" for i in range(n_files)]
+    files = [f"model-{i + 1:05d}-of-{n_files:05d}.safetensors" for i in range(n_files)]
     if n_files == 1:
-        names = ["model.safetensors"]
-    mine = {}
+        files = ["model.safetensors"]
+    own_file = files[accelerator.process_index]
+    own_weights = {}
     file_of_weight = {}
-    n_bytes = [0] * n_files
+    n_bytes = dict.fromkeys(files, 0)
     for name, weight in policy.whole_weights(model):
-        smallest = n_bytes.index(min(n_bytes))
-        n_bytes[smallest] += weight.numel() * weight.element_size()
-        file_of_weight[name] = names[smallest]
-        if rank == smallest:
-            mine[name] = weight.to("cpu", copy=True).contiguous()
+        smallest = min(files, key=n_bytes.get)
+        n_bytes[smallest] += weight.nbytes
+        file_of_weight[name] = smallest
+        if smallest == own_file:
+            own_weights[name] = weight.to("cpu", copy=True).contiguous()
         watchdog.beat()
-    save_file(mine, folder / names[rank], metadata={"format": "pt"})
-    written = [folder / names[rank]]
+    save_file(own_weights, folder / own_file, metadata={"format": "pt"})
 
     if accelerator.is_main_process:
-        config = inner.config
-        config.dtype = next(iter(mine.values())).dtype
-        config.save_pretrained(folder)
+        inner.config.dtype = next(iter(own_weights.values())).dtype
+        inner.config.save_pretrained(folder)
         if n_files > 1:
-            index = {"metadata": {"total_size": sum(n_bytes)}, "weight_map": file_of_weight}
+            index = {"metadata": {"total_size": sum(n_bytes.values())}, "weight_map": file_of_weight}
             watchdog.write(folder / "model.safetensors.index.json", json.dumps(index))
-            written.append(folder / "model.safetensors.index.json")
-        written.append(folder / "config.json")
-    return written
 
 
-def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> list[Path]:
-    """Saves the LoRA adapter; under FSDP2 its shards are gathered, which all processes must do."""
+def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
+    """Saves the LoRA adapter; under FSDP2 all processes gather its shards."""
     weights = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             weights[name] = policy.whole(weight.detach()).to("cpu", copy=True).contiguous()
-    if not accelerator.is_main_process:
-        return []
-    model.save_pretrained(folder, state_dict=weights)
-    return [folder / "adapter_model.safetensors", folder / "adapter_config.json"]
+    if accelerator.is_main_process:
+        model.save_pretrained(folder, state_dict=weights)
 
 
 def save_tokenizer(folder: Path, tokenizer, think_format: str | None) -> None:
@@ -129,7 +124,7 @@ def save_tokenizer(folder: Path, tokenizer, think_format: str | None) -> None:
 def save_model(
     folder: Path, model: nn.Module, tokenizer, think_format: str | None, accelerator: Accelerator
 ) -> None:
-    """Saves a finished model, LoRA merged; the adapter alone goes into adapter/ next to it. All processes call it.
+    """Saves a finished model with LoRA merged; the adapter alone goes into adapter/ next to it.
 
     An older folder of that name is replaced when the new one is whole.
     """
@@ -157,27 +152,35 @@ def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in _parameters(optimizer))
 
 
-def save_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Saves an optimizer's state by the place of its parameters; under FSDP2 this process's shard of it."""
+def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
+    rank = PartialState().process_index if _is_sharded(optimizer) else 0
+    prefix = f"{name}-" if name else ""
+    return folder / f"{prefix}optimizer-rank{rank}.pt"
+
+
+def save_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Saves the states of an optimizer in the order of its parameters; under FSDP2 each process saves its shard."""
+    if not _is_sharded(optimizer) and not PartialState().is_main_process:
+        return
     states = []
     for parameter in _parameters(optimizer):
         state = {}
-        for name, value in optimizer.state.get(parameter, {}).items():
-            state[name] = value.to_local() if isinstance(value, DTensor) else value
+        for key, value in optimizer.state.get(parameter, {}).items():
+            state[key] = value.to_local() if isinstance(value, DTensor) else value
         states.append(state)
-    torch.save(states, path)
+    torch.save(states, _optimizer_path(folder, name, optimizer))
 
 
 def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Loads the state that `save` wrote for the learner `name`; the number of processes must be the same."""
+    """Loads what `save_optimizer` wrote; the number of processes must be the same."""
     path = _optimizer_path(folder, name, optimizer)
     states = torch.load(path, map_location="cpu", weights_only=True)
-    for parameter, saved in zip(_parameters(optimizer), states, strict=True):
-        state = {}
-        for key, value in saved.items():
-            if key != "step":  # Adam counts steps on the CPU
-                value = value.to(parameter.device)
-            if isinstance(parameter, DTensor) and key != "step":
+    for parameter, state in zip(_parameters(optimizer), states, strict=True):
+        for key, value in state.items():
+            if key == "step":  # Adam counts steps on the CPU
+                continue
+            value = value.to(parameter.device)
+            if isinstance(parameter, DTensor):
                 value = DTensor.from_local(
                     value,
                     parameter.device_mesh,
@@ -186,7 +189,7 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
                     stride=parameter.stride(),
                 )
             state[key] = value
-        if state:
+        if state:  # a parameter that never had a gradient has none
             optimizer.state[parameter] = state
 
 
@@ -198,52 +201,46 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
         load_optimizer(folder, name, learner.optimizer)
 
 
-def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
-    rank = PartialState().process_index if _is_sharded(optimizer) else 0
-    prefix = f"{name}-" if name else ""
-    return folder / f"{prefix}optimizer-rank{rank}.pt"
-
-
 # --- 3. checkpoints
 
 
 def save(
     run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
 ) -> Path:
-    """Writes checkpoint-<step>, then deletes older ones but `args.keep_checkpoints`. All processes call it.
+    """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps all.
 
     `learners`: {"": the policy, "critic": ..., ...}.
     """
     folder = run / f"checkpoint-{step}"
     with watchdog.patient():
-        written = []
         if accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)  # one that was not written to its end
             folder.mkdir(exist_ok=True)
             save_tokenizer(folder, tokenizer, getattr(args, "think_format", None))  # None: a reward model
-            written = list(folder.iterdir())  # now, as nobody else has written anything yet
         accelerator.wait_for_everyone()
 
         for name, learner in learners.items():
-            written += save_weights(folder / name, learner.model, accelerator, merge=False)
-            if _is_sharded(learner.optimizer) or accelerator.is_main_process:
-                path = _optimizer_path(folder, name, learner.optimizer)
-                save_optimizer(path, learner.optimizer)
-                written.append(path)
-        sums = {str(path.relative_to(folder)): crc32(path) for path in sorted(written)}
-        watchdog.write(folder / f"crc-rank{accelerator.process_index}.json", json.dumps(sums, indent=1))
+            save_weights(folder / name, learner.model, accelerator, merge=False)
+            save_optimizer(folder, name, learner.optimizer)
 
         accelerator.wait_for_everyone()  # every process has written its part
         if accelerator.is_main_process:
-            mark = {"run": _run_key(run), "step": step, "processes": accelerator.num_processes}
-            watchdog.write(folder / "complete", json.dumps(mark))
+            mark = {"run": _run_key(run), "crc32": checksums(folder)}
+            watchdog.write(folder / "complete", json.dumps(mark, indent=1))
             _delete_older(run, folder, args.keep_checkpoints)
         accelerator.wait_for_everyone()
     return folder
 
 
-def crc32(path: Path) -> int:
-    """Returns the CRC-32 of a file; one flipped byte changes it."""
+def checksums(folder: Path) -> dict[str, int]:
+    """Returns the CRC-32 of each file of a checkpoint; one flipped byte changes it."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "complete"]
+    with ThreadPoolExecutor(8) as threads:  # reading and zlib release the GIL
+        sums = list(threads.map(_crc32, paths))
+    return {str(path.relative_to(folder)): value for path, value in zip(paths, sums, strict=True)}
+
+
+def _crc32(path: Path) -> int:
     value = 0
     with open(path, "rb") as file:
         while part := file.read(2**26):
@@ -253,7 +250,7 @@ def crc32(path: Path) -> int:
 
 
 def _run_key(folder: Path) -> str:
-    """Returns the key of the run whose checkpoints are in `folder`; a round of DPO is a folder within its run."""
+    """Returns runs.run_key of the run whose checkpoints are in `folder`, which may be a round of DPO in its run."""
     config = folder / "config.json"
     if not config.exists():
         config = folder.parent / "config.json"
@@ -261,12 +258,13 @@ def _run_key(folder: Path) -> str:
 
 
 def _delete_older(run: Path, newest: Path, keep: int) -> None:
-    """Deletes checkpoints older than `newest`, all but `keep` whole ones in all; 0 keeps all."""
+    """Deletes checkpoints older than `newest`, except whole ones as far as `keep` allows, `newest` included."""
     if not keep:
         return
     older = [folder for folder in numbered(run) if step_of(folder) < step_of(newest)]
     whole = [folder for folder in older if (folder / "complete").exists()]
-    kept = whole[len(whole) - (keep - 1) :]
+    n_deleted = max(0, len(whole) - (keep - 1))
+    kept = whole[n_deleted:]
     for folder in older:
         if folder not in kept:
             shutil.rmtree(folder)
@@ -283,56 +281,54 @@ def step_of(folder: Path) -> int:
 
 
 def flaw(folder: Path, key: str) -> str:
-    """Returns why a checkpoint cannot be used, "" if it can. Each process checks the files that it wrote.
-
-    `key`: the run that it must belong to, see runs.run_key.
-    """
+    """Returns why a checkpoint cannot be used, "" if it can. `key`: the run that it must belong to."""
     if not (folder / "complete").exists():
         return "was not written to its end"
     try:
         mark = json.loads((folder / "complete").read_text())
-        rank = PartialState().process_index
-        sums = json.loads((folder / f"crc-rank{rank}.json").read_text())
-        if mark["run"] != key:
-            return "belongs to another run"
+        key_found = mark["run"]
+        expected = dict(mark["crc32"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"has a damaged list of its files ({type(error).__name__})"
-    for name, expected in sums.items():
-        try:
-            found = crc32(folder / name)
-        except FileNotFoundError:
+    if key_found != key:
+        return "belongs to another run"
+
+    try:
+        found = checksums(folder)
+    except OSError as error:
+        return f"cannot be read ({error})"
+    for name, value in expected.items():
+        if name not in found:
             return f"lacks {name}"
-        except OSError as error:
-            return f"cannot be read ({error})"
-        if found != expected:
+        if found[name] != value:
             return f"has a {name} that is not what was written (CRC-32)"
     return ""
 
 
 def latest(run: Path) -> Path | None:
-    """Returns the newest whole checkpoint of a run, the same on all processes; None if none was ever finished.
+    """Returns the newest whole checkpoint of a run; None if none was ever finished.
 
     Says what is wrong with newer ones. Exits with 2 when all that were finished are damaged.
     """
-    is_main = PartialState().is_main_process
-    key = _run_key(run)
+    newest = None
     damaged = []
-    for folder in reversed(broadcast_object_list([numbered(run)])[0]):
-        with watchdog.patient():
-            flaws = [text for text in gather_object([flaw(folder, key)]) if text]
-        if not flaws:
-            return folder
-        if (folder / "complete").exists():
-            damaged.append(f"{folder.name} {flaws[0]}")
-        if is_main:
-            print(f"WARNING: {folder} {flaws[0]}; it is passed over", file=sys.stderr, flush=True)
-    if damaged:
+    if PartialState().is_main_process:
+        for folder in reversed(numbered(run)):
+            reason = flaw(folder, _run_key(run))
+            if not reason:
+                newest = folder
+                break
+            if (folder / "complete").exists():
+                damaged.append(f"{folder.name} {reason}")
+            print(f"WARNING: {folder} {reason}; it is passed over", file=sys.stderr, flush=True)
+    newest, damaged = broadcast_object_list([newest, damaged])
+    if damaged and not newest:
         runs.fail(f"{run} has no checkpoint to resume from: {'; '.join(damaged)}. --overwrite starts anew")
-    return None
+    return newest
 
 
 def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
-    """Returns the checkpoint to go on from and its step, (None, 0) for a start; cuts the logs back to it."""
+    """Returns the checkpoint to continue from and its step, or (None, 0) at a start; cuts the logs back to it."""
     folder = None
     first_step = 0
     if args.resume:
@@ -351,12 +347,12 @@ def cut_log(path: Path, last_step: int) -> None:
     """Removes the rows of a log after `last_step`, so that no step is there twice."""
     if not path.exists():
         return
-    rows = [row for row in runs.read_kept(path) if row["step"] <= last_step]
+    rows = [row for row in runs.read_log(path) if row["step"] <= last_step]
     watchdog.write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> None:
-    """Warns if the checkpoints that a run keeps (weights and two moments in float32) do not fit the disk."""
+    """Warns if the checkpoints that a run keeps do not fit on the disk: weights and two moments in float32."""
     n_parameters = 0
     for learner in learners.values():
         n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
@@ -379,18 +375,19 @@ def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
 
 
 def stop_requested(accelerator: Accelerator) -> bool:
-    """Tells whether any process received SIGTERM; all processes must ask."""
+    """Tells whether any process received SIGTERM."""
     asked = torch.tensor(float(watchdog.RUN.sigterm_at is not None), device=accelerator.device)
     return accelerator.reduce(asked, "sum").item() > 0
 
 
 class Stopped(Exception):
-    """Stops a run after SIGTERM, when its checkpoint is written; the argument is the step."""
+    """Ends a run after SIGTERM, when its checkpoint is written; the argument is the step."""
 
 
 @contextlib.contextmanager
 def guard(run: Path, accelerator: Accelerator):
-    """Ends a training loop on stalls, and on SIGTERM after the step; says from where --resume continues."""
+    """Ends a training loop when it stalls, fails or raises Stopped; says from where --resume continues."""
+    _hold_process_group()
     try:
         with watchdog.stoppable(), watchdog.watched():
             yield
@@ -410,27 +407,29 @@ def guard(run: Path, accelerator: Accelerator):
             file=sys.stderr,
             flush=True,
         )
-        if torch.distributed.is_initialized():
-            _GROUPS.append(torch.distributed.group.WORLD)
         raise
 
 
-_GROUPS = []  # process groups, held to the end of the process; see `leave`
+_HELD_GROUPS = []  # process groups, held until the process ends
+
+
+def _hold_process_group() -> None:
+    # Otherwise a DDP model is the last to hold it and frees it under the GIL, waiting for gloo's thread, which may
+    # itself wait for the GIL: one exit in some dozens hung.
+    if torch.distributed.is_initialized():
+        _HELD_GROUPS.append(torch.distributed.group.WORLD)
 
 
 def leave() -> None:
     """Leaves the process group together with all other processes."""
-    if not torch.distributed.is_initialized():
-        return
-    PartialState().wait_for_everyone()
-    # Otherwise a DDP model is the last to hold it and frees it under the GIL, waiting for gloo's thread, which may
-    # itself wait for the GIL: one exit in some dozens hung.
-    _GROUPS.append(torch.distributed.group.WORLD)
-    PartialState().destroy_process_group()
+    if torch.distributed.is_initialized():
+        _hold_process_group()
+        PartialState().wait_for_everyone()
+        PartialState().destroy_process_group()
 
 
 def finish(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script on all processes: writes summary.json, closes the sampler, leaves the process group."""
+    """Ends a training script: writes summary.json, closes the sampler, leaves the process group."""
     runs.write_summary(run, summary)
     PartialState().wait_for_everyone()
     if sampler:

@@ -1,6 +1,6 @@
-"""Memory that a run needs, in GiB a process (a GPU), from the configs of its models, before anything is loaded.
+"""Computes the memory that a run needs, from the configs of its models, before anything is loaded.
 
-Activations are not counted: --micro-batch-tokens bounds them.
+All numbers are GiB a process, which is a GPU. Activations are not counted: --micro-batch-tokens bounds them.
 """
 
 import os
@@ -35,7 +35,7 @@ def frozen_bytes() -> int:
 
 
 def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
-    """Returns the parameters of a model and of its LoRA adapter, without loading weights."""
+    """Counts the parameters of a model and of its LoRA adapter, without loading weights."""
     with torch.device("meta"):
         model = auto_class.from_config(utils.load_config(path), trust_remote_code=False)
     n_adapter = 0
@@ -46,7 +46,7 @@ def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
 
 
 def trained_gib(path: str, lora_r: int) -> float:
-    """Returns weights, gradients and optimizer state; with LoRA those of the adapter, and the frozen weights."""
+    """Returns weights, gradients and optimizer state. With LoRA: those of the adapter, and the frozen weights."""
     n_weights, n_adapter = n_parameters(path, AutoModelForCausalLM, lora_r)
     n_bytes = FULL_TRAINING * n_weights
     if lora_r:
@@ -76,8 +76,8 @@ def is_model(gold: str) -> bool:
     return bool(gold) and ".py:" not in gold and not gold.startswith("judge:")
 
 
-def of_dpo(args, use_vllm: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a round of DPO, whose parts are there one after the other."""
+def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
+    """Returns {part: GiB} of a round of DPO, which has one part in memory at a time."""
     parts = {}
     if use_vllm:
         parts["sampling: vLLM"] = vllm_gib(args.model, args.vllm_memory)
@@ -88,8 +88,8 @@ def of_dpo(args, use_vllm: bool) -> dict[str, float]:
     return parts
 
 
-def of_rl(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a GRPO, PPO or RLVER run."""
+def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
+    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic."""
     parts = {"policy": trained_gib(args.model, args.lora_r)}
     if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = reference_gib(args.model)
@@ -108,10 +108,7 @@ def of_rl(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
 
 
 def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
-    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU.
-
-    `at_once`: they are there together, not one after the other.
-    """
+    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a time."""
     listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
     if not torch.cuda.is_available():
         return f"GiB a process, without activations: {listed}"

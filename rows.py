@@ -28,7 +28,7 @@ DAMAGED_FILE = (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeEr
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """Reads the rows of a .jsonl, .jsonl.gz or .parquet file, each of which must have `fields`.
 
-    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row>`.
+    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row from 0>`.
     """
     path = Path(path)
     if not path.is_file():
@@ -59,7 +59,7 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
 
 def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
     """Exits with 2 if two rows share an id, because answers, verdicts and rewards are looked up by it."""
-    counts = Counter(row["id"] for row in rows)
+    counts = Counter(str(row["id"]) for row in rows)  # some keys are texts, in which 1 and "1" are the same
     repeated = [row_id for row_id, count in counts.items() if count > 1]
     if repeated:
         runs.fail(
@@ -145,28 +145,29 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
     """
     rows = read_rows(path, "messages")
     check_ids(path, rows)
-    kept, dropped, cleaned_ids = [], [], []
+    kept = []
+    dropped = []
+    cleaned_ids = []
     for row in rows:
         messages = utils.without_control(tokenizer, row["messages"])
         if messages != row["messages"]:
             cleaned_ids.append(str(row["id"]))
         ids = runs.or_fail(utils.encode_prompt, tokenizer, messages)
-        n_tokens = len(ids)
-        if n_tokens > max_prompt_tokens:
-            dropped.append({"id": row["id"], "reason": "too_long", "tokens": n_tokens})
+        if len(ids) > max_prompt_tokens:
+            dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(ids)})
         else:
             kept.append({"id": row["id"], "prompt": messages, "prompt_ids": ids})
 
-    on_first_process = PartialState()
+    state = PartialState()  # its print is that of the main process
     if cleaned_ids:
-        on_first_process.print(
+        state.print(
             f"control tokens were removed from {len(cleaned_ids)} prompts: {', '.join(cleaned_ids[:5])}"
         )
     summary = f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
     if dropped:
         first_ids = [str(row["id"]) for row in dropped[:5]]
         summary += f": {', '.join(first_ids)} ..."
-    on_first_process.print(summary)
+    state.print(summary)
     return kept, dropped
 
 

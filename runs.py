@@ -125,11 +125,11 @@ def check_values(args) -> None:
     for field, value in vars(args).items():
         text = str(value)
         url = ""
-        if text.startswith("judge:"):
+        if text.startswith("judge:"):  # judge:MODEL@URL
             url = text.partition("@")[2]
         elif "url" in field or "://" in text:
             url = text
-        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):
+        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):  # a user and password, or a query
             fail(
                 f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
                 "set OPENAI_API_KEY"
@@ -171,8 +171,8 @@ def append_jsonl(path: Path, rows: list[dict]) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def read_kept(path: Path) -> list[dict]:
-    """Reads a log that one process appends to; a last line that a kill cut off is removed from the file."""
+def read_log(path: Path) -> list[dict]:
+    """Reads a log that one process appends to, [] if there is none; removes a last line that a kill cut off."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")
@@ -188,7 +188,7 @@ def write_jsonl(path: Path, rows: list[dict]) -> None:
 
 
 def write_summary(run: Path, summary: dict) -> None:
-    """Writes and prints summary.json, which tells a finished run; main process only."""
+    """Writes and prints summary.json, which marks a finished run; main process only."""
     if PartialState().is_main_process:
         watchdog.write(run / "summary.json", json.dumps(summary, indent=1) + "\n")
         print(json.dumps(summary), flush=True)
@@ -212,10 +212,7 @@ INDEX_COLUMNS = (
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends measured values to runs.csv in the folder that holds the run; tables are made from it.
-
-    One row a value, with the columns of INDEX_COLUMNS; what a row lacks stays empty.
-    """
+    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it."""
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
@@ -233,7 +230,7 @@ class StepLogger:
         self.columns = columns
         self.started = time.monotonic()
         path = run / "metrics.jsonl"
-        rows = read_kept(path) if PartialState().is_main_process else []
+        rows = read_log(path) if PartialState().is_main_process else []
         self.n_tokens = rows[-1].get("num_tokens", 0) if rows else 0
 
     def log(self, step: int, metrics: dict, n_tokens: int, seconds: float) -> None:
@@ -286,16 +283,14 @@ FREE = (
 
 
 def digest_files(config: dict) -> dict[str, str]:
-    """Returns {path: SHA-256} of the files that arguments name, also as file.py:function or NAME.OPTION=file.
-
-    Of a model folder it digests sizes, beginnings and ends of the weights, as gigabytes would take too long.
-    """
+    """Returns {path: SHA-256} of the files and model folders that arguments name."""
     words = []
     for value in config.values():
         words += value if isinstance(value, list) else [value]
     paths = set()
     for word in words:
         if isinstance(word, str) and word:
+            # local:PATH, NAME.OPTION=PATH and PATH.py:FUNCTION
             paths.add(Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word)))
 
     digests = {}
@@ -309,6 +304,7 @@ def digest_files(config: dict) -> dict[str, str]:
 
 
 def _digest_weights(folder: Path) -> str:
+    """Digests sizes, beginnings and ends of the weights, as whole gigabytes would take too long."""
     digest = hashlib.sha256()
     for part in sorted(folder.glob("*.safetensors")):
         size = part.stat().st_size
@@ -320,7 +316,7 @@ def _digest_weights(folder: Path) -> str:
 
 
 def constants(namespace: dict) -> dict:
-    """Returns a script's upper-case constants, from its globals(): numbers, texts, and tables of them."""
+    """Returns the upper-case numbers and texts of a script, from its globals()."""
     found = {}
     for name, value in namespace.items():
         if name.isupper() and isinstance(value, int | float | str):
@@ -332,10 +328,14 @@ def _differences(before: dict, now: dict) -> list[str]:
     return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
 
 
+def _lasting(config: dict) -> dict:
+    """Returns the arguments that cannot change without making it another run."""
+    return {name: value for name, value in config.items() if name not in (*START, *FREE)}
+
+
 def run_key(config: dict) -> str:
-    """Returns the hash of what makes a run this run; it ends the folder's name and marks its checkpoints."""
-    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
-    return hashlib.sha1(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
+    """Returns the hash of the lasting arguments; it ends the folder's name and marks the checkpoints."""
+    return hashlib.sha1(json.dumps(_lasting(config), sort_keys=True).encode()).hexdigest()[:6]
 
 
 def _run_name(config: dict, script: str, model: str) -> str:
@@ -360,13 +360,16 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
             "fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank "
             "but the first; set it to false in the launch config"
         )
-    script_constants = script_constants or {}
-    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
     run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()
+    start = {"args": config, "constants": script_constants or {}, "processes": state.num_processes}
     if state.is_main_process:
-        files = digest_files({name: value for name, value in config.items() if name not in START})
-        _check_folder(run, args, config, script_constants, files)
+        start["files"] = digest_files({name: value for name, value in config.items() if name not in START})
+        if goes_on:
+            _check_resume(run, start)
+        else:
+            _check_new_run(run, args, config)
     if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
         state.print(
             f"{run} is complete; --overwrite starts it anew, a larger --steps or --rounds trains it on"
@@ -382,16 +385,14 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         print(f"run folder: {run}", flush=True)
         if (run / "model").exists():  # a training run that is to be longer is not finished any more
             (run / "summary.json").unlink(missing_ok=True)
-        everything = {"args": config, "constants": script_constants}
-        everything |= {"processes": state.num_processes, "files": files}
-        watchdog.write(run / "config.json", json.dumps(everything, indent=1))
+        watchdog.write(run / "config.json", json.dumps(start, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
         _write_environment(run / "env.txt", goes_on)
 
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
-    watchdog.watch(run, getattr(args, "stall_minutes", 0))
+    watchdog.set_run(run, getattr(args, "stall_minutes", 0))
     return run
 
 
@@ -417,58 +418,55 @@ def _empty_folder(run: Path) -> None:
             path.unlink()
 
 
-def _check_folder(run: Path, args, config: dict, script_constants: dict, files: dict) -> None:
-    """Exits with 2 where a run cannot start in this folder, or cannot go on in it."""
-    if args.resume and (run / "config.json").exists():
-        _check_resume(run, config, script_constants, files)
-    elif _contents(run) and not args.overwrite:
+def _check_new_run(run: Path, args, config: dict) -> None:
+    """Exits with 2 if the folder holds something that may not be replaced."""
+    if _contents(run) and not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-    elif _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
+    if _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
         fail(
             f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
         )
-    elif args.resume and not args.out:
+    if args.resume and not args.out:
         _warn_of_nearest_run(run, config)
 
 
-def _check_resume(run: Path, config: dict, script_constants: dict, files: dict) -> None:
+def _check_resume(run: Path, now: dict) -> None:
+    """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
     before = json.loads((run / "config.json").read_text())
-    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
-    changed = _differences(before["args"], same)
-    changed += _differences(before.get("constants", {}), script_constants)
+    changed = _differences(before["args"], _lasting(now["args"]))
+    changed += _differences(before.get("constants", {}), now["constants"])
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
-    if before["processes"] != PartialState().num_processes:
-        fail(
-            f"--resume: {run} was started on {before['processes']} processes, not {PartialState().num_processes}"
-        )
+    if before["processes"] != now["processes"]:
+        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
     rounds_begun = len(list(run.glob("round-*")))  # of DPO; the model of a later round cannot be taken back
-    n_rounds = config.get("rounds", rounds_begun)
+    n_rounds = now["args"].get("rounds", rounds_begun)
     if n_rounds < rounds_begun:
         fail(
             f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
             f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
         )
     for path, digest in before.get("files", {}).items():
-        if files.get(path) != digest:
+        if now["files"].get(path) != digest:
             fail(f"--resume: {path} has changed since {run} was started; --overwrite starts anew")
-    freely_changed = _differences(before["args"], {name: config[name] for name in FREE if name in config})
+    free = {name: value for name, value in now["args"].items() if name in FREE}
+    freely_changed = _differences(before["args"], free)
     if freely_changed:
         print("goes on with", ", ".join(freely_changed))
 
 
 def _warn_of_nearest_run(run: Path, config: dict) -> None:
     """Warns that --resume finds nothing, and names the run whose arguments differ least."""
-    same = {name: value for name, value in config.items() if name not in (*START, *FREE)}
-    nearest = None
-    for path in sorted(run.parent.glob(f"{run.name[:-6]}*/config.json")):
-        differences = _differences(json.loads(path.read_text())["args"], same)
-        if nearest is None or len(differences) < len(nearest[1]):
-            nearest = (path.parent, differences)
-    if nearest:
+    differences = {}
+    without_hash = run.name[:-6]
+    for path in sorted(run.parent.glob(f"{without_hash}*/config.json")):
+        before = json.loads(path.read_text())["args"]
+        differences[path.parent] = _differences(before, _lasting(config))
+    if differences:
+        nearest = min(differences, key=lambda folder: len(differences[folder]))
         print(
-            f"WARNING: --resume starts anew, as there is no {run}; {nearest[0]} has other arguments: "
-            f"{', '.join(nearest[1])}"
+            f"WARNING: --resume starts anew, as there is no {run}; {nearest} has other arguments: "
+            f"{', '.join(differences[nearest])}"
         )
 
 
@@ -477,6 +475,8 @@ def _write_environment(path: Path, goes_on: bool) -> None:
     root = Path(__file__).parent
 
     def git(*arguments: str) -> str:
+        if not shutil.which("git"):
+            return ""
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout
 
     commit = git("rev-parse", "HEAD").strip()

@@ -420,7 +420,7 @@ def sample(
     """
     places = own_places(len(prompts), accelerator)
     path = folder / f"samples-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in runs.read_kept(path)}
+    on_disk = {row["place"] for row in runs.read_log(path)}
     sampling = rollout.Sampling(
         args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
     )
@@ -460,7 +460,7 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in runs.read_kept(path)}
+    on_disk = {row["place"] for row in runs.read_log(path)}
     chunks = [places[start : start + SCORED_AT_ONCE] for start in range(0, len(places), SCORED_AT_ONCE)]
     waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
     with watchdog.watched():
@@ -488,7 +488,7 @@ def read_parts(folder: Path, name: str) -> dict[int, dict]:
     """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
     parts = {}
     for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        for row in runs.read_kept(path):
+        for row in runs.read_log(path):
             parts[row["place"]] = row
     return parts
 
@@ -769,7 +769,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
         if saved:
-            pairs = [Pair(**row) for row in runs.read_kept(folder / "pairs.jsonl")]
+            pairs = [Pair(**row) for row in runs.read_log(folder / "pairs.jsonl")]
         else:
             pairs = sorted(pairs, key=n_padded, reverse=True)
             set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
@@ -786,7 +786,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if data.held_out:
         measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
     if accelerator.is_main_process:
-        metrics["loss"] = fmean(row["loss"] for row in runs.read_kept(folder / "metrics.jsonl"))
+        metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
     runs.write_summary(folder, metrics)
     return metrics
 
@@ -819,7 +819,7 @@ def main(args: Args) -> None:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
-        accelerator.print(plan.check_memory(plan.of_dpo(args, use_vllm), at_once=False))
+        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), at_once=False))
     if data.prompts:
         samples_by = "vLLM" if use_vllm else "transformers"
         accelerator.print(

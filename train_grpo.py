@@ -655,7 +655,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     rewards.check(args)
     dense.check(args, has_reference)
-    accelerator.print(plan.check_memory(plan.of_rl(args, use_vllm, has_reference)))
+    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference)))
     if args.dry_run:
         return
     server = None

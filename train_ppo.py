@@ -649,7 +649,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)
-    memory = plan.of_rl(args, use_vllm, has_reference)
+    memory = plan.rl_gib(args, use_vllm, has_reference)
     memory["critic"] = plan.trained_gib(critic_path, args.lora_r)
     accelerator.print(plan.check_memory(memory))
     if args.dry_run:

@@ -320,7 +320,7 @@ def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -
         "dropped": dict(Counter(row["reason"] for row in dropped)),
         "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
     }
-    losses = [row["loss"] for row in runs.read_kept(run / "metrics.jsonl")]
+    losses = [row["loss"] for row in runs.read_log(run / "metrics.jsonl")]
     if losses:
         summary["loss"] = sum(losses) / len(losses)
     return summary

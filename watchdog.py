@@ -20,11 +20,12 @@ from pathlib import Path
 STALLED = 124  # exit code when no rank makes progress; timeout(1) has the same
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
 PATIENCE = 10  # times --stall-minutes that may pass while models are loaded or a checkpoint is written
+SAME_SIGTERM = 5  # seconds in which a second SIGTERM is the first one, passed on by scheduler and launcher
 
 
 @dataclass
-class Watched:
-    """Describes the run of this process."""
+class Run:
+    """Holds what this process knows of its run."""
 
     folder: Path | None = None
     minutes: float = 0.0
@@ -34,7 +35,7 @@ class Watched:
     sigterm_at: float | None = None
 
 
-RUN = Watched()
+RUN = Run()
 _LOCK_FILES = []  # kept open; the kernel releases a lock when the process ends, however it ends
 
 
@@ -46,7 +47,7 @@ def write(path: Path, text: str) -> None:
 
 
 def lock(folder: Path) -> None:
-    """Locks the folder for this process; raises ValueError with the name of the process that has it."""
+    """Locks the folder for this process; raises ValueError that names the process which has it."""
     _LOCK_FILES.clear()
     file = open(folder / "lock", "a+")
     try:
@@ -65,18 +66,18 @@ def lock(folder: Path) -> None:
     _LOCK_FILES.append(file)
 
 
-# --- the heartbeat: every rank touches the run's lock file when it makes progress, and watches when it was touched
+# --- the heartbeat: every rank touches the run's lock file when it makes progress, and looks when it was touched
 
 
-def watch(folder: Path, minutes: float) -> None:
-    """Sets the run of this process; `watched` ends it after so many minutes without progress (0: never)."""
+def set_run(folder: Path, minutes: float) -> None:
+    """Sets the run of this process; within `watched` it ends after so many minutes without progress (0: never)."""
     (folder / "lock").touch()
     RUN.folder = folder
     RUN.minutes = minutes
 
 
 def beat() -> None:
-    """Reports progress, such as a forward, a step of the sampler or a judge's reply: at most once a second."""
+    """Reports progress, such as a forward, a step of the sampler or a judge's reply; does so once a second at most."""
     if RUN.folder and time.monotonic() - RUN.last_beat > 1:
         RUN.last_beat = time.monotonic()
         with contextlib.suppress(OSError):
@@ -91,7 +92,7 @@ def patient():
     try:
         yield
     finally:
-        RUN.last_beat = -1e9
+        RUN.last_beat = -1e9  # so that this beat touches the file
         beat()
         RUN.patient = before
 
@@ -106,11 +107,11 @@ def watched():
     if not RUN.folder or not RUN.minutes:  # an evaluation
         yield
         return
-    ended = threading.Event()
     path = RUN.folder / f"stacks-rank{os.environ.get('RANK', 0)}.txt"
+    ended = threading.Event()
     with open(path, "a") as file:
         faulthandler.register(signal.SIGTERM, file=file, chain=True)
-        watcher = threading.Thread(target=_watch, args=(file, ended), daemon=True)
+        watcher = threading.Thread(target=_end_when_stalled, args=(file, ended), daemon=True)
         watcher.start()
         try:
             yield
@@ -127,35 +128,34 @@ def watched():
 
 
 def _last_touch(before: int) -> int:
-    """Returns when the lock file was last touched, or `before` if it cannot be read.
-
-    The time is only compared with earlier ones of the same file, so the clocks of the ranks do not matter.
-    """
+    """Returns when the lock file was last touched, or `before` if it cannot be read."""
     with contextlib.suppress(OSError):
         return (RUN.folder / "lock").stat().st_mtime_ns
     return before
 
 
-def _watch(file, ended: threading.Event) -> None:
-    """Looks at the lock file once a second until `ended`; ends the process if nobody touches it for too long."""
+def _end_when_stalled(file, ended: threading.Event) -> None:
+    """Looks at the lock file until `ended`; ends the process if nobody touches it for too long.
+
+    Its time is only compared with its earlier times, so the clocks of the ranks may differ.
+    """
     first = seen = _last_touch(0)
     since = time.monotonic()
-    armed = None
     while True:
+        is_patient = RUN.patient  # before the file is read, as `patient` beats before it ends
         now = _last_touch(seen)
         if now != seen:
             seen = now
             since = time.monotonic()
         limit = 60 * RUN.minutes  # seconds
-        if seen == first or RUN.patient:
+        if is_patient or seen == first:
             limit *= PATIENCE
-        if armed != (since, limit):
-            # as this thread needs the GIL, which the code that hangs may hold; dump_traceback_later's does not
-            faulthandler.dump_traceback_later(limit + 10, exit=True, file=file)
-            armed = (since, limit)
-        if time.monotonic() - since > limit:
+        seconds_left = since + limit - time.monotonic()
+        # this thread needs the GIL, which the code that hangs may hold; that of dump_traceback_later does not
+        faulthandler.dump_traceback_later(max(0, seconds_left) + 10, exit=True, file=file)
+        if seconds_left < 0:
             _end_stalled(file, limit)
-        if ended.wait(min(1.0, RUN.minutes * 15)):
+        if ended.wait(min(1.0, RUN.minutes * 15)):  # at least four times in --stall-minutes
             return
 
 
@@ -201,6 +201,5 @@ def _on_sigterm(number, frame) -> None:
         message = b"SIGTERM: the run stops with a checkpoint at the end of this step; a second one ends it at once\n"
         os.write(2, message)
         return
-    # within 5 seconds it is the same one, which scheduler and launcher both pass on
-    if now - RUN.sigterm_at > 5:
+    if now - RUN.sigterm_at > SAME_SIGTERM:
         os._exit(STOPPED)

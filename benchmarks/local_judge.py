@@ -34,7 +34,7 @@ def ask(
     for key, request in zip(keys, requests):
         prompts[key] = utils.encode_prompt(tokenizer, request["messages"])
     texts = {}  # by key and attempt
-    for row in runs.read_kept(store):
+    for row in runs.read_log(store):
         texts[row["key"], row["attempt"]] = row["text"]
 
     replies: dict[str, Reply] = {}

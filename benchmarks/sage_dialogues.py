@@ -99,7 +99,7 @@ def progress(dialogue: dict) -> tuple[int, str]:
 def restore(dialogues: list[dict], path: Path) -> None:
     """Brings dialogues to where an earlier start left them; `path` may not exist."""
     by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
-    for step in runs.read_kept(path):
+    for step in runs.read_log(path):
         for row in step["dialogues"]:
             dialogue = by_id[row["id"]]
             new_turns = row.pop("history")

@@ -88,7 +88,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
-    rows = {row["id"]: row for row in runs.read_kept(path) if row["temperature"] == temperature}
+    rows = {row["id"]: row for row in runs.read_log(path) if row["temperature"] == temperature}
     if args.model_url:
         tokenizer = None
         completions = complete_by_endpoint(args, tasks, temperature, run)

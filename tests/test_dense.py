@@ -310,7 +310,7 @@ def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
     for _ in range(2):
         whole.token_rewards(completions)
     checkpoint.save_weights(tmp_path / "saved" / "prime", whole.learner.model, accelerator, merge=False)
-    checkpoint.save_optimizer(tmp_path / "saved" / "prime-optimizer-rank0.pt", whole.learner.optimizer)
+    checkpoint.save_optimizer(tmp_path / "saved", "prime", whole.learner.optimizer)
     whole.token_rewards(completions)
     resumed = prime(tokenizer, tmp_path, resume_from=tmp_path / "saved")
     resumed.token_rewards(completions)

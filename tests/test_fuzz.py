@@ -578,7 +578,7 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
     path.write_bytes(data)
     whole = rows[: data.count(b"\n")]
     assert train_dpo.read_parts(folder, "sampled") == {r["place"]: r for r in whole}
-    assert runs.read_kept(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
+    assert runs.read_log(path) == whole and path.read_bytes() == data[: data.rfind(b"\n") + 1]
     checkpoint.cut_log(path, 3)
     assert [json.loads(line) for line in path.read_text().split("\n")[:-1]] == [
         r for r in whole if r["step"] <= 3

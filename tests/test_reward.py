@@ -202,7 +202,7 @@ TINY = {"epochs": 2.0, "batch_size": 8, "micro_batch_tokens": 800, "save_steps":
 def in_this_process():
     """Lets this process, which has the libraries already, run the script more than once."""
     with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "RUN", watchdog.Watched())
+        patch.setattr(watchdog, "RUN", watchdog.Run())
         yield
     watchdog._LOCK_FILES.clear()
 

@@ -184,3 +184,4 @@ def test_ids_are_different(exits):
     assert "p.jsonl: two tasks have the same id 'r1'" in exits(
         check_ids, "p.jsonl", [*ROWS, ROWS[1]], "tasks"
     )
+    assert "two rows have the same id '1'" in exits(check_ids, "p.jsonl", [{"id": 1}, {"id": "1"}])

@@ -292,6 +292,11 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
     ) and "WARNING" not in capsys.readouterr().out
 
 
+def test_a_run_starts_where_there_is_no_git(here, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert (runs.start_run(Args(), "grpo", "org/base") / "env.txt").read_text().startswith("\n")
+
+
 @dataclasses.dataclass
 class Paid(Args):
     budget: float = 0.0

@@ -197,7 +197,7 @@ TINY = {"batch_size": 6, "micro_batch_tokens": 500, "save_steps": 1}
 def in_this_process():
     """Lets this process, which has the libraries already, run the script more than once."""
     with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "RUN", watchdog.Watched())
+        patch.setattr(watchdog, "RUN", watchdog.Run())
         yield
     watchdog._LOCK_FILES.clear()
 

@@ -115,7 +115,7 @@ def small_process(tmp_path: Path, code: str) -> subprocess.Popen:
 
 
 STALLING = """
-watchdog.watch(Path(sys.argv[1]), 0.01)
+watchdog.set_run(Path(sys.argv[1]), 0.01)
 with watchdog.watched():
     time.sleep(0.5)
     watchdog.beat()
@@ -155,7 +155,7 @@ def test_a_process_that_hangs_is_ended_also_if_it_holds_the_gil(tmp_path):
 
 
 BEATING = """
-watchdog.watch(Path(sys.argv[1]), 0.02)
+watchdog.set_run(Path(sys.argv[1]), 0.02)
 with watchdog.watched():
     for _ in range(4):
         time.sleep(0.5)
@@ -226,7 +226,7 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
 def loop(run: Path):
     """Makes this process the one that trains in `run`, and reads what it says at its end."""
     before = dataclasses.replace(watchdog.RUN)
-    watchdog.watch(run, 1)
+    watchdog.set_run(run, 1)
     try:
         with checkpoint.guard(run, policy.start_accelerator()):
             yield
