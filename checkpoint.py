@@ -8,12 +8,11 @@ A checkpoint is run/checkpoint-<step>/:
     complete                                         the key of the run and the CRC-32 of each file; written last
 
 No random state is stored: prompts, sampling and micro-batches of a step follow from (seed, step), see `seed_step`.
-All processes call these functions together, and all see the same disk.
+All processes call these functions together, and all see the same disk. Each writes its part and checks it.
 
     folder, first_step = checkpoint.resume(run, args, accelerator)
     model = policy.load_policy(args.model, ..., resume_from=folder)
-    if folder:
-        checkpoint.load_optimizer(folder, "", optimizer)
+    checkpoint.load_optimizers(folder, learners)
     with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
             checkpoint.seed_step(args.seed, step, accelerator)
@@ -29,17 +28,17 @@ All processes call these functions together, and all see the same disk.
 
 import contextlib
 import json
+import re
 import shutil
 import sys
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -223,21 +222,37 @@ def save(
             save_weights(folder / name, learner.model, accelerator, merge=False)
             save_optimizer(folder, name, learner.optimizer)
 
-        accelerator.wait_for_everyone()  # every process has written its part
-        if accelerator.is_main_process:
-            mark = {"run": _run_key(run), "crc32": checksums(folder)}
+        sums = {}
+        for part in gather_object([own_checksums(folder)]):
+            sums |= part
+        if accelerator.is_main_process:  # every process has written its part
+            mark = {"run": _run_key(run), "crc32": sums}
             watchdog.write(folder / "complete", json.dumps(mark, indent=1))
             _delete_older(run, folder, args.keep_checkpoints)
         accelerator.wait_for_everyone()
     return folder
 
 
-def checksums(folder: Path) -> dict[str, int]:
-    """Returns the CRC-32 of each file of a checkpoint; one flipped byte changes it."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "complete"]
-    with ThreadPoolExecutor(8) as threads:  # reading and zlib release the GIL
-        sums = list(threads.map(_crc32, paths))
-    return {str(path.relative_to(folder)): value for path, value in zip(paths, sums, strict=True)}
+def writer_of(path: Path) -> int:
+    """Returns the rank of the process that wrote a file of a checkpoint."""
+    match = re.fullmatch(r"model-(\d+)-of-\d+\.safetensors|.*optimizer-rank(\d+)\.pt", path.name)
+    if not match:
+        return 0
+    if match[1]:
+        return int(match[1]) - 1
+    return int(match[2])
+
+
+def own_checksums(folder: Path) -> dict[str, int]:
+    """Returns the CRC-32 of each file that this process wrote; one flipped byte changes it.
+
+    Each process reads its own files, as rank 0 alone would be slow to read 100 GB of an 8B model.
+    """
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "complete" and writer_of(path) == PartialState().process_index:
+            sums[str(path.relative_to(folder))] = _crc32(path)
+    return sums
 
 
 def _crc32(path: Path) -> int:
@@ -281,7 +296,10 @@ def step_of(folder: Path) -> int:
 
 
 def flaw(folder: Path, key: str) -> str:
-    """Returns why a checkpoint cannot be used, "" if it can. `key`: the run that it must belong to."""
+    """Returns why a checkpoint cannot be used, "" if it can; each process checks the files that it wrote.
+
+    `key`: the run that it must belong to.
+    """
     if not (folder / "complete").exists():
         return "was not written to its end"
     try:
@@ -294,10 +312,12 @@ def flaw(folder: Path, key: str) -> str:
         return "belongs to another run"
 
     try:
-        found = checksums(folder)
+        found = own_checksums(folder)
     except OSError as error:
         return f"cannot be read ({error})"
     for name, value in expected.items():
+        if writer_of(Path(name)) != PartialState().process_index:
+            continue
         if name not in found:
             return f"lacks {name}"
         if found[name] != value:
@@ -310,21 +330,19 @@ def latest(run: Path) -> Path | None:
 
     Says what is wrong with newer ones. Exits with 2 when all that were finished are damaged.
     """
-    newest = None
     damaged = []
-    if PartialState().is_main_process:
-        for folder in reversed(numbered(run)):
-            reason = flaw(folder, _run_key(run))
-            if not reason:
-                newest = folder
-                break
-            if (folder / "complete").exists():
-                damaged.append(f"{folder.name} {reason}")
-            print(f"WARNING: {folder} {reason}; it is passed over", file=sys.stderr, flush=True)
-    newest, damaged = broadcast_object_list([newest, damaged])
-    if damaged and not newest:
+    for folder in reversed(broadcast_object_list([numbered(run)])[0]):
+        with watchdog.patient():
+            reasons = [reason for reason in gather_object([flaw(folder, _run_key(run))]) if reason]
+        if not reasons:
+            return folder
+        if (folder / "complete").exists():
+            damaged.append(f"{folder.name} {reasons[0]}")
+        if PartialState().is_main_process:
+            print(f"WARNING: {folder} {reasons[0]}; it is passed over", file=sys.stderr, flush=True)
+    if damaged:
         runs.fail(f"{run} has no checkpoint to resume from: {'; '.join(damaged)}. --overwrite starts anew")
-    return newest
+    return None
 
 
 def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:

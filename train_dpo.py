@@ -658,9 +658,9 @@ def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> che
     trained = [weight for weight in learned.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA1, ADAM_BETA2), weight_decay=args.weight_decay)
     learned, optimizer = accelerator.prepare(learned, optimizer)
-    if saved:
-        checkpoint.load_optimizer(saved, "", optimizer)
-    return checkpoint.Learner(learned, optimizer)
+    learner = checkpoint.Learner(learned, optimizer)
+    checkpoint.load_optimizers(saved, {"": learner})
+    return learner
 
 
 def train(

@@ -261,9 +261,9 @@ def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> che
     model = load_model(args, folder, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(model, optimizer)
-    if folder:
-        checkpoint.load_optimizer(folder, "", optimizer)
-    return checkpoint.Learner(model, optimizer)
+    learner = checkpoint.Learner(model, optimizer)
+    checkpoint.load_optimizers(folder, {"": learner})
+    return learner
 
 
 def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[torch.Tensor, torch.Tensor]:

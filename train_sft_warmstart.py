@@ -261,9 +261,9 @@ def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Lea
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA_1, ADAM_BETA_2), weight_decay=args.weight_decay)
     model, optimizer = accelerator.prepare(model, optimizer)
-    if folder:
-        checkpoint.load_optimizer(folder, "", optimizer)
-    return checkpoint.Learner(model, optimizer)
+    learner = checkpoint.Learner(model, optimizer)
+    checkpoint.load_optimizers(folder, {"": learner})
+    return learner
 
 
 def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: int, accelerator) -> dict:
