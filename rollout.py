@@ -527,7 +527,9 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
             "time, or the prompts lack the fields that the rewards read"
         )
     mean = known.mean().item()
-    std = known.std().item()
+    std = 0.0
+    if len(known) > 1:
+        std = known.std().item()
     n_different = [len(group[~group.isnan()].unique()) for group in rewards_P_G.cpu()]
     return {
         "reward": mean,

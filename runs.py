@@ -97,6 +97,9 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
 
     default = dataclasses.replace(args_class(), **values)
     args = tyro.cli(args_class, default=default)
+    for field in dataclasses.fields(args):  # so that 2 and 2.0 are the same run
+        if field.type is float:
+            setattr(args, field.name, float(getattr(args, field.name)))
     is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first_process and values:
         print(f"--preset {preset} sets", ", ".join(f"{field} {value}" for field, value in values.items()))

@@ -420,18 +420,19 @@ def grpo_loss(
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
         importance_weights: (B, T), trainer's over sampler's probability.
     """
-    epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     log_ratio = (logprobs - old_logprobs) * mask
     if args.ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    if args.loss_type == "cispo":
-        cap = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
-        policy_loss = -ratio.clamp(max=cap).detach() * advantages * logprobs
+    if args.loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
+        lowest = 0.0
+        highest = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
+        policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
     else:
-        clipped = ratio.clamp(1 - args.epsilon, 1 + epsilon_high)
-        policy_loss = -torch.min(ratio * advantages, clipped * advantages)
+        lowest = 1 - args.epsilon
+        highest = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
+        policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
     token_loss = policy_loss * importance_weights
 
     kl = torch.zeros_like(logprobs)
@@ -442,8 +443,8 @@ def grpo_loss(
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
         token_loss = token_loss + args.beta * kl
 
-    too_low = (ratio < 1 - args.epsilon) & (advantages < 0)
-    too_high = (ratio > 1 + epsilon_high) & (advantages > 0)
+    too_low = (ratio < lowest) & (advantages < 0)
+    too_high = (ratio > highest) & (advantages > 0)
     sums = {
         "kl": (kl * mask).sum(),
         "clip_ratio/low_mean": (too_low * mask).sum(),

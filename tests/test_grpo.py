@@ -201,6 +201,18 @@ def test_loss_and_gradient_are_trls(
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
 
 
+def test_cispo_cuts_weights_above_its_cap_alone():
+    args = train_grpo.Args(loss_type="cispo", beta=0.0)
+    logprobs = torch.tensor([[6.0, 2.0, 0.1, 6.0]]).log()  # ratios; the cap is 5
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    mask = torch.ones(1, 4)
+    loss, sums = train_grpo.grpo_loss(logprobs, torch.zeros(1, 4), None, advantages, mask, args, mask)
+    weighted = [5 * math.log(6), 2 * math.log(2), -0.1 * math.log(0.1), -5 * math.log(6)]
+    assert loss.item() == pytest.approx(-sum(weighted), rel=1e-5)
+    assert sums["clip_ratio/low_mean"] == 0
+    assert sums["clip_ratio/high_mean"] == 1
+
+
 def test_the_ratio_is_clipped_by_hand():
     args = train_grpo.Args(epsilon=0.2, epsilon_high=0.5, beta=0.0)
     logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5]]).log()  # ratios, as the old log-probabilities are 0

@@ -480,6 +480,7 @@ def test_mean_and_spread_of_the_rewards_by_hand():
             "frac_reward_zero_std": 0.75,
         }
     )
+    assert rollout.reward_metrics(torch.tensor([[nan, 4.0]]), "preference")["reward_std"] == 0.0
     with pytest.raises(RuntimeError, match="no completion got a reward"):
         rollout.reward_metrics(torch.full((2, 2), nan), "preference")
 

@@ -422,3 +422,12 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeyp
     assert plan.check_memory(too_much, at_once=False)  # one after the other
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     assert plan.check_memory(too_much)
+
+
+def test_a_whole_number_in_a_preset_names_the_same_run(monkeypatch):
+    keys = set()
+    for flags in ([], ["--rate", "1"], ["--rate", "1.0"]):
+        monkeypatch.setattr(sys, "argv", ["script.py", "--preset", "one", *flags])
+        args = runs.parse_args(Args, {"one": {"rate": 1}})
+        keys.add(json.dumps(vars(args)))
+    assert len(keys) == 1
