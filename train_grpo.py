@@ -387,7 +387,8 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     if scale == "none":
         return centred
     if scale == "batch":
-        spread = rewards_P_G[known].std().nan_to_num()  # NaN: a single reward has no spread
+        known_rewards = rewards_P_G[known]
+        spread = known_rewards.std() if len(known_rewards) > 1 else 0.0
         return centred / (spread + 1e-4)
     variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
     return centred / (variance.sqrt() + 1e-4)

@@ -49,6 +49,14 @@ def alive(mark: str) -> list[str]:
     return found
 
 
+def gone(mark: str) -> bool:
+    """Whether no such process is left; one that was killed may take a moment to end on a busy machine."""
+    end = time.monotonic() + 2
+    while alive(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    return alive(mark) == []
+
+
 # --- ordinary programs
 
 
@@ -281,7 +289,7 @@ def test_nothing_outlives_it(run):
             timeout=2.0,
         )
         folder = r.stdout.split()[0]
-        assert alive(mark) == [] and (folder == "/scratch" or alive(folder) == [])
+        assert gone(mark) and (folder == "/scratch" or gone(folder))
 
 
 def test_it_dies_with_a_caller_that_is_killed(tmp_path):
