@@ -32,7 +32,10 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
     """
     path = Path(path)
     if not path.is_file():
-        runs.fail(f"{path}: no such file; data/README.md says how to make it")
+        remedy = "data/README.md says how to make it"
+        if path.parts[:2] == ("data", "toy"):
+            remedy = "python -m data.toy.world writes it"
+        runs.fail(f"{path}: no such file; {remedy}")
     try:
         if path.suffix == ".parquet":
             numbered_rows = _read_parquet(path)

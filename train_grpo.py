@@ -146,7 +146,8 @@ class Args:
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divides advantages by the standard deviation of the group, of the step, or by nothing (Dr. GRPO)."""
+    """How a reward becomes an advantage. group: minus the group's mean, divided by the group's standard deviation;
+    batch: divided by that of all rewards of the step; none: not divided (Dr. GRPO)."""
     dynamic_sampling: int = 0
     """How often a flat group (rewards about equal) is replaced by one of another prompt (DAPO)."""
     pass_at_k: int = 0
@@ -377,8 +378,11 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     """Returns the advantage (P, G) of each completion: its reward compared with its group's.
 
     NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0.
-    Equation 4 of 2509.20357 subtracts the mean alone (`scale` none). The released configs also divide by the
-    standard deviation of the group. `batch` divides by that of all rewards.
+
+    Args:
+        scale: none: r - mean of the group (equation 4 of 2509.20357).
+            group: (r - mean) / (standard deviation of the group + 1e-4), as in the released configs.
+            batch: (r - mean of the group) / (standard deviation of all rewards + 1e-4).
     """
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
@@ -524,7 +528,8 @@ def set_advantages(
 
     metrics = {}
     for source in dense_rewards:
-        dense.add_advantages(source, completions, args.group_size, scale=args.scale_rewards != "none")
+        divided = args.scale_rewards in ("group", "batch")
+        dense.add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
 

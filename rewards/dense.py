@@ -62,7 +62,10 @@ def token_advantages(
 
 
 def add_advantages(source, completions: list, group_size: int, scale: bool) -> None:
-    """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO)."""
+    """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO).
+
+    `scale`: divides by the spread in the group, if the reward is of that kind.
+    """
     values, events = source.token_rewards(completions)
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     advantages = token_advantages(values, events & has_reward, group_size, scale and source.scaled)
