@@ -102,7 +102,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
             setattr(args, field.name, float(getattr(args, field.name)))
     is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first_process and values:
-        print(f"--preset {preset} sets", ", ".join(f"{field} {value}" for field, value in values.items()))
+        kept = [f"{field} {value}" for field, value in values.items() if getattr(args, field) == value]
+        print(f"--preset {preset} sets", ", ".join(kept))
     check_values(args)
 
     turned_on_lora = getattr(args, "lora_r", 0) and not default.lora_r

@@ -50,7 +50,7 @@ class Args:
     traces: str = "data/traces.jsonl"
     """Trace rows {id, messages, thinking, response, teacher}; see data/README.md."""
     think_format: str = "think"
-    """think: train on thinking and response; plain: on the response alone, same rows."""
+    """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
     plain, a path."""

@@ -302,14 +302,12 @@ def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
     return tokenizer.convert_ids_to_tokens(max(special or others))
 
 
-def _check_tags(tokenizer: Tokenizer, think_format: str) -> None:
-    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
+def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
+    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
     for tag in THINK_FORMATS[think_format].tags:
         if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
-            raise ValueError(
-                f"this tokenizer cannot write {tag!r}, a tag of the think format {think_format!r}; "
-                "choose another tag or another model"
-            )
+            return tag
+    return ""
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -325,7 +323,12 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """
     check_think_format(think_format)
-    _check_tags(tokenizer, think_format)
+    tag = unwritable_tag(tokenizer, think_format)
+    if tag:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
+            f"{think_format!r}; choose another tag or another model"
+        )
     name, text = _choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 

@@ -29,10 +29,18 @@ def stored_think_format(args) -> str | None:
 
 
 def think_format(args) -> str:
-    """Returns --think-format; for `auto` the format stored with the model, else `plain`."""
-    if args.think_format != "auto":
-        return args.think_format
-    return stored_think_format(args) or "plain"
+    """Returns --think-format; for `auto` the format stored with the model, else `plain`.
+
+    Exits with 2 if both say something different: the wrong part of an answer would be judged.
+    """
+    stored = stored_think_format(args)
+    if args.think_format == "auto":
+        return stored or "plain"
+    if stored not in (None, args.think_format):
+        runs.fail(
+            f"{args.model} was trained to the format {stored!r}, not {args.think_format!r}; leave out --think-format"
+        )
+    return args.think_format
 
 
 def load_tokenizer(args):

@@ -157,7 +157,15 @@ def check(args) -> None:
     if "preference" not in rewards.reward_names(args):
         return
     template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
-    runs.or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
+    tokenizer = runs.or_fail(
+        RewardModel.check, args.reward_model, template, args.reward_on, args.think_format
+    )
+    tag = utils.unwritable_tag(tokenizer, args.think_format)
+    if tag and args.reward_on == "think+response":
+        PartialState().print(
+            f"WARNING: {args.reward_model} reads {tag!r} as an unknown token; with --reward-on response it reads "
+            "no tags"
+        )
     config = utils.load_config(args.reward_model)
     learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:

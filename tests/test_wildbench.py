@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import eval_wildbench
-from benchmarks import local_judge, scoring, wildbench
+from benchmarks import local_judge, scoring, shared, wildbench
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -589,3 +589,12 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
     before = of(**program), of(**local), of()
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9000/v1")  # of another endpoint's user
     assert (of(**program), of(**local)) == before[:2] and of() != before[2]
+
+
+def test_a_think_format_that_is_not_the_models_is_refused(tmp_path, capsys):
+    (tmp_path / "think_format.json").write_text('{"think_format": "think"}')
+    args = eval_wildbench.Args(model=str(tmp_path), think_format="plain")
+    with pytest.raises(SystemExit):
+        shared.think_format(args)
+    assert "was trained to the format 'think', not 'plain'" in capsys.readouterr().err
+    assert shared.think_format(eval_wildbench.Args(model=str(tmp_path), think_format="think")) == "think"
