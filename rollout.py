@@ -511,7 +511,9 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         if values:
             metrics[f"reward/{name}"] = fmean(values)
     for name in completions[0].contributions:
-        metrics[f"contribution/{name}"] = fmean(c.contributions[name] or 0.0 for c in completions)
+        known = [c.contributions[name] for c in completions if c.contributions[name] is not None]
+        if known:
+            metrics[f"contribution/{name}"] = fmean(known)
     return metrics
 
 

@@ -96,6 +96,13 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
         values = {**values, **released[preset]}
 
     default = dataclasses.replace(args_class(), **values)
+    for field in dataclasses.fields(default):
+        flag = "--" + field.name.replace("_", "-")
+        n_given = sum(word.replace("_", "-") == flag for word in words)
+        if isinstance(getattr(default, field.name), tuple) and n_given > 1:
+            fail(
+                f"{flag} is given {n_given} times, of which the last would count; write all values after one"
+            )
     args = tyro.cli(args_class, default=default)
     for field in dataclasses.fields(args):  # so that 2 and 2.0 are the same run
         if field.type is float:

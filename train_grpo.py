@@ -95,7 +95,8 @@ class Args:
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
     preference:0.1 format:gate overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
-    """Options of rewards: rubric.implicit=true overlong.buffer=512."""
+    """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
+    its own name: brief.limit=50."""
     normalise: Literal["none", "group", "batch"] = "none"
     """Standardises each weighted reward before they are added: in its group (GDPO, which also has
     --scale-rewards batch) or in the step."""

@@ -41,7 +41,7 @@ def check(args) -> None:
             runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(VERIFIERS)}")
     _check_pass_at_k(args, group_size, has_verifier)
     if not is_preference_alone(args, spec):
-        _check_prompts(args, functions, judged_names)
+        _check_prompts(args, dict(spec), functions, judged_names)
 
 
 def read_prompts(args) -> list[dict]:
@@ -100,9 +100,12 @@ def _check_pass_at_k(args, group_size: int, has_verifier: bool) -> None:
         runs.fail(f"--pass-at-k needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards")
 
 
-def _check_prompts(args, functions: dict[str, Callable], judged_names: list[str]) -> None:
-    """Prints how many prompts each reward applies to; exits with 2 if that is none."""
+def _check_prompts(
+    args, rules: dict[str, float | str], functions: dict[str, Callable], judged_names: list[str]
+) -> None:
+    """Prints each reward's rule and options, and to how many prompts it applies; exits with 2 if that is none."""
     prompts = read_prompts(args)
+    options = rewards.reward_options(args)
     for name in functions:
         n_prompts = len(prompts)
         if name in VERIFIERS:
@@ -115,4 +118,8 @@ def _check_prompts(args, functions: dict[str, Callable], judged_names: list[str]
             calls = ", two calls an opponent"
         elif name in judged_names:
             calls = ", one call a completion"
-        PartialState().print(f"reward {name}: applies to {n_prompts} of {len(prompts)} prompts{calls}")
+        rule = rules[name] if isinstance(rules[name], str) else f"weight {rules[name]:g}"
+        given = "".join(f", {option}={value!r}" for option, value in options[name].items())
+        PartialState().print(
+            f"reward {name}: {rule}{given}; applies to {n_prompts} of {len(prompts)} prompts{calls}"
+        )

@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 
 import rewards
 import runs
+
 # --- 1. --rewards
 
 
@@ -137,8 +138,12 @@ def reward_options(args) -> dict[str, dict]:
                 options[name][key] = parameter.default
                 annotations[name, key] = parameter.annotation
 
+    seen = set()
     for word in getattr(args, "reward_args", ()):
         name, option, text = _split_option(word, options)
+        if (name, option) in seen:
+            raise ValueError(f"--reward-args {word}: {name}.{option} is given twice; leave one out")
+        seen.add((name, option))
         annotation = annotations.get((name, option))
         try:
             options[name][option] = parse_value(text, options[name][option], annotation)

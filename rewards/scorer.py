@@ -134,6 +134,8 @@ class Scorer:
             has_total = total is not None and not gets_floor
             own_rewards.append(total if has_total else math.nan)
             own_floored.append(gets_floor)
+            if gets_floor:  # it takes the place of what the parts add
+                completion.contributions = dict.fromkeys(completion.contributions)
             if gets_floor and completion.correct is not None:
                 completion.correct = 0.0
 

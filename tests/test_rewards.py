@@ -221,7 +221,8 @@ def test_a_reward_of_ones_own(tmp_path, capsys):
     expected = {"shorter": [100.0, 0.0], "math": [1.0, 0.0], "brief": [-1, -2], "polite": [True, True]}
     assert scores.parts == expected and scores.correct == [1.0, 0.0] and scores.indicators == {}
     assert scores.totals == near([50 + 1 - 10, -20]) and scores.contributions["polite"] == [0.0, 0.0]
-    assert "reward brief: applies to 1 of 1 prompts" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "reward brief: weight 10; applies to 1 of 1 prompts" in said
     messages = {
         "too_few": "1$",
         "texts": "str '1' for row r",
@@ -306,6 +307,12 @@ def test_wrong_options_are_refused(word, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as e:
         rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
     assert e.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_option_that_is_given_twice_is_refused(tmp_path):
+    args = own_args(tmp_path, "math:1", reward_args=("math.value=1", "math.value=2"))
+    with pytest.raises(ValueError, match="math.value is given twice"):
+        rewards.reward_options(args)
 
 
 def test_the_verdict_is_not_the_reward(tmp_path):

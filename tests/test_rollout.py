@@ -461,7 +461,7 @@ def test_metrics_of_a_step_by_hand():
             "reward/missing": 0.5,
             "reward/preference": 3.0,  # of those in good format; the others have a floor
             "reward/math": 2 / 3,
-            "contribution/math": 1.0,
+            "contribution/math": 4 / 3,  # of those that have one; the others get a floor
         }
     )
 

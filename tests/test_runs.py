@@ -431,3 +431,16 @@ def test_a_whole_number_in_a_preset_names_the_same_run(monkeypatch):
         args = runs.parse_args(Args, {"one": {"rate": 1}})
         keys.add(json.dumps(vars(args)))
     assert len(keys) == 1
+
+
+def test_a_list_flag_that_is_given_twice_is_refused(monkeypatch, capsys):
+    words = ["script.py", "--names", "a", "--steps", "3", "--names=b", "--steps", "4"]
+    monkeypatch.setattr(sys, "argv", words)
+
+    @dataclasses.dataclass
+    class Listed(Args):
+        names: tuple[str, ...] = ()
+
+    with pytest.raises(SystemExit):
+        runs.parse_args(Listed, {})
+    assert "--names is given 2 times" in capsys.readouterr().err
