@@ -25,11 +25,11 @@ class Args:
 ROWS = {  # row of the table: its runs, one a seed
     "SFT, thinking": ["sft-think"],
     "SFT, no thinking": ["sft-plain"],
-    "RLMT: GRPO, thinking": ["grpo-think-s0", "grpo-think-s1"],
+    "RLMT: GRPO, thinking": ["grpo-think"],
     "RLMT: PPO, thinking": ["ppo-think"],
     "RLMT: DPO, thinking": ["dpo-think"],
     "RLMT: GRPO, thinking, reward on think+response": ["grpo-think-whole"],
-    "RLHF: GRPO, no thinking": ["grpo-plain-s0", "grpo-plain-s1"],
+    "RLHF: GRPO, no thinking": ["grpo-plain"],
     "RLHF: PPO, no thinking": ["ppo-plain"],
     "RLHF: DPO, no thinking": ["dpo-plain"],
 }
