@@ -139,9 +139,9 @@ def markdown(results: pd.DataFrame) -> str:
 def explanation(reward_model: dict) -> str:
     """Says what the columns mean; `reward_model` has its accuracy on held-out pairs."""
     return (
-        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of "
-        "each task's mean over the seeds; it does not cover how runs differ: the seeds' range in brackets shows "
-        "that. Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
+        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks (of each "
+        "task's mean, where there are several seeds). It does not cover how runs with other seeds differ. "
+        "Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
         f"{reward_model['accuracy']:.3f} of {reward_model['n']} held-out pairs as the annotator did "
         f"(ECE {reward_model['ece']:.3f})."
     )
