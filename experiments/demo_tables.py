@@ -25,11 +25,11 @@ class Args:
 ROWS = {  # row of the table: its runs, one a seed
     "SFT, thinking": ["sft-think"],
     "SFT, no thinking": ["sft-plain"],
-    "RLMT: GRPO, thinking": ["grpo-think"],
+    "RLMT: GRPO, thinking": ["grpo-think-s0", "grpo-think-s1"],
     "RLMT: PPO, thinking": ["ppo-think"],
     "RLMT: DPO, thinking": ["dpo-think"],
     "RLMT: GRPO, thinking, reward on think+response": ["grpo-think-whole"],
-    "RLHF: GRPO, no thinking": ["grpo-plain"],
+    "RLHF: GRPO, no thinking": ["grpo-plain-s0", "grpo-plain-s1"],
     "RLHF: PPO, no thinking": ["ppo-plain"],
     "RLHF: DPO, no thinking": ["dpo-plain"],
 }
@@ -139,9 +139,9 @@ def markdown(results: pd.DataFrame) -> str:
 def explanation(reward_model: dict) -> str:
     """Says what the columns mean; `reward_model` has its accuracy on held-out pairs."""
     return (
-        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks (of each "
-        "task's mean, where there are several seeds). It does not cover how runs with other seeds differ. "
-        "Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
+        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of "
+        "each task's mean over the seeds; it does not cover how runs differ: the seeds' range in brackets shows "
+        "that. Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
         f"{reward_model['accuracy']:.3f} of {reward_model['n']} held-out pairs as the annotator did "
         f"(ECE {reward_model['ece']:.3f})."
     )
