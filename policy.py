@@ -180,11 +180,15 @@ def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 
 
 def prepare_trained(
-    accelerator: Accelerator, model: nn.Module, learning_rate: float, weight_decay: float
+    accelerator: Accelerator,
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Places a model that learns, and its AdamW optimizer, on this process's device or in shards."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     return accelerator.prepare(model, optimizer)
 
 

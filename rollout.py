@@ -453,13 +453,17 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
 
 
 def sample_completions(
-    prompts: list[dict], sampler: Sampler, think_format: str, when_ended: Callable[[Completion], None]
+    prompts: list[dict],
+    sampler: Sampler,
+    think_format: str,
+    when_ended: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
     """Samples a completion of each prompt {id, prompt, prompt_ids}; `when_ended` gets every one as it ends."""
     completions = [None] * len(prompts)
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
         completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
-        when_ended(completions[place])
+        if when_ended:
+            when_ended(completions[place])
     return completions
 
 

@@ -38,7 +38,6 @@ held_out_completions.jsonl and best_by_gold/.
 Axis: B pairs of a micro-batch.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -624,10 +623,7 @@ def accumulate_gradients(
         reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
         reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
             losses, chosen_rewards, rejected_rewards = dpo_loss(
                 chosen_logps, rejected_logps, reference_chosen, reference_rejected, args.beta
@@ -655,10 +651,10 @@ def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> che
     torch.manual_seed(args.seed)
     learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved)
     learned = policy.Policy(learned, temperature=1.0)
-    trained = [weight for weight in learned.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA1, ADAM_BETA2), weight_decay=args.weight_decay)
-    learned, optimizer = accelerator.prepare(learned, optimizer)
-    learner = checkpoint.Learner(learned, optimizer)
+    prepared = policy.prepare_trained(
+        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2)
+    )
+    learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(saved, {"": learner})
     return learner
 

@@ -17,7 +17,6 @@ Hardware and hours: not measured. Writes results/<run>/: config.json, command.tx
 dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
 """
 
-import contextlib
 import json
 import random
 import time
@@ -259,9 +258,8 @@ def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
 def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> checkpoint.Learner:
     """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    learner = checkpoint.Learner(model, optimizer)
+    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, {"": learner})
     return learner
 
@@ -285,10 +283,7 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
     all_rejected = []
     for i, members in enumerate(batches):
         watchdog.beat()
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
             loss = bradley_terry_loss(chosen, rejected)
             # DDP and FSDP2 average gradients over processes; we want their sum

@@ -23,7 +23,6 @@ config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, c
 ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 """
 
-import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -258,10 +257,10 @@ def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
 def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
     """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, betas=(ADAM_BETA_1, ADAM_BETA_2), weight_decay=args.weight_decay)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    learner = checkpoint.Learner(model, optimizer)
+    prepared = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2)
+    )
+    learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, {"": learner})
     return learner
 
@@ -285,10 +284,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
         else:
             batch = policy.collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
 
-        # DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time
-        last = i == len(batches) - 1
-        gradients_stay_local = not last and not accelerator.is_fsdp2
-        with accelerator.no_sync(model) if gradients_stay_local else contextlib.nullcontext():
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             # (B, T), 0 where there is no completion token
             logprobs, entropies, likeliest = model(**batch, third="likeliest")
             loss = -logprobs.sum() / n_tokens

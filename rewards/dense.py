@@ -226,9 +226,8 @@ class ImplicitReward:
         resume_from = str(folder / self.name) if folder else None
         model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, resume_from)
         model = policy.Policy(model, args.temperature)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=options["learning_rate"], weight_decay=0.0)
-        self.learner = checkpoint.Learner(*accelerator.prepare(model, optimizer))
+        prepared = policy.prepare_trained(accelerator, model, options["learning_rate"], weight_decay=0.0)
+        self.learner = checkpoint.Learner(*prepared)
         self.metrics = {}
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:

@@ -90,11 +90,7 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
     own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
 
     sampler.sync(model)
-    completions = [None] * n_own
-    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in own_prompts]):
-        completions[place] = rollout.read_completion(
-            scorer.tokenizer, scorer.args.think_format, own_prompts[place], sample
-        )
+    completions = rollout.sample_completions(own_prompts, sampler, scorer.args.think_format)
     sampler.sleep()
 
     scorer.measure(completions)
