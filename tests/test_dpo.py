@@ -1,6 +1,5 @@
 """train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed and resumed."""
 
-import contextlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from script_runs import in_this_process
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
@@ -23,7 +23,6 @@ from trl import DPOConfig, DPOTrainer
 import policy
 import train_dpo
 import utils
-import watchdog
 from data.toy import world
 from train_dpo import Pair, build_pairs, read_pairs
 
@@ -294,15 +293,6 @@ TINY = {
     "save_steps": 1,
     "learning_rate": 3e-4,
 }
-
-
-@contextlib.contextmanager
-def in_this_process():
-    """Lets this process, which has the libraries already, run the script more than once."""
-    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "RUN", watchdog.Run())
-        yield
-    watchdog._LOCK_FILES.clear()
 
 
 def train(data: Path, out: Path, **changes) -> None:

@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 import update_worker
-from killed import killed_after
-from safetensors.torch import load_file
+from script_runs import killed_after, weights_of
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -325,13 +324,6 @@ def start(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str
     ]
 
 
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    weights = {}
-    for path in sorted((run / "model").glob("*.safetensors")):
-        weights |= load_file(path)
-    return weights
-
-
 def rows_of(run: Path, log: str) -> list[dict]:
     return [json.loads(line) for line in (run / log).read_text().splitlines()]
 
@@ -361,8 +353,8 @@ def kill_after_checkpoint(command: list[str], folder: Path) -> None:
 
 
 def check_same_bits(whole: Path, broken: Path) -> None:
-    expected = weights_of(whole)
-    found = weights_of(broken)
+    expected = weights_of(whole / "model")
+    found = weights_of(broken / "model")
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
@@ -436,7 +428,9 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path):
             assert math.isfinite(metrics[name])
     assert (run / "model" / "think_format.json").exists() and (run / "summary.json").exists()
     reloaded = AutoModelForCausalLM.from_pretrained(run / "model")
-    assert torch.equal(reloaded.model.embed_tokens.weight, weights_of(run)["model.embed_tokens.weight"])
+    assert torch.equal(
+        reloaded.model.embed_tokens.weight, weights_of(run / "model")["model.embed_tokens.weight"]
+    )
 
     printed = finished(start([], prompts, run, "--steps", "3", "--resume"))
     assert "goes on with steps (2 -> 3)" in printed

@@ -11,7 +11,7 @@ import ppo_worker
 import pytest
 import torch
 from datasets import Dataset
-from killed import killed_after
+from script_runs import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer

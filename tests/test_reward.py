@@ -1,6 +1,5 @@
 """train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed, resumed, and under FSDP2."""
 
-import contextlib
 import json
 import math
 import os
@@ -13,14 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from script_runs import in_this_process, metrics_of, weights_of
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 import policy
 import train_reward
 import utils
-import watchdog
 from data.toy import world
 from rewards.preference import RewardModel
 from train_reward import Args, Pair, build_pairs
@@ -198,15 +196,6 @@ def pairs(tmp_path_factory) -> Path:
 TINY = {"epochs": 2.0, "batch_size": 8, "micro_batch_tokens": 800, "save_steps": 1}
 
 
-@contextlib.contextmanager
-def in_this_process():
-    """Lets this process, which has the libraries already, run the script more than once."""
-    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "RUN", watchdog.Run())
-        yield
-    watchdog._LOCK_FILES.clear()
-
-
 def train(pairs: Path, out: Path, **changes) -> Path:
     """Runs the script with the flags TINY and `changes`; returns its folder."""
     values = {**train_reward.PRESETS["toy"], **TINY, "pairs": str(pairs), **changes}
@@ -221,19 +210,6 @@ def start(pairs: Path, out: Path, *launcher: str) -> list[str]:
     for name, value in TINY.items():
         command += ["--" + name.replace("_", "-"), str(value)]
     return [*command, "--out", str(out)]
-
-
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    weights = {}
-    for path in sorted((run / "model").glob("*.safetensors")):
-        weights |= load_file(path)
-    return weights
-
-
-def metrics_of(run: Path) -> list[dict]:
-    """The log without its clocks."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -276,8 +252,8 @@ def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
     train(pairs, broken, resume=True)
     assert "resumes from" in capsys.readouterr().out
 
-    expected = weights_of(whole)
-    found = weights_of(broken)
+    expected = weights_of(whole / "model")
+    found = weights_of(broken / "model")
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert metrics_of(broken) == metrics_of(whole)
@@ -290,8 +266,8 @@ def test_two_processes_learn_what_one_learns(whole, pairs, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    expected = weights_of(whole)
-    found = weights_of(out)
+    expected = weights_of(whole / "model")
+    found = weights_of(out / "model")
     assert expected.keys() == found.keys()
     for name, weight in found.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-4)

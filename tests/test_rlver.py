@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from killed import killed_after
+from script_runs import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,6 +1,5 @@
 """train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and resumed."""
 
-import contextlib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from script_runs import in_this_process, metrics_of, weights_of
 import torch
 from safetensors.torch import load_file
 from transformers import (
@@ -23,7 +23,6 @@ from transformers import (
 import policy
 import train_sft_warmstart
 import utils
-import watchdog
 from data.toy import world
 from train_sft_warmstart import Args, Trace, build_rows
 
@@ -193,15 +192,6 @@ def traces(tmp_path_factory) -> str:
 TINY = {"batch_size": 6, "micro_batch_tokens": 500, "save_steps": 1}
 
 
-@contextlib.contextmanager
-def in_this_process():
-    """Lets this process, which has the libraries already, run the script more than once."""
-    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "RUN", watchdog.Run())
-        yield
-    watchdog._LOCK_FILES.clear()
-
-
 def train(traces: str, out: Path, **changes) -> Path:
     """Runs the script with the flags TINY and `changes`; returns its folder."""
     values = {**TOY, "model": "data/toy/base", "traces": traces, **TINY, **changes}
@@ -216,19 +206,6 @@ def start(traces: str, out: Path, *launcher: str) -> list[str]:
     for name, value in TINY.items():
         command += ["--" + name.replace("_", "-"), str(value)]
     return [*command, "--out", str(out)]
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    weights = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(path)
-    return weights
-
-
-def metrics_of(run: Path) -> list[dict]:
-    """The log without its clocks."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""Runs of a training script in the test's process, and what they leave behind."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import watchdog
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextlib.contextmanager
+def in_this_process():
+    """Lets this process, which has the libraries already, run a script more than once."""
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "RUN", watchdog.Run())
+        yield
+    watchdog._LOCK_FILES.clear()
+
+
+def killed_after(step: int, whole: Path, killed: Path) -> None:
+    """Copies a finished run that kept all its checkpoints, as if it had been killed after that of `step`."""
+    shutil.copytree(whole, killed)
+    for folder in killed.glob("checkpoint-*"):
+        if int(folder.name.removeprefix("checkpoint-")) > step:
+            shutil.rmtree(folder)
+    shutil.rmtree(killed / "model")
+    (killed / "summary.json").unlink()
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a model's folder by their names."""
+    weights = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(path)
+    return weights
+
+
+def metrics_of(run: Path) -> list[dict]:
+    """Reads the log without its clocks."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
