@@ -225,8 +225,8 @@ def make_rows(folder: Path, size: dict, seed: int) -> None:
         content = f"{rate_word} {random_text(24 + i % 17, vocabulary, generator)}"
         return [{"role": "user", "content": content}]
 
-    def answers(n: int) -> list[str]:
-        lengths = lognormal_lengths(n, size["median_tokens"], size["max_tokens"] - 2, generator)
+    def answers(n: int, longest: int = size["max_tokens"] - 2) -> list[str]:
+        lengths = lognormal_lengths(n, size["median_tokens"], longest, generator)
         return [random_text(length, vocabulary, generator) for length in lengths]
 
     runs.write_jsonl(folder / "prompts.jsonl", [{"id": str(i), "messages": question(i)} for i in range(64)])
@@ -244,6 +244,6 @@ def make_rows(folder: Path, size: dict, seed: int) -> None:
     runs.write_jsonl(folder / "pairs.jsonl", pairs)
 
     texts = []
-    for i, answer in enumerate(answers(size["texts"])):
+    for i, answer in enumerate(answers(size["texts"], longest=2 * size["max_tokens"])):
         texts.append({"id": str(i), "messages": question(i), "text": answer})
     runs.write_jsonl(folder / "texts.jsonl", texts)

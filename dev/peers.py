@@ -243,11 +243,12 @@ def reward_ours(args: Args) -> None:
 def time_scores(args: Args, score) -> None:
     """Calls score(texts) once for each step, and logs its time and the first 16 scores."""
     texts = rows.read_rows(args.folder / "texts.jsonl", "messages", "text")
+    n_tokens = sum(len(row["text"].split()) for row in texts)  # a word is a token
     score(texts[:4])  # warm-up
     started = time.monotonic()
-    for step in range(args.steps):
+    for step in range(1, args.steps + 1):
         scores = score(texts)
-        line = {"step": step + 1, "seconds": time.monotonic() - started}
+        line = {"step": step, "seconds": time.monotonic() - started, "num_tokens": step * n_tokens}
         for i, value in enumerate(scores[:16]):
             line[f"score_{i}"] = value
         runs.append_jsonl(args.out / "metrics.jsonl", [line])

@@ -22,16 +22,16 @@ class Args:
     """Folder whose runs/ has the run folders, and into which the files are written."""
 
 
-ROWS = {  # row of the table: its runs, one a seed
-    "SFT, thinking": ["sft-think"],
-    "SFT, no thinking": ["sft-plain"],
-    "RLMT: GRPO, thinking": ["grpo-think-s0", "grpo-think-s1"],
-    "RLMT: PPO, thinking": ["ppo-think"],
-    "RLMT: DPO, thinking": ["dpo-think"],
-    "RLMT: GRPO, thinking, reward on think+response": ["grpo-think-whole"],
-    "RLHF: GRPO, no thinking": ["grpo-plain-s0", "grpo-plain-s1"],
-    "RLHF: PPO, no thinking": ["ppo-plain"],
-    "RLHF: DPO, no thinking": ["dpo-plain"],
+ROWS = {  # row of the table: its run
+    "SFT, thinking": "sft-think",
+    "SFT, no thinking": "sft-plain",
+    "RLMT: GRPO, thinking": "grpo-think",
+    "RLMT: PPO, thinking": "ppo-think",
+    "RLMT: DPO, thinking": "dpo-think",
+    "RLMT: GRPO, thinking, reward on think+response": "grpo-think-whole",
+    "RLHF: GRPO, no thinking": "grpo-plain",
+    "RLHF: PPO, no thinking": "ppo-plain",
+    "RLHF: DPO, no thinking": "dpo-plain",
 }
 MEASURED = (  # columns that have the same name in an evaluation's summary
     "standard_error",
@@ -54,83 +54,41 @@ CURVES = {  # metric of a training run: title of its plot
 # --- 1. table
 
 
-def task_scores(evaluation: Path, temperature: float) -> pd.Series:
-    """Reads the gold score of every task, by the task's id."""
-    verdicts = pd.read_json(evaluation / "verdicts.jsonl", lines=True)
-    verdicts = verdicts[verdicts["temperature"] == temperature]
-    return verdicts.set_index("id")["score"]
-
-
-def row_standard_error(evaluations: list[Path], temperature: float) -> float:
-    """Computes the standard error, over tasks, of a row's mean gold score over its seeds.
-
-    All seeds answer the same tasks, so a hard task pulls all of them down: their errors are not independent.
-    A task is averaged over the seeds first; the standard error is that of these averages.
-    """
-    seeds = [task_scores(evaluation, temperature) for evaluation in evaluations]
-    return pd.concat(seeds, axis=1).mean(axis=1).sem()
-
-
 def collect(runs: Path) -> pd.DataFrame:
-    """Reads what the evaluations measured: one line a row, seed and temperature."""
+    """Reads what the evaluations measured: one line a row."""
     lines = []
-    for row, names in ROWS.items():
-        evaluations = [runs / f"eval-{name}" for name in names]
-        for seed, evaluation in enumerate(evaluations):
-            summary = json.loads((evaluation / "summary.json").read_text())
-            for temperature, numbers in summary["temperatures"].items():
-                line = {
-                    "row": row,
-                    "seed": seed if len(names) > 1 else "",
-                    "temperature": float(temperature),
-                    "gold": numbers["score"],
-                    "low": numbers["interval"][0],
-                    "high": numbers["interval"][1],
-                    "format_ok": numbers["status"].get("ok", 0) / numbers["n"],
-                }
-                line |= {column: numbers[column] for column in MEASURED}
-                line["row_standard_error"] = row_standard_error(evaluations, float(temperature))
-                lines.append(line)
+    for row, name in ROWS.items():
+        training = json.loads((runs / name / "config.json").read_text())
+        summary = json.loads((runs / f"eval-{name}" / "summary.json").read_text())
+        for temperature, numbers in summary["temperatures"].items():
+            line = {
+                "row": row,
+                "seed": training["args"]["seed"],
+                "temperature": float(temperature),
+                "gold": numbers["score"],
+                "low": numbers["interval"][0],
+                "high": numbers["interval"][1],
+                "format_ok": numbers["status"].get("ok", 0) / numbers["n"],
+            }
+            line |= {column: numbers[column] for column in MEASURED}
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
-def gold_cell(seeds: pd.DataFrame) -> str:
-    """Writes the mean over seeds ± the row's standard error, and the range of several seeds in brackets."""
-    cell = f"{seeds['gold'].mean():.3f} ± {seeds['row_standard_error'].iloc[0]:.3f}"
-    if len(seeds) > 1:
-        cell += f" ({seeds['gold'].min():.3f} to {seeds['gold'].max():.3f})"
-    return cell
-
-
 def markdown(results: pd.DataFrame) -> str:
-    """Writes the table for people: one line a row, its seeds averaged."""
-    columns = [
-        "",
-        "seeds",
-        "tasks",
-        "gold, T=1",
-        "gold, greedy",
-        "all checks, greedy",
-        "proxy, T=1",
-        "format ok",
-        "think tokens",
-        "response tokens",
-    ]
+    """Writes the table for people."""
+    columns = ["", "tasks", "gold", "all checks", "proxy", "format ok", "think tokens", "response tokens"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for row, part in results.groupby("row", sort=False):
-        sampled = part[part["temperature"] == 1]
-        greedy = part[part["temperature"] == 0]
+    for result in results.itertuples():
         cells = [
-            row,
-            str(len(sampled)),
-            str(sampled["n"].iloc[0]),
-            gold_cell(sampled),
-            gold_cell(greedy),
-            f"{greedy['all_checks'].mean():.2f}",
-            f"{sampled['proxy_reward'].mean():.2f}",
-            f"{sampled['format_ok'].mean():.3f}",
-            f"{sampled['thinking_tokens'].mean():.1f}",
-            f"{sampled['response_tokens'].mean():.1f}",
+            result.row,
+            str(result.n),
+            f"{result.gold:.3f} ± {result.standard_error:.3f}",
+            f"{result.all_checks:.2f}",
+            f"{result.proxy_reward:.2f}",
+            f"{result.format_ok:.3f}",
+            f"{result.thinking_tokens:.1f}",
+            f"{result.response_tokens:.1f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -139,11 +97,11 @@ def markdown(results: pd.DataFrame) -> str:
 def explanation(reward_model: dict) -> str:
     """Says what the columns mean; `reward_model` has its accuracy on held-out pairs."""
     return (
-        "Gold: the checklist's weighted share on held-out tasks. ± is one standard error over the tasks, of "
-        "each task's mean over the seeds; it does not cover how runs differ: the seeds' range in brackets shows "
-        "that. Proxy: the shipped reward model on the response. The reward model trained in the demo orders "
-        f"{reward_model['accuracy']:.3f} of {reward_model['n']} held-out pairs as the annotator did "
-        f"(ECE {reward_model['ece']:.3f})."
+        "One run a row, one answer a task at temperature 1. Gold: the checklist's weighted share on held-out tasks; "
+        "± is one standard error over the tasks, which does not cover how runs of other seeds differ. All checks: "
+        "the share of answers that pass the whole list. Proxy: the shipped reward model on the response. "
+        f"The reward model trained in the demo orders {reward_model['accuracy']:.3f} of {reward_model['n']} held-out "
+        f"pairs as the annotator did (ECE {reward_model['ece']:.3f})."
     )
 
 

@@ -310,7 +310,10 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path):
     """After kill -9 and a torn line, the same command makes the missing calls. A third start makes none."""
     server, store = serve(misbehave_quickly), tmp_path / "store.jsonl"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    env_of_second = {**env, "OPENAI_API_KEY": "second"}  # the server may still answer calls of the first, after its death
+    env_of_second = {
+        **env,
+        "OPENAI_API_KEY": "second",
+    }  # the server may still answer calls of the first, after its death
     command = [sys.executable, __file__, str(store), server.url]
     first = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while len(server.answered) < 341:

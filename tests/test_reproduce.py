@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import importlib
-import json
 import os
 import re
 import shutil
@@ -847,26 +846,7 @@ def test_the_demo_runs_and_evaluates_every_row_of_its_table():
     outs = [
         Path(words[words.index("--out") + 1]).name for words in commands_of("demo.sh") if "--out" in words
     ]
-    trained = [name for names in demo_tables.ROWS.values() for name in names]
+    trained = list(demo_tables.ROWS.values())
     assert sorted(outs) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
     assert commands_of("demo.sh")[0] == ["python", "-m", "data.toy.world"]
     assert commands_of("demo.sh")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
-
-
-def test_errors_of_several_seeds_are_those_of_each_tasks_mean(tmp_path):
-    """Two seeds on three tasks, sampled: a task's scores move together, so that the mean is no surer than one seed."""
-    scores = {0: [0.2, 0.5, 0.8], 1: [0.3, 0.5, 1.0]}
-    for seed, values in scores.items():
-        folder = tmp_path / f"seed{seed}"
-        folder.mkdir()
-        rows = [{"id": f"t{i}", "temperature": 1.0, "score": value} for i, value in enumerate(values)]
-        rows += [{"id": f"t{i}", "temperature": 0.0, "score": 1.0} for i in range(3)]
-        rows = rows[::-1] if seed else rows  # the order of a file is no matter
-        (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folders = [tmp_path / "seed0", tmp_path / "seed1"]
-    means = pd.Series([0.25, 0.5, 0.9])
-    assert demo_tables.row_standard_error(folders, 1.0) == pytest.approx(means.std() / 3**0.5)
-    assert demo_tables.row_standard_error(folders, 0.0) == 0
-    assert demo_tables.row_standard_error(folders[:1], 1.0) == pytest.approx(0.3 / 3**0.5)
-    seeds = pd.DataFrame({"gold": [0.5, 0.6], "row_standard_error": [0.19, 0.19]})
-    assert demo_tables.gold_cell(seeds) == "0.550 ± 0.190 (0.500 to 0.600)"
