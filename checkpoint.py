@@ -22,7 +22,7 @@ All processes call these functions together, and all see the same disk. Each wri
                 checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
-    checkpoint.save_model(run / "model", policy, tokenizer, args.think_format, accelerator)
+    checkpoint.save_model(run / "model", policy, tokenizer, accelerator)
     checkpoint.finish(run, {"steps": args.steps})
 """
 
@@ -108,21 +108,19 @@ def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> N
         model.save_pretrained(folder, state_dict=weights)
 
 
-def save_tokenizer(folder: Path, tokenizer, think_format: str | None) -> None:
+def save_tokenizer(folder: Path, tokenizer) -> None:
     """Makes a model folder complete: tokenizer, chat template, the ids at which generation ends, the think format.
 
-    A reward model has no `think_format` and generates nothing.
+    The last two come from utils.prepare_tokenizer. A reward model's tokenizer has neither: it generates nothing.
     """
     tokenizer.save_pretrained(folder)
-    if think_format:
+    if hasattr(tokenizer, "trained_as"):
         generation = GenerationConfig(eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id)
         generation.save_pretrained(folder)
-        (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+        (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))
 
 
-def save_model(
-    folder: Path, model: nn.Module, tokenizer, think_format: str | None, accelerator: Accelerator
-) -> None:
+def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerator) -> None:
     """Saves a finished model with LoRA merged; the adapter alone goes into adapter/ next to it.
 
     An older folder of that name is replaced when the new one is whole.
@@ -134,7 +132,7 @@ def save_model(
             save_weights(folder.parent / "adapter", model, accelerator, merge=False)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            save_tokenizer(part, tokenizer, think_format)
+            save_tokenizer(part, tokenizer)
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         accelerator.wait_for_everyone()
@@ -215,7 +213,7 @@ def save(
         if accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)  # one that was not written to its end
             folder.mkdir(exist_ok=True)
-            save_tokenizer(folder, tokenizer, getattr(args, "think_format", None))  # None: a reward model
+            save_tokenizer(folder, tokenizer)
         accelerator.wait_for_everyone()
 
         for name, learner in learners.items():

@@ -33,6 +33,7 @@ dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.
 simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,9 +66,10 @@ class Args:
     chat_template: str = "auto"
     """As in train_grpo.py."""
     ask_thinking: bool = False
-    """Ask for a <think> block in the system line, for a model that was not trained to write one."""
+    """Ask for a <think> block in the system line; on by itself if the model was trained so, see keep_thinking."""
     keep_thinking: bool = False
-    """Let the model read the thinking of its earlier turns; otherwise it reads only what it said."""
+    """Let the model read the thinking of its earlier turns; otherwise it reads only what it said. On by itself
+    if the model's think_format.json says that it was trained so, as train_rlver.py's do."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
@@ -386,6 +388,19 @@ def check(args: Args) -> list[dict]:
     return profiles
 
 
+def with_trained_context(args: Args) -> Args:
+    """Returns `args` with the context that the model was trained in: keep_thinking and ask_thinking."""
+    if args.model_url:
+        return args
+    trained_as = utils.read_trained_as(args.model)
+    context = {}
+    for name in ("keep_thinking", "ask_thinking"):
+        context[name] = getattr(args, name) or trained_as.get(name, False)
+        if context[name] != getattr(args, name):
+            print(f"{args.model} was trained with {name}: so it is evaluated")
+    return dataclasses.replace(args, **context)
+
+
 def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
     tokenizer = shared.load_tokenizer(args)
@@ -441,6 +456,7 @@ def main(args: Args) -> None:
         return
 
     # --- data, checked before anything is loaded or asked
+    args = with_trained_context(args)
     profiles = check(args)
     for role, (name, _) in simulators(args).items():
         cost = "no calls" if ".py:" in name else estimate(profiles, args)

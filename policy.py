@@ -138,7 +138,7 @@ def load_policy_tokenizer(
     """
     runs.or_fail(utils.check_think_format, args.think_format)
     tokenizer = utils.load_tokenizer(args.model)
-    trained_to = utils.read_think_format(args.model)
+    trained_to = utils.read_trained_as(args.model).get("think_format")
     if trained_to not in (None, args.think_format):
         runs.fail(
             f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; "

@@ -775,7 +775,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
 
     end_model = model_of_round(number, run, args)
-    checkpoint.save_model(Path(end_model), learner.model, tokenizer, args.think_format, accelerator)
+    checkpoint.save_model(Path(end_model), learner.model, tokenizer, accelerator)
     del learner
     accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
 

@@ -754,7 +754,7 @@ def main(args: Args) -> None:
                 # measured first: a run that is killed in between repeats the step and measures it again
                 if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
                     best = run / "best_by_gold"
-                    checkpoint.save_model(best, model, tokenizer, args.think_format, accelerator)
+                    checkpoint.save_model(best, model, tokenizer, accelerator)
                 checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
@@ -762,7 +762,7 @@ def main(args: Args) -> None:
                 accelerator.print(f"{collapse}; the run ends here")
                 break
 
-    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)
 

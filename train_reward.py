@@ -379,7 +379,7 @@ def main(args: Args) -> None:
                 raise checkpoint.Stopped(step + 1)
 
     # --- save and measure
-    checkpoint.save_model(run / "model", model, tokenizer, None, accelerator)
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
         summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device))

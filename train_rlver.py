@@ -21,8 +21,7 @@ A conversation is one completion, in which others wrote some of the tokens:
         --profiles FILE.jsonl --simulator MODEL --simulator-url http://HOST:8000/v1            # 8 GPUs
 
 The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the
-user they train with: evaluate with a second one (eval_sentient.py --keep-thinking --held-out-simulator, and
---ask-thinking if the policy was trained with it).
+user they train with: evaluate with a second one (eval_sentient.py --held-out-simulator).
 
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.
@@ -35,7 +34,6 @@ Rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`. 
 Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
 
-import json
 import math
 import time
 from dataclasses import dataclass, field
@@ -577,6 +575,8 @@ def main(args: Args) -> None:
 
     # --- users, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
+    # every checkpoint says it, so that eval_sentient.py gives the model the context that it was trained in
+    tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
@@ -670,14 +670,7 @@ def main(args: Args) -> None:
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 
-    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
-    if accelerator.is_main_process:  # eval_sentient.py needs flags that give the model the same context
-        trained_with = {
-            "think_format": args.think_format,
-            "keep_thinking": True,
-            "ask_thinking": args.ask_thinking,
-        }
-        watchdog.write(run / "model" / "think_format.json", json.dumps(trained_with))
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
 
 

@@ -305,7 +305,7 @@ def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
         checkpoint.save_weights(run / "adapter", model, accelerator, merge=False)
         accelerator.wait_for_everyone()
         model = policy.load_policy(args.model, args.lora_r, False, run / "adapter")
-    checkpoint.save_model(run / "model", model, tokenizer, args.think_format, accelerator)
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
 
 
 def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:

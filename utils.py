@@ -172,12 +172,15 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
     return layout.format(z=thinking.strip(), y=response.strip())
 
 
-def read_think_format(model: str) -> str | None:
-    """Returns the think format that a saved checkpoint was trained to; None if its folder does not say."""
+def read_trained_as(model: str) -> dict:
+    """Returns what a saved checkpoint's think_format.json says; {} without that file.
+
+    `think_format` is always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    """
     path = Path(model) / "think_format.json"
     if not path.exists():
-        return None
-    return json.loads(path.read_text())["think_format"]
+        return {}
+    return json.loads(path.read_text())
 
 
 # --- 2. chat templates
@@ -311,10 +314,11 @@ def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
-    """Gives a policy's tokenizer its chat template, end of turn, pad token and `stop_ids`; adds no token.
+    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
 
     `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
     ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
+    `trained_as` is what a checkpoint's think_format.json will say.
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
@@ -342,6 +346,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     end = ends[0]
     own_ends = getattr(tokenizer, "own_ends", [])
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
+    tokenizer.trained_as = {"think_format": think_format}
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     if tokenizer.pad_token_id in (None, end):
         tokenizer.pad_token = _choose_pad_token(tokenizer, end)

@@ -25,7 +25,7 @@ def stored_think_format(args) -> str | None:
     """Returns what the model's think_format.json says; None without that file, or behind an endpoint."""
     if args.model_url:
         return None
-    return utils.read_think_format(args.model)
+    return utils.read_trained_as(args.model).get("think_format")
 
 
 def think_format(args) -> str:

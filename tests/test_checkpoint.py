@@ -263,7 +263,7 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").write_text("")
-    checkpoint.save_model(folder, one.model, tokenizer, "think", accelerator)
+    checkpoint.save_model(folder, one.model, tokenizer, accelerator)
     assert not (folder / "old").exists() and (tmp_path / "adapter").exists() == bool(lora_r)
 
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -279,7 +279,7 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     )
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
     assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.stop_ids
-    assert utils.read_think_format(str(folder)) == "think"
+    assert utils.read_trained_as(str(folder)) == {"think_format": "think"}
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):

@@ -423,7 +423,8 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     assert json.loads((run / "summary.json").read_text()) == {"steps": 3, "users": 10}
     assert json.loads((run / "config.json").read_text())["constants"]["EPSILON"] == 0.2
     trained_with = {"think_format": "plain", "keep_thinking": True, "ask_thinking": False}
-    assert json.loads((run / "model" / "think_format.json").read_text()) == trained_with
+    for folder in ("checkpoint-3", "model"):
+        assert json.loads((run / folder / "think_format.json").read_text()) == trained_with
 
 
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):

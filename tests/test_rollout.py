@@ -90,7 +90,7 @@ def saved(tokenizer, tmp_path_factory) -> str:
     """Saves data/toy/base, whose head is tied, as a training script does."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
-    checkpoint.save_model(folder, model, tokenizer, "think", policy.start_accelerator())
+    checkpoint.save_model(folder, model, tokenizer, policy.start_accelerator())
     return str(folder)
 
 

@@ -112,11 +112,11 @@ def test_load_function(tmp_path, exits, monkeypatch):
         assert f"{spec!r} is not file.py:function" in exits(runs.load_function, spec)
 
 
-def test_read_think_format(tmp_path):
-    assert utils.read_think_format(str(tmp_path)) is None  # not a checkpoint of ours
-    assert utils.read_think_format("org/base") is None
+def test_read_trained_as(tmp_path):
+    assert utils.read_trained_as(str(tmp_path)) == {}  # not a checkpoint of ours
+    assert utils.read_trained_as("org/base") == {}
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
-    assert utils.read_think_format(str(tmp_path)) == "plain"
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):

@@ -419,6 +419,21 @@ def test_setting_of_the_flags():
     assert args.setting() == sim.SAGE | changed
 
 
+def test_a_model_gets_the_context_that_it_was_trained_in(tmp_path, capsys):
+    """Training with RLVER keeps earlier thinking in the context, SFT does not; a flag adds what no file says."""
+    (tmp_path / "think_format.json").write_text('{"think_format": "think", "keep_thinking": true}')
+    args = sentient.with_trained_context(sentient.Args(model=str(tmp_path)))
+    assert (args.keep_thinking, args.ask_thinking) == (True, False)
+    assert "was trained with keep_thinking" in capsys.readouterr().out
+
+    (tmp_path / "think_format.json").write_text('{"think_format": "think"}')
+    for asked in (False, True):
+        given = sentient.Args(model=str(tmp_path), ask_thinking=asked)
+        assert sentient.with_trained_context(given) == given
+    behind_url = sentient.Args(model="name", model_url="http://localhost:1/v1")
+    assert sentient.with_trained_context(behind_url) == behind_url
+
+
 def test_settings_of_the_papers():
     names = ("start", "max_change", "cap", "high", "low", "turns")
     assert [sim.SAGE[name] for name in names] == [40, 10, 100, 100, 10, 10]

@@ -266,8 +266,8 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     # a checkpoint tells its format, and a script refuses another one
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folders["qwen25_base"], folder)
-    checkpoint.save_tokenizer(folder, tokenizer, plan_format)
-    assert utils.read_think_format(str(folder)) == plan_format
+    checkpoint.save_tokenizer(folder, tokenizer)
+    assert utils.read_trained_as(str(folder)) == {"think_format": plan_format}
     assert utils.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
 
 
