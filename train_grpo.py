@@ -14,15 +14,19 @@ A step, for P prompts with G completions each:
         --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
 
 Deviations from the paper and its released code (verl):
-1. Equation 4 has A = r - mean(r) and a mean over sequences. We divide by the standard deviation, as the
-   released configs do, and average over all tokens of the step (`--loss-type dapo`). Equation 4 is
+1. Equation 4 has A = r - mean(r), and a mean over completions of the means over their tokens. By default we
+   also divide by the group's standard deviation, as the released configs do, and take one mean over all
+   tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
    `--scale-rewards none --loss-type grpo`.
-2. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-3. A malformed completion gets a floor below its group. The released code scores what follows its first
-   delimiter, or the text [NULL] in its strict mode. `--on-bad-format score` (the whole text) and `null` are
-   the nearest to these.
-4. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
-5. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
+2. The released configs call their loss a mean over tokens. With their micro-batches of one completion it is
+   the mean of equation 4 instead; `--as-released` sets `--loss-type grpo`.
+3. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
+4. A malformed completion gets a floor below its group. The released code scores it like any other
+   (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
+5. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
+6. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
+7. The released code adds 1e-6 to the standard deviation; here it is 1e-4. It clamps k3 to 10 and log ratios
+   to 20, and at a negative advantage a ratio above 3 has no gradient (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
@@ -114,8 +118,8 @@ class Args:
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
-    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
-    score: that of the text as it is."""
+    `format_margin`; null: that of the text [NULL] where the response is not opened, or in a Zero format not
+    closed (strict mode of the released code); score: what the reward model gives, as to any other."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
@@ -207,7 +211,7 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
 }
 
 PAPER = {"reward_on": "response", "on_bad_format": "score"}  # equation 3; released configs, strict mode off
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict; table 7, footnote
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
 RLHF = {"think_format": "plain"}
 LLAMA_ZERO = {
     **PAPER,
@@ -355,19 +359,33 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. The released configs run 234 steps, and their README uses checkpoint 135; as the rate is
-# constant, 135 steps give the same (table 7: 120). Three rows have another batch and sampling than the row
-# they are compared with, so these pairs differ in more than thinking.
+# --as-released. There are configs of table 1's rows; the others take those of llama3.1-8b-rlmt.
+#
+# loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
+#
+# steps: the configs run two epochs of 7,544 prompts, 117 steps each, and save every 45 steps and at the end.
+# Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has 120. Here a run
+# ends with the saved step nearest to 135. As the learning rate is constant, its model is that checkpoint.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
-        RELEASED[_name] = {"entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+        RELEASED[_name] = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+# this config saves every 50 steps
+RELEASED["table1/qwen2.5-7b-rlmt-zero"] |= {"steps": 150, "save_steps": 50}
+# Three rows have another batch and sampling than the row they are compared with, so these pairs differ in
+# more than thinking. Two epochs are 116 steps of 128 prompts; the checkpoints are 45, 90 and 116, the end.
 for _name in (
     "table1/llama3.1-8b-instruct-rlmt",
     "table1/qwen2.5-7b-instruct-rlmt",
     "table1/qwen2.5-7b-rlhf",
 ):
-    RELEASED[_name] |= {"prompts_per_step": 128, "updates_per_rollout": 2, "temperature": 0.8, "top_p": 0.95}
+    RELEASED[_name] |= {
+        "prompts_per_step": 128,
+        "updates_per_rollout": 2,
+        "steps": 116,
+        "temperature": 0.8,
+        "top_p": 0.95,
+    }
 for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
     RELEASED[_name] |= {"learning_rate": 3e-7}  # of the archived run; the others in table 4 have 1e-6
 
@@ -382,7 +400,7 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
 
     Args:
         scale: none: r - mean of the group (equation 4 of 2509.20357).
-            group: (r - mean) / (standard deviation of the group + 1e-4), as in the released configs.
+            group: (r - mean) / (standard deviation of the group + 1e-4); the released code adds 1e-6.
             batch: (r - mean of the group) / (standard deviation of all rewards + 1e-4).
     """
     known = ~rewards_P_G.isnan()
@@ -465,9 +483,9 @@ def mean_weights(
 ) -> torch.Tensor:
     """Returns the weight (B, T) of each token in an update's loss, which makes the loss a mean.
 
-    dapo and cispo: over tokens. grpo: over completions, of the means over their tokens. dr_grpo: over
-    completions, of the sums over their tokens divided by `max_tokens`. `n_tokens` and `n_completions` count
-    the whole update, over all processes and micro-batches.
+    dapo and cispo: over tokens. grpo: over completions, of the means over their tokens (equation 4 of
+    2509.20357). dr_grpo: over completions, of the sums over their tokens divided by `max_tokens`. `n_tokens`
+    and `n_completions` count the whole update, over all processes and micro-batches.
     """
     if loss_type == "grpo":
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
@@ -540,7 +558,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
-    The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
+    The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
+    completions are in; see `mean_weights`.
     """
     n_tokens = policy.count_trained_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
@@ -577,7 +596,7 @@ def accumulate_gradients(
                 token_weights,
                 importance_weights,
             )
-            loss = loss - args.entropy_coef * (entropies * mask).sum() / n_tokens
+            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 

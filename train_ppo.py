@@ -18,14 +18,17 @@ The critic is a model of its own with its own optimizer.
 
 Deviations from the paper and its released code (verl):
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-2. A malformed completion gets a floor below all others of the step. The released code scores what follows its
-   first delimiter, or the text [NULL] in its strict mode. `--on-bad-format score` (the whole text) and `null`
-   are the nearest to these.
+2. A malformed completion gets a floor below all others of the step. The released code scores it like any other
+   (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
 3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
    cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
 4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
 5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
+6. Both losses are means over all tokens of the step. In the released code they are means over the tokens of a
+   micro-batch, averaged over micro-batches and GPUs: 16 completions for the policy, 16 / GPUs for the critic.
+7. The released code clamps log ratios to 20, and at a negative advantage a ratio above 3 has no gradient
+   (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
 train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
@@ -112,8 +115,8 @@ class Args:
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
-    `format_margin`; null: that of the text [NULL] where nothing opens a response (the paper's strict mode);
-    score: that of the text as it is."""
+    `format_margin`; null: that of the text [NULL] where the response is not opened, or in a Zero format not
+    closed (strict mode of the released code); score: what the reward model gives, as to any other."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
@@ -206,7 +209,7 @@ PAPER = {
     "on_bad_format": "score",  # released configs, strict mode off
     "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # README: strict; table 7, footnote
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
 RLHF = {"think_format": "plain"}
 LLAMA_ZERO = {
     **PAPER,
@@ -270,16 +273,17 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. There are configs of two runs only. They run 234 steps, and their README uses checkpoint 135;
-# as the rate is constant, 135 steps give the same (table 7: 120).
+# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
+# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
+# (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
 RELEASED = {}
 for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
     RELEASED[_name] = {
         "kl": "none",
         "entropy_coef": 1e-3,
         "max_prompt_tokens": 896,
-        "steps": 135,
-        "save_steps": 45,
+        "steps": 110,
+        "save_steps": 55,
     }
 
 

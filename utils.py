@@ -113,8 +113,8 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
-        its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing:
-        the caller decides whether that is scored.
+        its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing.
+        Reward models read `response_to_score` instead.
     """
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
@@ -161,6 +161,21 @@ def _response_of(text: str, expected: ThinkFormat) -> str:
     if expected.opens_response not in text:
         return ""
     response = text.rpartition(expected.opens_response)[2]
+    if expected.stop:
+        response = response.partition(expected.stop)[0]
+    return response.strip()
+
+
+def response_to_score(text: str, think_format: str) -> str:
+    """Returns the response as a reward model reads it, of any completion, well-formed or not; stripped.
+
+    That is what follows the first tag that opens a response, wherever it is, or the whole text if none does.
+    In a Zero format it ends at the tag that closes a response. The paper's released training code does the same.
+    """
+    expected = THINK_FORMATS[think_format]
+    response = text
+    if expected.opens_response and expected.opens_response in text:
+        response = text.partition(expected.opens_response)[2]
     if expected.stop:
         response = response.partition(expected.stop)[0]
     return response.strip()

@@ -23,7 +23,7 @@ class RewardModel:
     Args:
         path: folder or hub name.
         reward_on: "think+response" scores everything that the policy wrote, tags included. "response" scores
-            the response of a well-formed completion, and the text of any other as it is (paper, equation 3).
+            the response alone (paper, equation 3), which utils.response_to_score finds.
         think_format: the policy's, a key of utils.THINK_FORMATS.
         chat_template: a Jinja file, for a reward model that has none.
         max_length: tokens of conversation and completion; 0: as many as the model's context holds.
@@ -104,8 +104,7 @@ class RewardModel:
         ids = []
         for messages, text in zip(prompts, completions, strict=True):
             if self.reward_on == "response":
-                parts = utils.split_thinking(text, self.think_format)
-                text = parts.response if parts.status == "ok" else text
+                text = utils.response_to_score(text, self.think_format)
             ids.append(self.encode(messages, text))
         return self.score_ids(ids)
 

@@ -183,9 +183,12 @@ def text_to_score(completion, args) -> str | None:
         return completion.text
     if args.on_bad_format == "floor":
         return None
-    if utils.THINK_FORMATS[args.think_format].opens_response in completion.text:
-        return completion.text
-    return "[NULL]"  # the paper's strict mode
+    # strict mode of the released code wants the opening tag and, in a Zero format, the closing one behind it
+    expected = utils.THINK_FORMATS[args.think_format]
+    start = completion.text.find(expected.opens_response)
+    if start < 0 or expected.stop not in completion.text[start:]:
+        return "[NULL]"
+    return completion.text
 
 
 def set_preferences(reward_model, completions: list, texts: list[str | None]) -> None:

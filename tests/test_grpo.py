@@ -238,6 +238,48 @@ def test_k3_by_hand():
     assert loss.item() == pytest.approx(2.0 * sums["kl"].item())
 
 
+def test_the_released_loss_is_a_mean_over_completions_by_hand():
+    token_losses = torch.tensor([[8.0, 0.0, 0.0], [3.0, 6.0, 9.0]])
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    # released: the mean over tokens of each micro-batch, which is one completion; of these the mean
+    released = (8.0 + (3.0 + 6.0 + 9.0) / 3) / 2
+    over_tokens = (8.0 + 3.0 + 6.0 + 9.0) / 4
+    assert (released, over_tokens) == (7.0, 6.5)
+    for loss_type, expected in (("grpo", released), ("dapo", over_tokens)):
+        weights = train_grpo.mean_weights(mask, loss_type, 4, 2, 9)
+        assert (token_losses * weights).sum().item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_gradient_as_released_is_that_of_single_completions_averaged():
+    """Policy loss, KL and entropy bonus, in micro-batches of several completions, against a loop over completions."""
+    released = train_grpo.RELEASED["table1/llama3.1-8b-rlmt"]
+    args = train_grpo.Args(
+        loss_type=released["loss_type"], entropy_coef=0.1, beta=0.1, micro_batch_tokens=300
+    )
+    accelerator = policy.start_accelerator()
+    torch.manual_seed(0)
+    model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
+    reference = policy.load_reference("data/toy/base", 0.9, accelerator)
+    for weight in model.parameters():  # away from the reference, so that the KL has a gradient
+        weight.data += 0.02 * torch.randn_like(weight)
+    completions = update_worker.stored_completions(6, 1)[0]
+    assert 1 < len(policy.micro_batches(completions, args.micro_batch_tokens)) < len(completions)
+
+    train_grpo.accumulate_gradients(completions, model, reference, args, 0, accelerator)
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    for completion in completions:
+        batch = policy.collate([completion], 0, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs, entropies = model(*inputs, entropy_gradient=True)
+        gap = policy.reference_logprobs(model, reference, inputs) - logprobs
+        ratio = (logprobs - logprobs.detach()).exp()
+        token_losses = -ratio * batch["advantages"] + 0.1 * (gap.exp() - gap - 1) - 0.1 * entropies
+        (token_losses.mean() / len(completions)).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
 # --- micro-batches and processes
 
 

@@ -79,18 +79,19 @@ def test_every_token_of_the_vocabulary_may_end_a_row(reward_models):
 
 
 def test_the_response_alone_is_scored(reward_models):
-    """A malformed completion is scored as it is."""
-    prompts = [[USER]] * 6
+    """A malformed completion is read as utils.response_to_score reads it."""
+    prompts = [[USER]] * 8
     thoughts = [
         "<think>\na\n</think>\n\nyes",
         "<think>\nsomething else\n</think>\n\nyes",
         "<think>b</think>yes",
     ]
-    malformed = ["<think>no end", "nothing", "<think>a</think>"]
+    malformed = ["<think>no end", "nothing", "<think>a</think>", "<think>a</think>b</think>c", "a</think>c"]
+    read = ["<think>no end", "nothing", "", "b</think>c", "c"]
     response = RewardModel(reward_models["chatml"], reward_on="response")
     whole = RewardModel(reward_models["chatml"], reward_on="think+response")
     alone = whole.score([[USER]], ["yes"])
-    expected = alone * 3 + whole.score(prompts[:3], malformed)
+    expected = alone * 3 + whole.score(prompts[:5], read)
     # other rows in a batch change the last digits
     assert response.score(prompts, thoughts + malformed) == pytest.approx(expected, abs=1e-5)
     assert len({*whole.score(prompts[:3], thoughts), *alone}) == 4

@@ -177,6 +177,86 @@ def test_defaults_are_the_papers(script, source, setting, values):
         assert getattr(args, field) == float(printed[parameter].split()[0]), parameter
 
 
+MODELS = {
+    "llamabase": "llama3.1-8b",
+    "llamainstruct": "llama3.1-8b-instruct",
+    "qwenbase": "qwen2.5-7b",
+    "qweninstruct": "qwen2.5-7b-instruct",
+}
+
+
+def released_configs() -> dict[str, dict[str, str]]:
+    """Reads the 14 released configs of GRPO and PPO, by name."""
+    configs = {}
+    with open(ROOT / "data/paper/hyperparameters.csv") as file:
+        for row in csv.DictReader(file):
+            if row["source"] == "released verl config":
+                configs.setdefault(row["setting"], {})[row["parameter"]] = row["value"]
+    return configs
+
+
+def preset_of(config: str) -> str:
+    """Names our preset of a released config: grpo__qwenbase__zero__think is table1/qwen2.5-7b-rlmt-zero."""
+    algorithm, model, start, thinking = config.split("__")
+    row = MODELS[model] + {"think": "-rlmt", "nothink": "-rlhf"}[thinking]
+    if start == "zero":
+        row += "-zero"
+    if algorithm == "ppo":
+        return f"table3/{row}-ppo"
+    return f"table1/{row}"
+
+
+def args_as_released(module, name: str):
+    return dataclasses.replace(module.Args(), **(module.PRESETS[name] | module.RELEASED[name]))
+
+
+def test_as_released_has_the_values_of_the_released_configs():
+    configs = released_configs()
+    assert len(configs) == 14
+    for name, config in configs.items():
+        algorithm = name.split("__")[0]
+        args = args_as_released(importlib.import_module(f"train_{algorithm}"), preset_of(name))
+        batch = int(config["train batch size (prompts)"])
+        assert args.prompts_per_step == batch, name
+        assert args.updates_per_rollout == batch / int(config["mini-batch size (prompts)"]), name
+        assert args.num_iterations == int(config["update epochs per batch"])
+        assert args.max_prompt_tokens == int(config["max prompt length"]), name
+        assert args.max_completion_tokens == int(config["max response length"])
+        assert args.temperature == float(config["rollout temperature"]), name
+        assert args.learning_rate == float(config["actor learning rate"]), name
+        assert args.weight_decay == float(config["actor weight decay"])
+        assert args.epsilon == float(config["clip ratio"])
+        assert args.entropy_coef == float(config["entropy coefficient"]), name
+        assert args.save_steps == int(config["checkpoint every (steps)"]), name
+        assert args.on_bad_format == {"True": "null", "False": "score"}[config["strict option"]], name
+        assert args.reward_on == "response" and args.reward_model.endswith(config["reward model"])
+        if algorithm == "grpo":
+            assert args.top_p == float(config["rollout top_p"]), name
+            assert args.group_size == int(config["responses per prompt (n)"])
+            assert args.beta == float(config["KL loss coefficient"]) and config["KL as loss term"] == "True"
+            assert args.scale_rewards == "group" and config["divide group advantage by std"] == "True"
+            # a mean over the tokens of one completion, averaged over completions
+            assert (config["loss aggregation"], config["micro-batch per GPU"]) == ("token-mean", "1")
+            assert args.loss_type == "grpo"
+        else:
+            assert args.kl == "none" and config["KL as loss term"] == config["KL in reward"] == "False"
+            assert args.critic_learning_rate == float(config["critic learning rate"])
+            assert args.lam == float(config["lambda"])
+
+
+@pytest.mark.parametrize("script, n_rows", [("train_grpo", 21), ("train_ppo", 2)])
+def test_a_run_as_released_ends_with_a_checkpoint_that_was_saved(script, n_rows):
+    """Two epochs of 7,544 prompts; of the saved steps the nearest to the README's 135."""
+    module = importlib.import_module(script)
+    assert len(module.RELEASED) == n_rows
+    for name in module.RELEASED:
+        args = args_as_released(module, name)
+        last = 2 * (7544 // args.prompts_per_step)
+        saved = [*range(args.save_steps, last, args.save_steps), last]
+        assert args.steps * args.prompts_per_step <= 2 * 7544, name
+        assert args.steps == min(saved, key=lambda step: abs(step - 135)), name
+
+
 def test_released_values_need_a_preset_that_was_released(monkeypatch, capsys):
     module = importlib.import_module("train_grpo")
 

@@ -1,5 +1,6 @@
 """rewards/scorer.py: from completions to one reward each, with the toy's reward model and functions of our own."""
 
+import dataclasses
 import json
 import math
 import threading
@@ -12,7 +13,7 @@ import policy
 import rollout
 import train_grpo
 import utils
-from rewards.scorer import Scorer, floor_bad
+from rewards.scorer import Scorer, floor_bad, text_to_score
 
 NAN = math.nan
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
@@ -124,6 +125,29 @@ def test_what_a_malformed_completion_gets(scorer, completions):
             floors = [min(completions[place].reward for place in group) - 2.0 for group in groups]
             assert bad == pytest.approx(floors) and completions[1].rewards["preference"] is None
             assert made.reward_model.n_scored == 6
+
+
+@pytest.mark.parametrize(
+    "think_format, text, scored",
+    [
+        ("think", "a", "[NULL]"),
+        ("think", "<think>a", "[NULL]"),
+        ("think", "<think>a</think>", "<think>a</think>"),
+        ("think", "a</think>b</think>c", "a</think>b</think>c"),
+        ("zero_think", "<think>a</think>b", "[NULL]"),
+        ("zero_think", "<think>a</think><response>b", "[NULL]"),  # opened, but not closed
+        ("zero_think", "</response><response>b", "[NULL]"),
+        ("zero_think", "<response>b</response>", "<response>b</response>"),
+        ("zero_plain", "a<response>b</response>", "a<response>b</response>"),
+        ("plain", "", ""),
+    ],
+)
+def test_strict_mode_wants_the_tags_of_the_response(completions, think_format, text, scored):
+    status = utils.split_thinking(text, think_format, finished=False).status
+    assert status != "ok"
+    completion = dataclasses.replace(completions[0], text=text, status=status)
+    args = train_grpo.Args(think_format=think_format, on_bad_format="null")
+    assert text_to_score(completion, args) == scored
 
 
 def test_completions_are_scored_while_others_are_sampled(scorer, completions):

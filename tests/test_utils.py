@@ -183,6 +183,85 @@ def test_a_good_completion_cut_anywhere_is_truncated(think_format):
     assert whole.status == ("ok" if stops_by_itself else "truncated")
 
 
+# a completion, and what is scored of it in the format think and in both Zero formats
+SCORED = [
+    ("<think>a</think>b", "b", "<think>a</think>b"),
+    ("<think>a</think><response>b</response>", "<response>b</response>", "b"),
+    ("<think>a</think><response>b</response> c", "<response>b</response> c", "b"),  # text behind the end
+    ("<think>a</think>b</think>c", "b</think>c", "<think>a</think>b</think>c"),  # a tag twice
+    ("<think>a</think><think>b</think>c", "<think>b</think>c", "<think>a</think><think>b</think>c"),
+    ("<response>a<response>b</response>", "<response>a<response>b</response>", "a<response>b"),
+    ("<response>a</response><response>b", "<response>a</response><response>b", "a"),
+    ("<think>a<response>b</response></think>c", "c", "b"),  # one inside the other
+    ("<response>a<think>b</response>c</think>d", "d", "a<think>b"),
+    ("a</think>b", "b", "a</think>b"),  # thinking that was never opened
+    ("</think>a<think>b", "a<think>b", "</think>a<think>b"),
+    ("</response>a<response>b", "</response>a<response>b", "b"),  # closed before it was opened
+    ("a</response>b", "a</response>b", "a"),  # an end alone
+    ("<think>a", "<think>a", "<think>a"),  # no tag that opens a response
+    ("<think>a</think>", "", "<think>a</think>"),
+    ("<think>a</think><response> b ", "<response> b", "b"),
+    ("a", "a", "a"),
+    ("", "", ""),
+]
+
+
+def released_reading(text: str, opening: str, closing: str) -> str:
+    """Follows the rule of the released training code step by step, for one pair of delimiters."""
+    behind_opening = text.find(opening)
+    if behind_opening >= 0:
+        text = text[behind_opening + len(opening) :].lstrip()
+    before_closing = text.find(closing) if closing else -1
+    if before_closing >= 0:
+        text = text[:before_closing].rstrip()
+    return text
+
+
+def test_what_is_scored_of_a_malformed_completion():
+    for text, think, zero in SCORED:
+        assert utils.response_to_score(text, "think") == think, text
+        assert utils.response_to_score(text, "zero_think") == zero, text
+        assert utils.response_to_score(text, "zero_plain") == zero, text
+        assert utils.response_to_score(text, "plain") == text.strip()
+        assert released_reading(text, "</think>", "").strip() == think, text
+        assert released_reading(text, "<response>", "</response>").strip() == zero, text
+
+
+@pytest.mark.parametrize("think_format", FORMATS)
+def test_what_is_scored_is_the_response_of_a_good_completion_and_the_released_reading_of_any(think_format):
+    opening, closing = {
+        "think": ("</think>", ""),
+        "plain": ("", ""),
+        "zero_think": ("<response>", "</response>"),
+        "zero_plain": ("<response>", "</response>"),
+    }[think_format]
+    rng = random.Random(0)
+    n_good = 0
+    for _ in range(3000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(8)))
+        if rng.random() < 0.2:
+            text = join_thinking("z", "y", think_format) + text
+        scored = utils.response_to_score(text, think_format)
+        assert scored == released_reading(text, opening, closing).strip(), text
+        parts = split_thinking(text, think_format)
+        if parts.status == "ok":
+            n_good += 1
+            assert scored == parts.response, text
+    assert n_good > 30
+
+
+def test_a_tag_that_is_written_twice_brings_no_thinking_into_what_is_scored():
+    for think_format, tags in [
+        ("think", ("<think>", "</think>")),
+        ("zero_think", ("<think>", "</think>", "<response>")),
+    ]:
+        good = join_thinking("SECRET", "y", think_format)
+        for tag in tags:
+            assert "SECRET" not in utils.response_to_score(good + tag, think_format)
+            assert split_thinking(good.replace("y", f"y{tag}"), think_format).status == "nested"
+            assert "SECRET" not in utils.response_to_score(good.replace("y", f"y{tag}"), think_format)
+
+
 def test_an_unknown_format_is_named():
     with pytest.raises(
         ValueError, match="'thnk' is unknown; use one of think, plain, zero_think, zero_plain"
