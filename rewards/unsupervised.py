@@ -169,8 +169,8 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
     """Returns why the run should end, or "": the reward can no longer tell completions apart.
 
     Args:
-        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; None: not
-        measured. steps: how many of the last steps must all be beyond a limit. agreement: ends the run
+        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; an entropy that
+        was not measured is missing or None. steps: how many of the last steps must all be beyond a limit. agreement: ends the run
         from here up. entropy: nats a token; ends the run from here down.
     """
     last = history[-steps:]
@@ -178,7 +178,8 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
         return ""
     if all(step["agreement"] >= agreement for step in last):
         return f"collapsed: agreement of {agreement:g} or more in {steps} steps"
-    if all(step["entropy"] is not None and step["entropy"] <= entropy for step in last):
+    entropies = [step.get("entropy") for step in last]
+    if None not in entropies and max(entropies) <= entropy:
         return f"collapsed: entropy of {entropy:g} nat or less in {steps} steps"
     return ""
 

@@ -94,6 +94,10 @@ def test_stop_rule():
     assert "entropy" in unsupervised.collapsed([step(0.5, 0.01)] * 3, steps=3)
     assert unsupervised.collapsed([step(0.5, 0.01), step(0.5), step(0.5, 0.01)], steps=3) == ""
 
+    # a majority vote measures no entropy
+    without_entropy = unsupervised.collapse_indicators([row("1"), row("2"), row("1"), row("1")], 4)
+    assert unsupervised.collapsed([without_entropy] * 10) == ""
+
 
 # --- 2. shaped
 
