@@ -1,7 +1,7 @@
 """IFBench: which of a task's instructions a response meets, strict and loose.
 
 The rules are those of allenai/IFBench, written anew. They give the published results of every sample response
-at hand, and agree with all 174 unit cases of the checkers at commit db69a6f (August 2026). Four instructions
+at hand, and agree with all 162 unit cases of these checkers at commit db69a6f (August 2026). Four instructions
 have the rules of that commit: words:keywords_specific_position, words:words_position, format:quote_unquote
 and format:title_case. The others have those of c94da02 (October 2025). What changed since is left out there:
 sentences by NLTK, whole-word names and keywords, more pronouns, and spans by characters although the prompts
