@@ -253,7 +253,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of results/runs.csv, one a metric."""
     rows = []
     for metric in BENCHMARKS[args.name].metrics:
-        # a score that has one interval only, that of its headline, calls it `interval`
+        # these two call their interval `interval`
         interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
         low, high = numbers.get(interval) or (None, None)
         row = {

@@ -265,7 +265,7 @@ def headline(numbers: dict) -> str:
     low, high = numbers["interval"]
     value = "no headline"
     if numbers[key] is not None:
-        value = f"{numbers[key]:.4g} [{low:.4g}, {high:.4g}]"
+        value = f"{numbers[key]:.4g} (95 % over tasks: {low:.4g} to {high:.4g})"
     return f"{key} {value}  n {numbers['n']}  invalid {numbers['n_invalid']}"
 
 

@@ -187,6 +187,13 @@ def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
     return 100 * float(expit(fit.intercept_[0] + fit.coef_[0, 0]))
 
 
+def paper_interval(wins: np.ndarray, delta_words: np.ndarray) -> list[float]:
+    """Returns the 95 % percentile interval of `paper_length_control`, by 200 fits to resampled instructions."""
+    picks = np.random.default_rng(0).integers(0, len(wins), (200, len(wins)))
+    refits = [paper_length_control(wins[pick], delta_words[pick]) for pick in picks]
+    return np.percentile(refits, [2.5, 97.5]).tolist()
+
+
 # --- 4. scores
 
 
@@ -242,6 +249,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         "discrete_win_rate": 100 * float(np.where(y == 0.5, 0.5, wins)[valid].mean()),
         "win_rate_paper": 100 * float(wins.mean()),
         "lc_win_rate_paper": paper_length_control(wins, np.array(delta_words)),
+        "lc_win_rate_paper_interval": paper_interval(wins, np.array(delta_words)),
         "glm_weights": dict(zip(("tanh_length", "instruction_difficulty", "model"), weights.tolist())),
         "avg_length": mean(len(row["output_2"] or "") for row in rows),
         **count_rows(results, tasks),

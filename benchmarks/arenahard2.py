@@ -4,8 +4,11 @@ Rows have `uid`; `verdict_game1_A_is_baseline` and `verdict_game2_A_is_model` (a
 or the official tool's `games`; and `model_metadata` for the style. Scores are in percent.
 
 Scores are exact. The official tool prints the mean or median of 100 unseeded bootstrap fits: that is
-`..._bootstrap` here, with a seed. The paper's is `score_paper`: strength and style are ignored, and a missing
-verdict is a tie.
+`..._bootstrap` here, with a seed. Its intervals, `..._interval`, go from 5 to 95 % and resample battles as if
+those of a prompt were independent, so they are narrow.
+
+The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its interval
+has 95 % and is over prompts.
 """
 
 import re
@@ -18,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from rows import read_rows
-from benchmarks.scoring import count_rows, get_field, load_sibling, match_rows, mean
+from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean
 
 KEYS = ("uid",)
 PROMPT = "{prompt}"
@@ -219,7 +222,12 @@ def category_scores(results: list[dict]) -> dict:
             outcomes += [value_of_model] * weight2 + [1 - value_of_baseline] * weight1
             styles += [result["style"]] * (weight1 + weight2)
 
-    numbers = {"score": None, "score_style_controlled": None, "score_paper": 100 * mean(values)}
+    numbers = {
+        "score": None,
+        "score_style_controlled": None,
+        "score_paper": 100 * mean(values),
+        "score_paper_interval": bootstrap(100 * np.array(values), tasks=np.repeat(range(len(results)), 2)),
+    }
     if not outcomes:
         return numbers
     outcomes = np.array(outcomes)

@@ -129,7 +129,8 @@ def shown(values: list[float]) -> float:
 def score(rows: list[dict], data: Path, source: str) -> dict:
     """Returns `overall`, the mean of the items; `iterations`, as on the official pages; and the counts.
 
-    In an iteration's number all of its marks are in one pool.
+    In an iteration's number all of its marks are in one pool. The intervals are over prompts, not items: the
+    iterations of a prompt are not independent.
     """
     criteria, negative = load_criteria(data)
     for line, row in enumerate(rows, 1):
@@ -154,12 +155,19 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         result["unknown"] = sorted(marks.keys() - set(criteria))
         values_of_iteration[row["iteration"]] += values
 
-    scores = [result["score"] for result in results if "score" in result]
+    scores = []
+    titles = []  # of the prompts; one for each score
+    for row, result in zip(rows, results):
+        if "score" in result:
+            scores.append(result["score"])
+            titles.append(row["title"])
+    paper_scores = [result.get("score", 0.0) for result in results]
     return {
         "overall": mean(scores),
-        "overall_interval": bootstrap(scores) if scores else None,
+        "overall_interval": bootstrap(scores, tasks=titles) if scores else None,
         "iterations": [shown(values_of_iteration[i]) for i in sorted(values_of_iteration)],
-        "overall_paper": mean(result.get("score", 0.0) for result in results),
+        "overall_paper": mean(paper_scores),
+        "overall_paper_interval": bootstrap(paper_scores, tasks=[row["title"] for row in rows]),
         "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
         **count_rows(results, tasks),
     }

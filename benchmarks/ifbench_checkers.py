@@ -317,10 +317,10 @@ def parentheses(text: str) -> bool:
 
 
 def quote_unquote(text: str) -> bool:
-    text = text.replace("“", '"').replace("”", '"').replace("'\"'", "")
+    text = text.replace("'\"'", "")  # this names the character and quotes nothing
     text = "".join(text.split())
     end = text.strip(string.digits + string.punctuation.replace('"', ""))
-    return '""' not in text and end != "" and not end.endswith('"')
+    return '""' not in text and not end.endswith('"')  # curly quotation marks are not looked at
 
 
 def quotes(text: str) -> bool:
@@ -357,8 +357,9 @@ def thesis(text: str) -> bool:
 
 def title_case(text: str) -> bool:
     for word in nltk.word_tokenize(text):
-        # "iPhone", "a" and what begins with no letter pass
-        if word[0].islower() and (word[1:].islower() or word[1:].isupper()):
+        rest = word[1:]
+        starts_small = word[0].isalpha() and word[0].islower()
+        if starts_small and (rest == "" or rest.islower() or rest.isupper()):  # "iPhone" passes
             return False
     return True
 
@@ -467,11 +468,14 @@ def consonants(text: str) -> bool:
 
 
 def keywords_specific_position(text: str, keyword: str, n: float, m: float) -> bool:
-    sentences = split_sentences(text)
+    sentences = nltk.sent_tokenize(text)  # the other checkers have the sentences of split_sentences
     if len(sentences) < n:
         return False
-    words = nltk.word_tokenize(sentences[int(n) - 1])  # commas are words, and case matters
-    return len(words) >= m and words[int(m) - 1] == keyword.strip()
+    words = []
+    for token in nltk.word_tokenize(sentences[int(n) - 1]):
+        if any(character.isalnum() for character in token):
+            words.append(token.lower())
+    return len(words) >= m and words[int(m) - 1] == keyword.strip().lower()
 
 
 def last_first(text: str) -> bool:
@@ -528,5 +532,7 @@ def vowel(text: str) -> bool:
 
 
 def words_position(text: str, keyword: str) -> bool:
-    words = nltk.word_tokenize(text)  # a full stop at the end is the last word
-    return len(words) >= 2 and words[1] == words[-2] == keyword.strip()
+    words = [token.lower() for token in nltk.word_tokenize(text)]
+    if words and words[-1] in string.punctuation:  # one mark; "..." and a closing quotation mark are words
+        words.pop()
+    return len(words) >= 2 and words[1] == words[-2] == keyword.strip().lower()

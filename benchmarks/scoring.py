@@ -266,9 +266,23 @@ def shorten(text: str, words: int) -> str:
     return " ".join(parts[:words]) + "... (truncated)"
 
 
-def bootstrap(values, seed: int = 0, n: int = 2000) -> tuple[float, float]:
-    """Returns the 95 % percentile interval of the mean of `values` (one per task), by resampling tasks."""
-    picks = np.random.default_rng(seed).integers(0, len(values), (n, len(values)))
-    means = np.asarray(values, dtype=float)[picks].mean(axis=1)
+def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = None) -> tuple[float, float]:
+    """Returns the 95 % percentile interval of the mean of `values`, by resampling tasks.
+
+    It covers which tasks there are, and how answers and verdicts are sampled; not another training run.
+
+    Args:
+        tasks: the task of each value. The values of a task are drawn together, since they are not independent:
+            a hard task is hard for every sample, order or iteration. None: each value has a task of its own.
+    """
+    values = np.asarray(values, dtype=float)
+    if tasks is None:
+        tasks = range(len(values))
+    task_of_value, names = pd.factorize(pd.Series(tasks))
+    sums = np.bincount(task_of_value, weights=values)
+    counts = np.bincount(task_of_value)
+
+    picks = np.random.default_rng(seed).integers(0, len(names), (n, len(names)))
+    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

@@ -312,14 +312,14 @@ def table(summary: dict) -> str:
         numbers = item[1]
         return numbers.get("without_headline", numbers["win_rate"])
 
-    lines = [f"{'trait':40}  win rate [95 % interval]    wins   ties  losses  flips"]
+    lines = [f"{'trait':40}  win rate [95 % over prompts]    wins   ties  losses  flips"]
     for name, numbers in sorted(summary["traits"].items(), key=rate, reverse=True):
         shown = "none"
         if numbers["win_rate"] is not None:
             low, high = numbers["interval"]
             shown = f"{numbers['win_rate']:.3f} [{low:.3f}, {high:.3f}]"
         counts = f"{numbers['wins']:6} {numbers['ties']:6}  {numbers['losses']:6}"
-        lines.append(f"{name:40}  {shown:24}  {counts}  {numbers['flip_rate']:.3f}")
+        lines.append(f"{name:40}  {shown:28}  {counts}  {numbers['flip_rate']:.3f}")
     lines.append(
         f"{summary['n']} prompts in both orders, {summary['n_left_out']} left out; "
         f"{summary['n_invalid']} of {summary['n_replies']} replies invalid"

@@ -34,7 +34,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def accuracy(results: list[dict], tasks: list[dict]) -> dict:
-    """Returns accuracy (for each field `correct...` of the results), its interval, pass@k, and the counts."""
+    """Returns accuracy and its interval (for each field `correct...` of the results), pass@k, and the counts.
+
+    A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
+    """
     by_task = defaultdict(list)
     fields = {"correct"}
     for result in results:
@@ -45,9 +48,11 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
     numbers = {}
     for name in sorted(fields):
         task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
-        numbers[name.replace("correct", "accuracy")] = mean(task_means)
-        if name == "correct" and task_means:
-            numbers["interval"] = bootstrap(task_means)
+        metric = name.replace("correct", "accuracy")
+        numbers[metric] = mean(task_means)
+        if task_means:
+            interval = "interval" if metric == "accuracy" else f"{metric}_interval"
+            numbers[interval] = bootstrap(task_means)
 
     fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
     for k in sorted({10, 100, fewest_samples}):

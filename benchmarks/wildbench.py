@@ -277,10 +277,11 @@ def score_verdicts(
         raise ValueError(f"none of {len(rows)} verdicts can be read")
 
     means = task_means(scored)
-    low, high = bootstrap(list(means.values()), seed)
+    values = [value for _, value in scored]
+    low, high = bootstrap(values, seed, tasks=[row["id"] for row, _ in scored])
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
-        f"wb_{mode}": scale(float(np.mean([value for _, value in scored])), mode),
+        f"wb_{mode}": scale(float(np.mean(values)), mode),
         "interval": [scale(low, mode), scale(high, mode)],
         "n": len(rows),
         "n_invalid": n_invalid,
@@ -387,7 +388,9 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
 
 
 def score_program(rows: list[dict], seed: int = 0) -> dict:
-    """Returns the mean score (0 to 1) of rows that a program judged, its interval, and each check's mean.
+    """Returns the mean score (0 to 1) of rows that a program judged, one a task, and each check's mean.
+
+    `interval` (95 %) and `standard_error` are over tasks; they do not cover another training run.
 
     Args:
         rows: {score, checks: {name: bool}, invalid}; a row whose score is None is counted, and in no mean.

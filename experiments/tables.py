@@ -49,8 +49,10 @@ REWARDS_COLUMNS = {
 COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 
 VARIANCE = (
-    "± is half a 95 % interval. For one seed it is over the tasks: training again may differ by more. "
-    "For several seeds it is over the seeds (Student's t) and covers training and sampling, on these tasks."
+    "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
+    "training run differs. With several seeds it is the mean of theirs: they share the tasks, so averaging each task over "
+    "the seeds first gives at most that. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers "
+    "training and sampling on these tasks."
 )
 
 
@@ -73,34 +75,38 @@ def read_index(folder: Path) -> pd.DataFrame:
 
 
 def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
-    """Computes mean and 95 % interval of one cell from its lines of the index, one a seed.
+    """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    The interval is over tasks for one seed, and over seeds, by Student's t, for several: see `variance`.
-    Exits with 2 if the seeds were not judged alike, as their values have no common mean.
+    `low` and `high` are over tasks. Of several seeds they are the means of the seeds' ends, not narrower: the
+    seeds share the tasks, so a hard task is hard for all of them. `seed_low` and `seed_high` are over seeds,
+    by Student's t; None for one seed. Exits with 2 if the seeds were not judged alike, as their values have no
+    common mean.
     """
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
-        empty = dict.fromkeys(("ours", "low", "high", "task", "fingerprint"))
-        return empty | {"seeds": 0, "variance": ""}
+        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint"))
+        return empty | {"seeds": 0}
     if values["fingerprint"].nunique() > 1:
         names = ", ".join(values["run"])
         runs.fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
 
     mean = values["value"].mean()
-    if seeds == 1:
-        low, high = values[["low", "high"]].iloc[0]
-    else:
+    seed_low = None
+    seed_high = None
+    if seeds > 1:
         half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
-        low, high = mean - half, mean + half
+        seed_low = factor * (mean - half)
+        seed_high = factor * (mean + half)
     return {
         "ours": factor * mean,
-        "low": factor * low,
-        "high": factor * high,
+        "low": factor * values["low"].mean(skipna=False),
+        "high": factor * values["high"].mean(skipna=False),
+        "seed_low": seed_low,
+        "seed_high": seed_high,
         "task": values["benchmark"].iloc[0],
         "fingerprint": values["fingerprint"].iloc[0],
         "seeds": seeds,
-        "variance": "tasks" if seeds == 1 else "seeds",
     }
 
 
@@ -135,7 +141,7 @@ def evaluations_of(table: str, row: str) -> list[str]:
 
 
 def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
-    """Builds a table with our number, its interval and the printed one: one line a row and benchmark."""
+    """Builds a table with our number, its intervals and the printed one: one line a row and benchmark."""
     printed = printed_numbers()
     lines = []
     for cell in printed[printed["table"] == table].itertuples():
@@ -163,11 +169,21 @@ def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.Dat
     return pd.DataFrame(lines)
 
 
+def intervals(cell, digits: int) -> str:
+    """Writes ` ± half the interval` over tasks, then over seeds; each only if the cell has it."""
+    text = ""
+    if not pd.isna(cell.low):
+        text += f" ± {(cell.high - cell.low) / 2:.{digits}f}"
+    if not pd.isna(cell.seed_low):
+        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds} seeds"
+    return text
+
+
 def paper_cell(cell) -> str:
-    """Writes `ours ± half the interval (paper's)`, or the paper's number alone, in brackets."""
+    """Writes `ours ± intervals (paper's)`, or the paper's number alone, in brackets."""
     if pd.isna(cell.ours):
         return f"({cell.paper:g})"
-    return f"{cell.ours:.1f} ± {(cell.high - cell.low) / 2:.1f} ({cell.paper:g})"
+    return f"{cell.ours:.1f}{intervals(cell, digits=1)} ({cell.paper:g})"
 
 
 def paper_markdown(table: pd.DataFrame) -> str:
@@ -207,8 +223,8 @@ def toy_cell(cell) -> str:
     if pd.isna(cell.ours):
         return ""
     if pd.isna(cell.low):
-        return f"{cell.ours:.3g}"
-    return f"{cell.ours:.3f} ± {(cell.high - cell.low) / 2:.3f}"
+        return f"{cell.ours:.3g}{intervals(cell, digits=3)}"
+    return f"{cell.ours:.3f}{intervals(cell, digits=3)}"
 
 
 def toy_markdown(table: pd.DataFrame) -> str:

@@ -72,7 +72,7 @@ CONTEXT = {  # what a reward function may ask for
 # Rewards that are models, not functions, with their options; preference.py and dense.py load them.
 MODELS = {
     "preference": {"chat_template": "", "max_length": 0},
-    "process": {"model": ""},
+    "process": {"model": "", "separator": "\n"},  # the default of trl's PRMConfig
     "prime": {"beta": 0.05, "learning_rate": 1e-6},
 }
 DENSE = ("process", "prime")

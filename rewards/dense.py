@@ -96,9 +96,10 @@ class ProcessReward:
     themselves (the progress of 2410.08146).
 
     Args:
-        source: a token classifier with two labels, the second one "right". It reads prompt and steps with
-            a blank line after each, and judges at that blank line. Or file.py:function, which takes
-            (messages, text) and returns a list of (end of a step in `text`, probability).
+        options: `model`, a token classifier with two labels, the second one "right", which reads a row as
+            trl's PRMTrainer does (see `encode`). `separator`: PRMTrainer's `step_separator` when the model was
+            trained. Or `model` is file.py:function, which takes (messages, text) and returns a list of (end of
+            a step in `text`, probability).
     """
 
     name = "process"
@@ -107,28 +108,40 @@ class ProcessReward:
     metrics = {}
 
     def __init__(
-        self, source: str, weight: float, policy_tokenizer, tokens_per_batch: int, device: torch.device
+        self, options: dict, weight: float, policy_tokenizer, tokens_per_batch: int, device: torch.device
     ):
         self.weight = weight
         self.policy_tokenizer = policy_tokenizer
         self.device = device
         self.function = None
+        source = options["model"]
         if ".py:" in source:
             self.function = runs.load_function(source)
             return
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
         self.tokenizer = utils.load_tokenizer(source)
+        self.separator_ids = self._ids(options["separator"])
         model, _ = policy.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
 
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
     def encode(self, completion) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the token ids of prompt and steps, and (end in `text`, last token's place) of each step."""
-        prompt = "\n\n".join(message["content"] for message in completion.messages) + "\n\n"
-        ids = list(self.tokenizer(prompt)["input_ids"])
+        """Returns the token ids of prompt and steps, and (end in `text`, last token's place) of each step.
+
+        They are those of trl's PRMTrainer.tokenize_row: BOS if the tokenizer has one, the prompt, then each step
+        and its separator. All are tokenised apart, as a tokenizer may join a full stop and a line break. The
+        last token of a separator is where PRMTrainer puts the step's label, so a step is judged there.
+        """
+        prompt = "\n\n".join(message["content"] for message in completion.messages)
+        ids = self._ids(prompt)
+        if self.tokenizer.bos_token_id is not None:
+            ids = [self.tokenizer.bos_token_id, *ids]
         ends = []
         for step, end in steps(completion):
-            ids += self.tokenizer(step + "\n\n", add_special_tokens=False)["input_ids"]
+            ids += self._ids(step) + self.separator_ids
             ends.append((end, len(ids) - 1))
         return ids, ends
 
@@ -320,9 +333,9 @@ def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerat
     sources = []
     for name, weight in runs.or_fail(rewards.parse_spec, args.rewards):
         if name == "process":
-            model = options[name]["model"]
             n_tokens = args.reward_tokens_per_batch
-            sources.append(ProcessReward(model, weight, tokenizer, n_tokens, accelerator.device))
+            source = ProcessReward(options[name], weight, tokenizer, n_tokens, accelerator.device)
+            sources.append(source)
         elif name == "prime":
             source = ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
             sources.append(source)

@@ -104,8 +104,8 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
 def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     """Logs the completions of the held-out prompts at a checkpoint. Returns whether gold is the best so far.
 
-    Adds the rows to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the proxy is
-    higher than at the best gold while gold is lower by more than two standard errors of the difference.
+    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the
+    proxy is higher than at the best gold while gold is clearly lower.
     """
     path = run / "held_out.jsonl"
     earlier_lines = []
@@ -113,7 +113,8 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
         earlier_lines = [json.loads(text) for text in path.read_text().splitlines()]
     line = {"step": step} | _means(rows)
     runs.append_jsonl(path, [line])
-    runs.append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
+    completions = run / "held_out_completions.jsonl"
+    runs.append_jsonl(completions, [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
 
     if line["gold"] is None:
@@ -122,7 +123,7 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     if not measured:
         return True
     best = max(measured, key=lambda earlier: earlier["gold"])
-    _warn_of_overfitting(line, best)
+    _warn_of_overfitting(line, best, rows, completions)
     return line["gold"] > best["gold"]
 
 
@@ -145,12 +146,21 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     return line
 
 
-def _warn_of_overfitting(line: dict, best: dict) -> None:
-    """Prints a warning if the proxy is higher than at the best gold and gold is clearly lower."""
+def _gold_by_prompt(rows: list[dict]) -> pd.Series:
+    gold = {row["id"]: row["rewards"]["gold"] for row in rows}
+    return pd.Series(gold, dtype=float)  # missing where a judge failed
+
+
+def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: Path) -> None:
+    """Prints a warning if the proxy is higher than at the best gold, and gold lower by two standard errors.
+
+    The difference is taken prompt by prompt: both steps have the same prompts, and an easy one is easy in both.
+    """
     if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
         return
-    standard_error = math.hypot(line["gold_se"] or 0.0, best["gold_se"] or 0.0)
-    if line["gold"] < best["gold"] - 2 * standard_error:
+    best_rows = [row for row in runs.read_log(completions) if row["step"] == best["step"]]
+    differences = (_gold_by_prompt(rows) - _gold_by_prompt(best_rows)).dropna()
+    if differences.mean() < -2 * differences.sem():
         print(
             f"WARNING: step {line['step']}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) "
             f"while gold falls ({best['gold']:.4g} -> {line['gold']:.4g}); "

@@ -118,6 +118,8 @@ def test_alpacaeval2_fit_recovers_known_weights():
 def test_alpacaeval2_paper_variant_by_hand():
     wins, delta = np.array([1, 1, 1, 0] * 50), np.zeros(200)
     assert abs(alpacaeval2.paper_length_control(wins, delta) - 75) < 0.6  # C = 1 pulls a little to 50
+    # 1.96 times sqrt(0.75 * 0.25 / 200) is 6 %
+    assert alpacaeval2.paper_interval(wins, delta) == pytest.approx([69, 81], abs=1.5)
     wins = np.array([1, 0] * 50)  # it wins exactly when it is longer: at equal length nothing is left
     assert abs(alpacaeval2.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
 
@@ -276,6 +278,8 @@ def test_arenahard2_by_hand():
     out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
     # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4
+    # over prompts, of which one has 50 and one 75: both are the first, or each is one, or both are the second
+    assert out["score_paper_interval"] == (50, 75)
     assert out["score_style_controlled"] is None
     out = arenahard2.category_scores([result("B>>A", None, invalid="game2: no verdict")])
     assert (out["score"], out["score_paper"]) == (
@@ -499,6 +503,8 @@ def test_creativewriting3_by_hand(tmp_path, capsys):
         "Mood"
     ]
     assert (out["overall"], out["overall_paper"], out["iterations"]) == (45, 30, [62.5, 27.5])
+    # over prompts, of which there is one: its iterations are no further tasks
+    assert (out["overall_interval"], out["overall_paper_interval"]) == ([45, 45], [30, 30])
     assert (out["n"], out["n_invalid"], out["n_unknown_names"], out["n_missing"]) == (3, 1, 1, 0)
     assert (
         "invalid"
@@ -610,6 +616,8 @@ def test_popqa(tmp_path, capsys):
         out["accuracy_paper"], (0.8 + 1 + 1) / 5
     )
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
+    # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same for ones
+    assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
     assert "question 'Q3' fits several tasks" in refused(
         capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path
     )

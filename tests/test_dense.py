@@ -1,12 +1,14 @@
 """Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its checkpoint."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, LlamaConfig
-from transformers import LlamaForCausalLM, LlamaForTokenClassification, set_seed
+from transformers import LlamaForCausalLM, LlamaForTokenClassification, PreTrainedTokenizerFast, set_seed
 
 import checkpoint
 import policy
@@ -158,20 +160,67 @@ ROWS = [
 ]
 
 
+def load_process_model(process_model, tokenizer, separator: str = "\n") -> dense.ProcessReward:
+    options = {"model": process_model, "separator": separator}
+    return dense.ProcessReward(options, 1.0, tokenizer, 100, torch.device("cpu"))
+
+
+# The row that trl documents at PRMTrainer.tokenize_row (trl 1.9.0; the version of requirements.txt has no PRMTrainer).
+PRM_PIECES = {
+    "Which": 23085,
+    " number": 1372,
+    " is": 374,
+    " larger": 8131,
+    ",": 11,
+    " ": 220,
+    "9": 24,
+    ".": 13,
+    "8": 23,
+    " or": 476,
+    "1": 16,
+    "?": 30,
+    " greater": 7046,
+    " than": 1091,
+    "H": 39,
+    "ence": 763,
+    " >": 861,
+    "\n": 198,
+    ".\n": 624,
+}
+PRM_PROMPT = [23085, 1372, 374, 8131, 11, 220, 24, 13, 23, 476, 220, 24, 13, 16, 16, 30]
+PRM_STEP_1 = [16, 16, 374, 7046, 1091, 220, 23, 13, 198]
+PRM_STEP_2 = [39, 763, 11, 220, 24, 13, 16, 16, 861, 220, 24, 13, 23, 13, 198]
+
+
+def test_a_process_model_reads_the_documented_row_of_prm_trainer(process_model, tmp_path):
+    """The ids are Qwen2.5's, in which a full stop and a line break are one token (624) unless they are tokenised apart."""
+    pieces = Tokenizer(models.WordLevel(PRM_PIECES, unk_token="?"))
+    pieces.pre_tokenizer = pre_tokenizers.Split(Regex(r"\.\n| [A-Za-z>]+|Which|H|ence|\n|."), "isolated")
+    shutil.copytree(process_model, tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=pieces).save_pretrained(tmp_path / "model")
+    source = load_process_model(str(tmp_path / "model"), None)
+    assert source.tokenizer("8.\n")["input_ids"] == [23, 624]
+
+    example = row("11 is greater than 8.", "Hence, 9.11 > 9.8.", "Which number is larger, 9.8 or 9.11?")
+    ids, ends = source.encode(example)
+    assert ids == PRM_PROMPT + PRM_STEP_1 + PRM_STEP_2
+    assert [place for _, place in ends] == [24, 39]  # the two separators
+    source.tokenizer.bos_token = "H"
+    assert source.encode(example)[0] == [39, *PRM_PROMPT, *PRM_STEP_1, *PRM_STEP_2]
+
+
 def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
-    """And it is what the model says at the blank line after the step, in one forward without padding."""
-    batched = dense.ProcessReward(process_model, 1.0, tokenizer, 100, torch.device("cpu")).probabilities(ROWS)
+    """And it is what the model says at the separator after the step, in one forward without padding."""
+    source = load_process_model(process_model, tokenizer)
+    batched = source.probabilities(ROWS)
     model = AutoModelForTokenClassification.from_pretrained(process_model).eval()
     for found, example in zip(batched, ROWS, strict=True):
-        steps = dense.steps(example)
-        assert [end for end, _ in found] == [end for _, end in steps]
-        for n, (_, probability) in enumerate(found):
-            text = (
-                example.messages[0]["content"] + "\n\n" + "".join(step + "\n\n" for step, _ in steps[: n + 1])
-            )
-            ids = tokenizer(text, return_tensors="pt")["input_ids"]
-            assert tokenizer.decode(ids[0, -1]) == "\n\n"
-            assert probability == pytest.approx(model(ids).logits[0, -1].softmax(-1)[1].item(), abs=1e-5)
+        assert [end for end, _ in found] == [end for _, end in dense.steps(example)]
+        ids, places = source.encode(example)
+        for (_, probability), (_, place) in zip(found, places, strict=True):
+            assert tokenizer.decode(ids[place]) == "\n"
+            logits = model(torch.tensor([ids[: place + 1]])).logits[0, -1]
+            assert probability == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-5)
     assert len({round(p, 4) for found in batched for _, p in found}) > 3
 
 
@@ -193,7 +242,7 @@ def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_pat
     ids = utils.encode_completion(tokenizer, text)
     one = row("bacon 4 leaves 17.", "You have 12 left.")
     one.ids = ids
-    source = dense.ProcessReward(f"{source}:f", 1.0, tokenizer, 100, torch.device("cpu"))
+    source = load_process_model(f"{source}:f", tokenizer)
     values, events = source.token_rewards([one])
     assert one.rewards == {"process": 0.25}
     places = events[0].nonzero().flatten().tolist()

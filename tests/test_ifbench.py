@@ -380,8 +380,8 @@ CASES = [
     (
         "format:quote_unquote",
         {},
-        ['She said "go" and left.', "“A” means one, '\"' none", "no quotes"],
-        ['"a" "b" c', 'He said "go".', "“go” 1.", "42."],
+        ['She said "go" and left.', "“A” means one, '\"' none", "no quotes", "42.", "“go” 1."],
+        ['"a" "b" c', 'He said "go".', 'She wrote "7"?'],
     ),
     (
         "format:quotes",
@@ -401,7 +401,12 @@ CASES = [
         ["<i>Claim.</i> Text", "x <em>Claim</em> y", "<em></em>"],
         ["<i>Claim.</i>", "<i> </i> Text", "Claim", "<i>Claim", "<i>Claim.</i> \n"],
     ),
-    ("format:title_case", {}, ["The Quick Fox", "A iPhone a 3rd"], ["The quick Fox", "tHE FOX"]),
+    (
+        "format:title_case",
+        {},
+        ["The Quick Fox", "An iPhone, 3rd (Of 4)!", "I Am A Fox"],
+        ["The quick Fox", "tHE FOX", "i Am A Fox", "Make a List"],
+    ),
     (
         "ratio:overlap",
         {"reference_text": "abcdef", "percentage": 42.0},
@@ -475,8 +480,14 @@ CASES = [
     (
         "words:keywords_specific_position",
         {"keyword": "giggle", "n": 2, "m": 3},
-        ["We sit. They, giggle loudly."],
-        ["We sit. They Giggle loudly.", "We sit. They, Giggle.", "giggle", "We. They"],
+        ["We sit. They all giggle.", "We sit. They, 'all', GIGGLE.", "It is us vs. them. They all giggle."],
+        [
+            "We sit. They, giggle loudly.",
+            "We sit. They all giggled.",
+            "They all giggle.",
+            "giggle",
+            "We. They",
+        ],
     ),
     (
         "words:last_first",
@@ -510,8 +521,13 @@ CASES = [
     (
         "words:words_position",
         {"keyword": "vibrant"},
-        ["A vibrant city is always vibrant.", "vibrant vibrant vibrant"],
-        ["A Vibrant city is Vibrant.", "A vibrant city is vibrant", "vibrant", "A city is vibrant."],
+        ["A vibrant city stays vibrant always.", "A Vibrant town is VIBRANT now", "Vibrant vibrant!"],
+        [
+            "A vibrant city is always vibrant.",
+            "A vibrant city is vibrant now...",
+            "vibrant",
+            "A city is vibrant now.",
+        ],
     ),
 ]
 

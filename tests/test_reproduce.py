@@ -315,6 +315,20 @@ def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
     }
 
 
+def test_hours_are_of_the_device_that_was_measured():
+    """The paper's README: on 8 H100 15 hours for 234 steps of GRPO or PPO, 2.5 for SFT, 1 for DPO. The rows run 120 steps."""
+    expected = {"train_grpo.py": 8 * 15 * 120 / 234, "train_ppo.py": 8 * 15 * 120 / 234}
+    expected |= {"train_sft_warmstart.py": 8 * 2.5, "train_dpo.py": 8 * 1}
+    n_rows = 0
+    for block in BLOCKS.values():
+        script = re.search(r"^\$LAUNCH (\w+\.py)", block.text, re.MULTILINE)
+        hours = re.findall(r"^# about (\d+) H100-hours", block.text, re.MULTILINE)
+        assert hours == ([f"{expected[script[1]]:.0f}"] if script else [])
+        assert len(re.findall("hour", block.text)) == len(hours)  # none of another device
+        n_rows += len(hours)
+    assert n_rows > 50
+
+
 def test_needs_are_blocks_and_no_block_is_lost():
     for block in BLOCKS.values():
         assert set(block.needs) <= BLOCKS.keys()
@@ -572,6 +586,12 @@ def test_tables_by_hand(tmp_path):
                 **common,
             },
             {
+                "run": "llama3.1-8b-rlmt-s0--alpacaeval2",
+                "metric": "lc_win_rate_paper",
+                "value": 52.0,
+                **common,
+            },
+            {
                 "run": "llama3.1-8b-rlmt-zero-s0--wildbench",
                 "metric": "wb_reward",
                 "value": -5.0,
@@ -588,14 +608,18 @@ def test_tables_by_hand(tmp_path):
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
     assert wb.difference == pytest.approx(44 - wb.paper)
     assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
-    assert popqa.high - popqa.ours == pytest.approx(
-        12.706 * 2, rel=1e-4
-    )  # t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
+    # over tasks: between the means of the seeds' ends, which are 28 and 32, 32 and 36
+    assert (popqa.low, popqa.high) == pytest.approx((30, 34))
+    # over seeds: t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
+    assert popqa.seed_high - popqa.ours == pytest.approx(12.706 * 2, rel=1e-4)
+    assert pd.isna(wb.seed_high)
     assert table.loc[("llama3.1-8b-rlhf", "WB")].status == "not yet run" and pd.isna(
         table.loc[("llama3.1-8b-rlhf", "WB")].ours
     )
     line = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
-    assert "44.0 ± 3.0 (" in line and "32.0 ± 25.4 (" in line and line.endswith("partly measured |")
+    assert "44.0 ± 3.0 (" in line and "32.0 ± 2.0, ± 25.4 over 2 seeds (" in line
+    assert "| 52.0 (" in line and line.endswith("partly measured |")  # AE2 without an interval
+    assert all(tables.VARIANCE in text for text in texts.values())
     assert "99" not in texts["table1"].replace("(", " ").split()
     zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))
     assert "-5.0 ± 4.0" in zero
@@ -849,7 +873,8 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     block = reproduce.read_blocks()[f"toy/{row}"]
     assert reproduce.status(tmp_path / "toy", block, 0) == "done"
     table = pd.read_csv(tmp_path / "tables" / "toy.csv").set_index(["row", "benchmark"])
-    assert table.loc[(row, "gold, T=1")].seeds == 1 and table.loc[(row, "gold, T=1")].variance == "tasks"
+    gold = table.loc[(row, "gold, T=1")]
+    assert gold.seeds == 1 and gold.low < gold.ours < gold.high and pd.isna(gold.seed_low)
 
     reproduce.main(args)
     assert capsys.readouterr().out == ""

@@ -439,14 +439,29 @@ def test_contributions_always_add_up():
 # --- 5. gold on held-out prompts
 
 
+def held_out_rows(golds: list, proxy: float) -> list[dict]:
+    rows = []
+    for number, value in enumerate(golds):
+        rewards = {"gold": value, "preference": proxy}
+        rows.append({"id": number, "status": "ok", "n_tokens": 5, "n_thinking_tokens": 2, "rewards": rewards})
+    return rows
+
+
+def test_held_out_gold_is_compared_prompt_by_prompt(tmp_path, capsys):
+    """Easy and hard prompts (standard error 0.18 at both steps), all 0.1 lower at the second: a fall of 0.1 for certain.
+
+    The third differs from the first by 0.1 on average too, but by -0.5 to 0.3: standard error 0.14, so no warning."""
+    easy_and_hard = [0.9, 0.9, 0.9, 0.1, 0.1, 0.1]
+    all_lower = [0.8, 0.8, 0.8, 0.0, 0.0, 0.0]
+    noise = [0.4, 0.4, 0.9, 0.0, 0.4, 0.3]
+    for step, (golds, proxy) in enumerate([(easy_and_hard, 1.0), (all_lower, 1.5), (noise, 2.0)], 1):
+        gold.log_held_out(tmp_path, step, held_out_rows(golds, proxy))
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert len(warned) == 1 and "step 2" in warned[0]
+
+
 def test_held_out_gold_without_every_mark(tmp_path, capsys):
     """Means over what is there; the best step is kept, and the proxy that rises while gold falls is named."""
-    row = lambda gold, proxy: {
-        "status": "ok",
-        "n_tokens": 5,
-        "n_thinking_tokens": 2,
-        "rewards": {"gold": gold, "preference": proxy},
-    }
     steps = [
         ([0.5, 0.6, None, 0.7], 1.0),
         ([0.9, 0.9, 0.8, 0.9], 1.5),
@@ -455,7 +470,7 @@ def test_held_out_gold_without_every_mark(tmp_path, capsys):
         ([0.91] * 4, 1.4),
     ]
     better = [
-        gold.log_held_out(tmp_path, i, [row(g, proxy) for g in golds])
+        gold.log_held_out(tmp_path, i, held_out_rows(golds, proxy))
         for i, (golds, proxy) in enumerate(steps, 1)
     ]
     assert better == [True, True, False, False, True]

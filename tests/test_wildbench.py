@@ -195,6 +195,24 @@ def test_bootstrap_interval_is_near_the_normal_one():
     )
 
 
+def test_bootstrap_draws_the_values_of_a_task_together():
+    """Ten tasks, half of them always right: as many right as of ten coins, whether a task was asked once or by four seeds.
+
+    Binomial(10, 1/2) has 1.1 % at 1 or below and 5.5 % at 2 or below, so 95 % go from 2 to 8 of ten."""
+    tasks = list(range(10))
+    right = [task % 2 for task in tasks]
+    assert scoring.bootstrap(right) == (0.2, 0.8)
+    assert scoring.bootstrap(right * 4, tasks=tasks * 4) == (0.2, 0.8)
+    low, high = scoring.bootstrap(right * 4)  # as if 40 tasks had been asked
+    assert low > 0.3 and high < 0.7
+
+    # several seeds: each task is averaged over them first
+    two_seeds = np.random.default_rng(0).random((2, 10))
+    together = scoring.bootstrap([*two_seeds[0], *two_seeds[1]], tasks=tasks * 2)
+    assert together == pytest.approx(scoring.bootstrap(two_seeds.mean(axis=0)))
+    assert scoring.bootstrap([1, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 1)
+
+
 def test_program_summary_counts_invalid_and_never_scores_it():
     row = lambda score: {
         "score": score,
