@@ -3,7 +3,7 @@
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode reward --judge gpt-4o-2024-05-13
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
-        --mode score --judge local:Qwen/Qwen3-32B
+        --mode score --judge local:Qwen/Qwen3-32B --judge-tensor-parallel 2
     python eval_wildbench.py --model results/demo/runs/grpo-think/model \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
