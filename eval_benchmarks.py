@@ -77,6 +77,10 @@ class Args:
     """Use only the first tasks; 0: all."""
     batch_size: int = 64
     """Tasks per batch with transformers."""
+    data_parallel: int = 0
+    """Engines of vLLM at most, which share the tasks; 0: as many as the GPUs allow, on a CPU one."""
+    tensor_parallel: int = 1
+    """GPUs of one engine, for a model that one GPU does not hold."""
     # judge
     judge: str = ""
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
@@ -87,6 +91,8 @@ class Args:
     """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
+    judge_tensor_parallel: int = 1
+    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
     concurrency: int = 32
     """Judge calls at a time."""
     budget: float = 0.0
@@ -122,8 +128,11 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "max_tokens",
     "limit",
     "batch_size",
+    "data_parallel",
+    "tensor_parallel",
     "judge",
     "judge_url",
+    "judge_tensor_parallel",
     "protocol",
     "concurrency",
     "budget",
@@ -338,6 +347,9 @@ def main(args: Args) -> None:
     tasks = tasks_to_ask(args)
     if not args.model_url:
         shared.load_tokenizer(args)
+        shared.check_engines(args, args.model, "tensor_parallel")
+    if args.judge.startswith("local:"):
+        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:

@@ -44,6 +44,7 @@ import runs  # isort: skip
 
 import rollout
 import utils
+import vllm_engine
 from benchmarks import sage_dialogues, shared
 from endpoint import OPENAI_URL, Endpoint, api_key, dollars, token_limits
 from rewards import simulated_user, user_prompts
@@ -81,6 +82,10 @@ class Args:
     """New tokens per reply (RLVER: 5000)."""
     batch_size: int = 64
     """Dialogues per batch with transformers."""
+    data_parallel: int = 0
+    """Engines of vLLM at most, which share the dialogues; 0: as many as the GPUs allow, on a CPU one."""
+    tensor_parallel: int = 1
+    """GPUs of one engine, for a model that one GPU does not hold."""
     # simulated user
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
@@ -197,6 +202,7 @@ def local_model(args: Args) -> Generate:
         tokenizer,
         rollout.Sampling(args.temperature, args.max_tokens, args.top_p, stop),
         rollout.use_vllm(args.rollout),
+        gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
     )
     max_prompt_tokens = context_length(args) - args.max_tokens
 
@@ -385,6 +391,7 @@ def check(args: Args) -> list[dict]:
         profiles = profiles[: args.limit]
     if not args.model_url:
         check_first_prompts(args, profiles)
+        shared.check_engines(args, args.model, "tensor_parallel")
     return profiles
 
 

@@ -3,7 +3,7 @@
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode reward --judge gpt-4o-2024-05-13
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
-        --mode score --judge local:Qwen/Qwen3-32B
+        --mode score --judge local:Qwen/Qwen3-32B --judge-tensor-parallel 2
     python eval_wildbench.py --model results/demo/runs/grpo-think/model \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
@@ -78,6 +78,10 @@ class Args:
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
     batch_size: int = 64
     """Tasks per batch with transformers."""
+    data_parallel: int = 0
+    """Engines of vLLM at most, which share the tasks; 0: as many as the GPUs allow, on a CPU one."""
+    tensor_parallel: int = 1
+    """GPUs of one engine, for a model that one GPU does not hold."""
     # judge
     mode: Literal["reward", "score", "program"] = "program"
     """What the judge does; see the top of this script."""
@@ -98,6 +102,8 @@ class Args:
     """A slight win is a tie if the winner's answer is longer by more characters; -1: off (--mode reward)."""
     judge_max_tokens: int = 1024
     """Tokens of a judge's reply."""
+    judge_tensor_parallel: int = 1
+    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
     concurrency: int = 32
     """Judge calls at a time."""
     budget: float = 0.0
@@ -172,6 +178,9 @@ def check_models(args: Args) -> None:
         runs.fail(f"--judge {args.judge} is a program; use --mode program, or name a model")
     if not args.model_url:
         shared.load_tokenizer(args)
+        shared.check_engines(args, args.model, "tensor_parallel")
+    if args.judge.startswith("local:"):
+        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
     if args.reward_model:
         think_format = shared.think_format(args)
         runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, think_format)

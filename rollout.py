@@ -195,7 +195,8 @@ class Sampler:
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
         in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
-            transformers loads no model. False: vLLM has a process of its own, which ends with `close`.
+            transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
+        gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         server: samples in place of an engine; `use_vllm` is False then.
@@ -210,6 +211,7 @@ class Sampler:
         max_length: int | None = None,
         vllm_memory: float = 0.85,
         in_process: bool = False,
+        gpus: list[list[str]] | None = None,
         sleeps: bool = False,
         batch_size: int = 128,
         server: vllm_server.Server | None = None,
@@ -221,8 +223,11 @@ class Sampler:
         self.breaches = 0
         self.vllm = server
         self.policy = None
-        if use_vllm:
-            self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, in_process, sleeps)
+        if use_vllm and in_process:
+            self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, sleeps)
+        elif use_vllm:
+            gpus = gpus or vllm_engine.gpu_groups()
+            self.vllm = vllm_engine.Engines(model, max_length, vllm_memory, gpus)
         elif model and not in_process:
             self.policy, _ = policy.load_weights(AutoModelForCausalLM, model, dtype=utils.DTYPE)
             self.policy.to(utils.DEVICE).eval()
@@ -364,7 +369,7 @@ class Sampler:
             self.vllm.sleep()
 
     def close(self) -> None:
-        """Frees the model. vLLM's own process ends, and with it its GPU memory."""
+        """Frees the model. vLLM's own processes end, and with them their GPU memory."""
         if self.vllm:
             self.vllm.close()
         self.vllm = None
@@ -403,13 +408,19 @@ def generate(
     seed: int = 0,
     batch_size: int = 64,
     vllm_memory: float = 0.85,
+    gpus: list[list[str]] | None = None,
     done: Set[int] = frozenset(),
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
 
-    Leaving out the prompts in `done` changes no other completion.
+    The seed belongs to the prompt's place: neither leaving out the prompts in `done` nor another number of
+    engines changes a completion.
+
+    `gpus`: those of each engine of vLLM, see vllm_engine.gpu_groups; None: one engine on one GPU.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
+    if gpus:
+        gpus = gpus[: len(prompts) - len(done)]  # no engine without a prompt
     sampler = Sampler(
         model,
         tokenizer,
@@ -417,6 +428,7 @@ def generate(
         use_vllm,
         max_length=longest,
         vllm_memory=vllm_memory,
+        gpus=gpus,
         batch_size=batch_size,
     )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]

@@ -63,6 +63,8 @@ AT_LEAST_ONE = (
     "rounds",
     "batch_size",
     "micro_batch_tokens",
+    "tensor_parallel",
+    "judge_tensor_parallel",
     "prompts_per_step",
     "updates_per_rollout",
     "num_iterations",
@@ -289,6 +291,9 @@ FREE = (
     "vllm_server_url",
     "vllm_memory",
     "vllm_sleep",
+    "data_parallel",
+    "tensor_parallel",
+    "judge_tensor_parallel",
     "allow_truncation",
 )
 

@@ -1,14 +1,16 @@
-"""Samples from a vLLM engine on this machine, in this process or in a process of its own.
+"""Samples from vLLM engines on this machine: `Engine` in this process, `Engines` in processes of their own.
 
-Training loops have it in their own process, where it takes over the policy's weights. DPO rounds, evaluations and
-local judges start a process for it, whose end gives all GPU memory back.
+Training loops have one engine in their own process, where it takes over the policy's weights. DPO rounds,
+evaluations and local judges start a process for each engine, whose end gives all its GPU memory back.
 """
 
+import atexit
 import contextlib
 import gc
 import logging
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -20,24 +22,32 @@ import policy
 import utils
 import watchdog
 
+# --- 1. an engine in this process
+
 
 class Engine:
-    """A vLLM engine with the weights of `model`.
+    """A vLLM engine with the weights of `model`, in this process.
 
     Args:
-        max_length: tokens of the longest prompt and completion together.
-        memory: share of the GPU that vLLM reserves.
-        in_process: whether vLLM runs in this process; `update` needs that.
+        max_length: tokens of the longest prompt and completion together; None: the model's context.
+        memory: share of each GPU that vLLM reserves.
         sleeps: whether `sleep` frees vLLM's memory.
+        tensor_parallel: GPUs that share the weights; from 2 on vLLM starts a process for each.
     """
 
-    def __init__(self, model: str, max_length: int | None, memory: float, in_process: bool, sleeps: bool):
+    def __init__(
+        self,
+        model: str,
+        max_length: int | None,
+        memory: float,
+        sleeps: bool = False,
+        tensor_parallel: int = 1,
+    ):
         from vllm import LLM  # seconds to import
 
         gc.collect()
         torch.cuda.empty_cache()  # what torch holds on to is missing in vLLM's pool
         on_gpu = utils.DEVICE == "cuda"
-        self.in_process = in_process
         self.sleeps = sleeps and on_gpu  # vLLM cannot sleep on a CPU
         self.asleep = False
         options = {
@@ -50,53 +60,42 @@ class Engine:
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
             "enable_sleep_mode": self.sleeps,
+            "tensor_parallel_size": tensor_parallel,
         }
         if not on_gpu:
             # a seeded request whose prompt is split among batches fails on a CPU
             options["enable_chunked_prefill"] = False
-        if in_process:
-            if PartialState().num_processes > 1:
-                options["distributed_executor_backend"] = "external_launcher"
-                options["seed"] = PartialState().process_index
-            self.llm = LLM(**options)
-        else:
-            with _process_of_its_own():
-                self.llm = LLM(**options)
-            core = self.llm.llm_engine.engine_core
-            threading.Thread(target=_wake_when_dead, args=(core,), daemon=True).start()
+        if PartialState().num_processes > 1:
+            options["distributed_executor_backend"] = "external_launcher"
+            options["seed"] = PartialState().process_index
+        self.llm = LLM(**options)
         self.sleep()
 
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
         `requests`: place -> prompt (token ids) and parameters. `finished` is False if the token limit cut
-        the completion off. RuntimeError if vLLM's process has died.
+        the completion off.
         """
         from vllm import SamplingParams
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         engine = self.llm.llm_engine
-        try:
-            for place, request in requests.items():
-                parameters = dict(request)
-                prompt = {"prompt_token_ids": parameters.pop("prompt")}
-                detokenize = bool(parameters["stop"])
-                engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
-            while engine.has_unfinished_requests():
-                watchdog.beat()
-                for request in engine.step():
-                    if not request.finished:
-                        continue
-                    output = request.outputs[0]
-                    ids = list(output.token_ids)
-                    logprobs = []
-                    for token, likeliest in zip(ids, output.logprobs, strict=True):
-                        logprobs.append(likeliest[token].logprob)
-                    yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
-        except EngineDeadError as error:
-            raise RuntimeError(
-                "vLLM's engine process died; if it printed no error, it was killed, most likely as memory ran out"
-            ) from error
+        for place, request in requests.items():
+            parameters = dict(request)
+            prompt = {"prompt_token_ids": parameters.pop("prompt")}
+            detokenize = bool(parameters["stop"])
+            engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
+        while engine.has_unfinished_requests():
+            watchdog.beat()
+            for request in engine.step():
+                if not request.finished:
+                    continue
+                output = request.outputs[0]
+                ids = list(output.token_ids)
+                logprobs = []
+                for token, likeliest in zip(ids, output.logprobs, strict=True):
+                    logprobs.append(likeliest[token].logprob)
+                yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
@@ -122,40 +121,9 @@ class Engine:
             self.asleep = True
 
     def close(self) -> None:
-        """Frees the engine. Its process ends if it has its own, and with it the GPU memory."""
-        core = self.llm.llm_engine.engine_core
-        core.shutdown()
-        if not self.in_process:  # vLLM may kill its process, and does not wait for the end
-            for process in core.resources.engine_manager.processes:
-                process.join(timeout=60)
+        """Stops the engine, and the processes of tensor parallelism."""
+        self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
-
-
-@contextlib.contextmanager
-def _process_of_its_own():
-    """Makes vLLM start its engine in another process, on this process's GPU, outside the launched group."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
-            del os.environ[name]
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # runs.py sets 0
-    if torch.cuda.is_available():
-        all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
-        visible = before.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[PartialState().local_process_index]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _wake_when_dead(engine_core) -> None:
-    """Waits until vLLM's process ends, then lets `step` raise; vLLM 0.31 would wait for output for ever."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    multiprocessing.connection.wait(engine_core.resources.engine_manager.sentinels())
-    engine_core.outputs_queue.put(EngineDeadError())
 
 
 def _pack_tied_head(model: torch.nn.Module) -> None:
@@ -163,3 +131,151 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
     head = getattr(model, "lm_head", None)
     if head is not None and getattr(model.config, "tie_word_embeddings", False):
         head.quant_method.process_weights_after_loading(head)
+
+
+# --- 2. engines in processes of their own
+
+
+def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
+    """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; "CPU" for each without a GPU.
+
+    There are as many engines as the GPUs allow, but `at_most` if that is not 0; without a GPU 0 means one. A
+    process of an accelerated launch begins at its own GPU. Exits with 2 if no engine has enough GPUs.
+    """
+    if not torch.cuda.is_available():
+        return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]
+    all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
+    groups = _split(visible, tensor_parallel)
+    if not groups:
+        runs.fail(
+            f"only {len(visible)} GPUs are visible; lower --tensor-parallel or --judge-tensor-parallel {tensor_parallel}"
+        )
+    first = PartialState().local_process_index
+    return groups[first:][: at_most or None]
+
+
+def _split(gpus: list[str], size: int) -> list[list[str]]:
+    """Splits GPUs into groups of `size`; a remainder is left out."""
+    groups = []
+    for end in range(size, len(gpus) + 1, size):
+        groups.append(gpus[end - size : end])
+    return groups
+
+
+class Engines:
+    """vLLM engines with the weights of `model`, each in a process of its own; they share the requests.
+
+    Args:
+        max_length, memory: as for Engine.
+        gpus: those of each engine, see `gpu_groups`.
+
+    RuntimeError if a process dies, here and in `complete`.
+    """
+
+    def __init__(self, model: str, max_length: int | None, memory: float, gpus: list[list[str]]):
+        if len(gpus) > 1:
+            print(f"vLLM: {len(gpus)} engines:", ", ".join("+".join(group) for group in gpus), flush=True)
+        options = {
+            "model": model,
+            "max_length": max_length,
+            "memory": memory,
+            "tensor_parallel": len(gpus[0]),
+        }
+        context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA if this one has
+        self.processes = {}  # connection -> process
+        self.busy = set()  # connections of processes that are at work
+        atexit.register(self.close)  # else the interpreter would wait for the processes at its end
+        for group in gpus:
+            connection, other_end = context.Pipe()
+            process = context.Process(target=_serve, args=(other_end, options, watchdog.RUN))
+            with _environment_of_engine(group):
+                process.start()
+            other_end.close()
+            self.processes[connection] = process
+            self.busy.add(connection)
+        for _ in self._replies():  # none; ends when all have loaded the model
+            pass
+
+    def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
+        """Yields what Engine.complete yields, from all engines as it comes."""
+        n_engines = len(self.processes)
+        for number, connection in enumerate(self.processes):
+            places = list(requests)[number::n_engines]
+            with contextlib.suppress(OSError):  # the process has died, as _replies finds out
+                connection.send({place: requests[place] for place in places})
+        self.busy = set(self.processes)
+        yield from self._replies()
+
+    def _replies(self) -> Iterator[tuple[int, list[int], list[float], bool]]:
+        """Yields what the processes send, until each that is busy has sent None."""
+        while self.busy:
+            # the pipe of a dead process stays open while one lives that vLLM forked from it: look every second
+            for connection in multiprocessing.connection.wait(self.busy, timeout=1):
+                try:
+                    reply = connection.recv()
+                except (EOFError, OSError):
+                    self.processes[connection].join(timeout=10)
+                    continue
+                if reply is None:
+                    self.busy.remove(connection)
+                else:
+                    yield reply
+            for number, process in enumerate(self.processes.values(), 1):
+                if process.exitcode is not None:
+                    raise RuntimeError(
+                        f"vLLM's engine process died ({number} of {len(self.processes)}, exit code {process.exitcode}); "
+                        "if it printed no error, it was killed, most likely as memory ran out"
+                    )
+
+    def close(self) -> None:
+        """Ends the processes, and with them their GPU memory. Those that are at work are killed."""
+        for connection, process in self.processes.items():
+            connection.close()  # one that waits for requests ends by this
+            if self.busy:
+                process.kill()
+        for process in self.processes.values():
+            process.join(timeout=60)
+            process.kill()  # if it has not ended
+            process.join()
+        self.processes = {}
+
+
+@contextlib.contextmanager
+def _environment_of_engine(gpus: list[str]):
+    """Sets the environment in which an engine's process starts: on its GPUs, outside an accelerated launch."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
+            del os.environ[name]
+    if torch.cuda.is_available():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _serve(connection, options: dict, run: watchdog.Run) -> None:
+    """Runs one of `Engines`: loads it, then answers each dictionary of requests by completions and None."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the main process ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    watchdog.RUN = run  # so that the engine's steps are progress of the run
+    engine = Engine(**options)
+    connection.send(None)
+    while True:
+        try:
+            requests = connection.recv()
+        except EOFError:  # closed
+            break
+        for completion in engine.complete(requests):
+            connection.send(completion)
+        connection.send(None)
+    engine.close()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it ends, even by kill -9: it would keep the GPU's memory."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

@@ -16,7 +16,12 @@ RETRY_TEMPERATURE = 0.7  # the first attempt is greedy; asking greedily again wo
 
 
 def ask(
-    model: str, requests: list[dict], parse: Callable[[str], Any], store: Path, backend: str
+    model: str,
+    requests: list[dict],
+    parse: Callable[[str], Any],
+    store: Path,
+    backend: str,
+    gpus: list[list[str]] | None = None,
 ) -> list[Reply]:
     """Returns the local judge's reply to each request, in their order.
 
@@ -27,6 +32,7 @@ def ask(
         requests: bodies as for an endpoint. Only `messages` are read, and `max_tokens` of the first request.
         parse: reads a text; raises ValueError if it cannot, and the request is asked again.
         backend: "auto", "vllm" or "hf", as --rollout.
+        gpus: see rollout.generate.
     """
     tokenizer = load_tokenizer(model)
     keys = [request_key(model, request) for request in requests]
@@ -40,19 +46,22 @@ def ask(
     replies: dict[str, Reply] = {}
     unread = list(prompts)
     for attempt in range(ATTEMPTS):
-        missing = [key for key in unread if (key, attempt) not in texts]
-        if missing:
+        # seeds and batches follow from the places in `unread`, so a resumed run repeats an unbroken one
+        done = {place for place, key in enumerate(unread) if (key, attempt) in texts}
+        if len(done) < len(unread):
             temperature = RETRY_TEMPERATURE if attempt else 0.0
             samples = rollout.generate(
                 model,
-                [prompts[key] for key in missing],
+                [prompts[key] for key in unread],
                 tokenizer,
                 rollout.Sampling(temperature, requests[0]["max_tokens"]),
                 use_vllm=rollout.use_vllm(backend),
                 seed=attempt,
+                gpus=gpus,
+                done=done,
             )
-            for position, sample in samples:
-                key = missing[position]
+            for place, sample in samples:
+                key = unread[place]
                 text = rollout.text_of(tokenizer, sample)
                 texts[key, attempt] = text
                 runs.append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])

@@ -14,6 +14,7 @@ from typing import Any
 import rollout
 import runs
 import utils
+import vllm_engine
 from benchmarks import local_judge
 from benchmarks.scoring import mean
 from endpoint import Endpoint, Reply, resolve_url
@@ -64,6 +65,30 @@ def check_plain(args, text: str) -> None:
                 f"{found}, but nothing says that this model thinks, so its thinking would be judged; "
                 f"pass --think-format {name}, or plain if the whole text is meant"
             )
+
+
+def rollout_of(args) -> str:
+    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
+    return getattr(args, "rollout", "auto")
+
+
+def check_engines(args, model: str, flag: str) -> None:
+    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
+
+    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
+    """
+    n_gpus = getattr(args, flag)
+    named = f"--{flag.replace('_', '-')} {n_gpus}"
+    if args.data_parallel < 0:
+        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
+    if not rollout.use_vllm(rollout_of(args)):
+        if n_gpus > 1 or args.data_parallel > 1:
+            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
+        return
+    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
+    n_heads = utils.load_config(model).get_text_config().num_attention_heads
+    if n_heads % n_gpus:
+        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -143,6 +168,7 @@ def complete_here(
         use_vllm=rollout.use_vllm(args.rollout),
         seed=args.seed,
         batch_size=args.batch_size,
+        gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
         done=done_positions,
     )
     for position, sample in samples:
@@ -223,8 +249,8 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     store = run / "judge.jsonl"
     if args.judge.startswith("local:"):
         model = args.judge.removeprefix("local:")
-        backend = getattr(args, "rollout", "auto")  # a script that generates nothing has no such flag
-        return local_judge.ask(model, requests, parse, store, backend)
+        gpus = vllm_engine.gpu_groups(args.judge_tensor_parallel, args.data_parallel)
+        return local_judge.ask(model, requests, parse, store, rollout_of(args), gpus)
 
     judge = Endpoint(
         args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price

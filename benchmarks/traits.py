@@ -75,6 +75,10 @@ class Args:
     OPENAI_API_KEY."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
+    data_parallel: int = 0
+    """Engines of a judge `local:...` at most, which share the requests; 0: as many as the GPUs allow."""
+    judge_tensor_parallel: int = 1
+    """GPUs of one engine of such a judge."""
     concurrency: int = 32
     """Judge calls at a time."""
     budget: float = 0.0
@@ -356,6 +360,8 @@ def main(args: Args) -> None:
         value = getattr(args, field)
         if value < least:
             runs.fail(f"--{field.replace('_', '-')} {value}: use {least} or more")
+    if args.judge.startswith("local:"):
+        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
     found = {"traits": [], "prompts": []}
     if args.traits:
         found = load_traits(args.traits)

@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import checkpoint
 import policy
 import rollout
 import utils
+import vllm_engine
 import vllm_server
 from data.toy import world
 from rollout import Completion, Sample, Sampler, Sampling
@@ -250,43 +252,52 @@ def engines_of_this_process() -> list[psutil.Process]:
     return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
 
-def test_vllm_in_a_process_of_its_own(tokenizer, prompts):
-    """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU; ends by `close` and a kill."""
-    import vllm.envs
-
-    # 70 prompts, 17,500 tokens; each prompt is there seven times
-    long = [(prompt * 9)[:250] for prompt in prompts] * 7
+def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prompts):
+    """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU, until an engine is killed."""
+    # 70 prompts, 16,800 tokens; each prompt is there seven times
+    long = [(prompt * 9)[:240] for prompt in prompts] * 7
     seeds = list(range(len(long)))
-    vllm.envs.disable_envs_cache()  # an engine in this process has made vLLM stop reading the environment
-
+    one = engines["tied"]
+    one.sync(policy.Policy(base, 1.0))
+    one.ends = rollout.ends_of(tokenizer)
     others = set(engines_of_this_process())  # what other tests have left
-    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=300)
-    everything = dict(sampler.sample(long, seeds))
-    assert set(engines_of_this_process()) - others
-    sampler.close()
-    assert not set(engines_of_this_process()) - others
-    assert everything.keys() == set(range(len(long)))
-    for place in range(10):
-        assert len({tuple(everything[other].ids) for other in range(place, len(long), 10)}) > 3
+    gpus = vllm_engine.gpu_groups(at_most=2)
+    two = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=256, gpus=gpus)
 
-    done = set(range(0, len(long), 3))
-    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=300)
-    rest = dict(sampler.sample(long, seeds, done))
-    assert {place: sample.ids for place, sample in rest.items()} == {
-        place: sample.ids for place, sample in everything.items() if place not in done
-    }
+    for temperature, done in ((1.0, set(range(0, len(long), 3))), (0.0, set())):
+        one.sampling = two.sampling = Sampling(temperature, 12)
+        everything = dict(one.sample(long, seeds))
+        assert everything.keys() == set(range(len(long)))
+        rest = dict(two.sample(long, seeds, done))
+        assert {place: sample.ids for place, sample in rest.items()} == {
+            place: sample.ids for place, sample in everything.items() if place not in done
+        }
+        n_different = 1 if temperature == 0 else 4  # of seven seeds
+        for place in range(10):
+            copies = {tuple(everything[other].ids) for other in range(place, len(long), 10)}
+            assert len(copies) >= n_different
+    assert dict(two.sample(long[:1], [0])).keys() == {0}  # nothing is left for the second engine
 
-    [engine] = sampler.vllm.llm.llm_engine.engine_core.resources.engine_manager.processes
-    sampler.sampling = Sampling(1.0, 200)
-    samples = sampler.sample(long)
+    engine, _ = two.vllm.processes.values()
+    two.sampling = Sampling(1.0, 200)
+    samples = two.sample([prompt[:50] for prompt in long])
     next(samples)
-    engine.kill()
+    os.kill(engine.pid, signal.SIGKILL)
     killed = time.monotonic()
-    for sampling in (samples, sampler.sample(long)):  # at work, and when the next prompts come
-        with pytest.raises(RuntimeError, match="vLLM's engine process died"):
+    for sampling in (samples, two.sample(long)):  # at work, and when the next prompts come
+        with pytest.raises(RuntimeError, match="vLLM's engine process died .1 of 2, exit code -9"):
             list(sampling)
-    assert time.monotonic() - killed < 30
-    sampler.close()
+    assert set(engines_of_this_process()) - others
+    two.close()
+    assert time.monotonic() - killed < 10
+    assert not set(engines_of_this_process()) - others
+
+
+def test_gpus_are_divided_among_engines():
+    assert vllm_engine._split(["0", "1", "2", "3", "5"], 2) == [["0", "1"], ["2", "3"]]
+    assert vllm_engine._split(["0", "1"], 1) == [["0"], ["1"]]
+    assert vllm_engine._split(["0", "1"], 4) == []
+    assert len(vllm_engine.gpu_groups()) == len(vllm_engine.gpu_groups(at_most=0)) == 1  # of a CPU
 
 
 # --- a server

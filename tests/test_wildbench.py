@@ -5,15 +5,18 @@ import csv
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import eval_wildbench
@@ -542,25 +545,56 @@ def test_two_tasks_of_one_id_are_refused(tasks, run, tmp_path):
 
 def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
-    done = run(
-        *MODEL,
-        "--tasks",
-        tasks,
-        "--limit",
-        3,
-        "--mode",
-        "score",
-        "--judge",
-        "local:data/toy/reward_model",
-        "--out",
-        tmp_path / "x",
-        "--judge-max-tokens",
-        8,
-        ok=False,
-    )
+    words = [*MODEL, "--tasks", tasks, "--limit", 3, "--out", tmp_path / "x"]
+    words += ["--mode", "score", "--judge", "local:data/toy/reward_model", "--judge-max-tokens", 8]
+    done = run(*words, ok=False)
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
-    replies = [json.loads(line) for line in (tmp_path / "x" / "judge.jsonl").read_text().splitlines()]
+    path = tmp_path / "x" / "judge.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    replies = [json.loads(line) for line in lines]
     assert len(replies) == 12 and {r["attempt"] for r in replies} == {0, 1, 2, 3}
+
+    path.write_text("".join(lines[:4]))  # killed in the second attempt, which is sampled
+    run(*words, "--resume", ok=False)
+    assert path.read_text() == "".join(lines)
+
+
+def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path):
+    """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(12) for row in rows]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
+    common = ["--model", "data/toy/base", "--tasks", tmp_path / "tasks.jsonl", "--temperatures", 0.0]
+    common += ["--judge", "data/toy/world.py:judge", "--max-tokens", 200]
+    by_vllm = [*common, "--rollout", "vllm", "--out", tmp_path / "vllm"]
+
+    command = [sys.executable, "eval_wildbench.py", *map(str, by_vllm), "--data-parallel", "2"]
+    process = subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True)
+    generations = tmp_path / "vllm" / "generations.jsonl"
+    while not generations.exists():
+        assert process.poll() is None, process.stderr.read()[-3000:]
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    engines = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert len(engines) == 2
+    engines[0].kill()
+    killed = time.monotonic()
+    _, said = process.communicate()
+    assert process.returncode == 1 and "vLLM's engine process died" in said, said[-3000:]
+    assert time.monotonic() - killed < 15 and not any(engine.is_running() for engine in engines)
+
+    kept = generations.read_text()
+    assert 0 < kept.count("\n") < len(many)
+    run(*by_vllm, "--data-parallel", 1, "--resume")
+    assert generations.read_text().startswith(kept)
+    assert multiprocessing.active_children() == []  # the engine has ended
+    run(*common, "--rollout", "hf", "--out", tmp_path / "hf")
+    texts = []
+    for folder in ("vllm", "hf"):
+        lines = (tmp_path / folder / "generations.jsonl").read_text().splitlines()
+        assert len(lines) == len(many)
+        texts.append({row["id"]: row["text"] for row in map(json.loads, lines)})
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
@@ -571,6 +605,12 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
         (["--mode", "reward", "--judge", "data/toy/world.py:judge", *MODEL], "is a program"),
         (["--mode", "reward", "--judge", "m", "--references", "nobody", *MODEL], "has no reference 'nobody'"),
         (["--compare", "nowhere"], "does not exist"),
+        (["--mode", "program", "--rollout", "hf", "--data-parallel", 2, *MODEL], "only vLLM has several"),
+        (["--mode", "program", "--rollout", "vllm", "--tensor-parallel", 3, *MODEL], "the 4 attention heads"),
+        (
+            ["--judge", "local:data/toy/base", "--judge-tensor-parallel", 2, "--mode", "score", *MODEL],
+            "only vLLM",
+        ),
     ],
 )
 def test_bad_input(args, message, tasks, run):
