@@ -218,6 +218,7 @@ def test_simulators_that_misbehave_or_fail(serve, tmp_path, capsys, exits):  # n
     out = capsys.readouterr().out
     assert "at most 30 calls" in out and "$" in out  # 5 users x 3 answers x 2 calls
     assert not server.answered and not (tmp_path / "run").exists()
+    assert [request["model"] for request, _ in server.checks] == ["s", "h"]  # one token each
 
     # a failed simulator is asked again by --resume
     assert "none of 5 dialogues has a score" in exits(sentient.main, endpoint_args(server, tmp_path))
@@ -401,6 +402,15 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, exits, 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert words in exits(sentient.main, toy_args(tmp_path, **changes))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_simulators_are_asked_for_one_token_before_the_model(serve, tmp_path, exits, dry_run):  # noqa: F811
+    server = serve(behave)
+    foreign = serve(behave, check=lambda text, n: (401, {"error": {"message": "no"}}))
+    args = endpoint_args(server, tmp_path, held_out_simulator_url=foreign.url, dry_run=dry_run)
+    assert f"--held-out-simulator h: {foreign.url}: HTTP 401" in exits(sentient.main, args)
+    assert len(server.checks) == 1 and not server.requests and not foreign.requests
 
 
 def test_setting_of_the_flags():
