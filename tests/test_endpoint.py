@@ -107,6 +107,9 @@ class Handler(BaseHTTPRequestHandler):
                 server.now -= 1
 
     def answer(self, server, text, content, counts=True):
+        if isinstance(content, tuple):
+            self.send(*content)
+            return
         choice = {
             "index": 0,
             "finish_reason": "stop",
@@ -121,9 +124,7 @@ class Handler(BaseHTTPRequestHandler):
                 "total_tokens": 0,
             }
         whole = json.dumps(body).encode()
-        if isinstance(content, tuple):
-            self.send(*content)
-        elif not isinstance(content, Fault):
+        if not isinstance(content, Fault):
             with server.lock:  # before it is sent, because the client may finish first
                 if counts:
                     server.answered.append((text, content))
