@@ -2,6 +2,7 @@
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
+    try_endpoint(judge, "--judge", keep=True)  # one token, before anything else is paid for
     replies = judge.ask(requests, parse)
 
 A request is the body of a `chat/completions` call without `model`: messages, temperature, max_tokens ...
@@ -11,8 +12,8 @@ model, base URL, request and attempt. So the same command repeats no answered ca
 and another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
 Equal requests are asked once and share the reply. To sample several replies, vary the requests' `seed`.
 
-The API key comes from OPENAI_API_KEY. It is never printed or stored, even if a server repeats it.
-Without a key, the client sends "none", which is enough for `vllm serve`.
+An API key goes only to the server that it belongs to: see `key_for`. It is never printed or stored, even if a
+server repeats it. A server without a key is asked without one, which is enough for `vllm serve`.
 
 A wrong key, an unknown model, missing credit or a spent budget ends the run with one line and exit code 2.
 Calls under way at that moment still finish and are stored.
@@ -24,12 +25,14 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +46,10 @@ import watchdog
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_BACKOFF = 60  # seconds
 MAX_RETRY_AFTER = 600  # seconds; an endpoint that asks for a longer wait ends the run
+CHECK_TEXT = "Reply with one word."  # what `try_endpoint` asks for
+CHECK_ATTEMPT = -1  # its number in the store
+CHECK_TIMEOUT = 20  # seconds for the one token of `try_endpoint`
+CHECK_RETRIES = 2  # repeats of that call, where another call would have more
 JITTER = random.Random()  # not the global generator, from which training draws
 
 
@@ -82,24 +89,6 @@ def proxy_for(url: str) -> str | None:
     return urllib.request.getproxies().get(place.scheme)
 
 
-def api_key() -> str:
-    """Returns OPENAI_API_KEY, "" if it is not set."""
-    return os.environ.get("OPENAI_API_KEY", "").strip()
-
-
-def hide_key(text: str) -> str:
-    """Replaces the API key by ***."""
-    key = api_key()
-    if len(key) < 8:  # a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
-        return text
-    return text.replace(key, "***")
-
-
-def one_line(text: str) -> str:
-    """Shortens a text for a message: one line of at most 300 characters, without the API key."""
-    return " ".join(hide_key(text).split())[:300]
-
-
 def token_limits(request: dict) -> tuple[int, int | None]:
     """Returns the tokens of a request, and how many its reply may have (None: without limit).
 
@@ -114,7 +103,93 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
     return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
 
 
-# --- 2. replies: what an endpoint sends and what the store holds
+# --- 2. keys
+
+KEY_WORD = re.compile(r"[^\s=/@]+=[A-Za-z_][A-Za-z0-9_]*")  # HOST=NAME or HOST:PORT=NAME
+
+
+def key_for(url: str, key_env: tuple[str, ...] = ()) -> str:
+    """Returns the API key that belongs to the server of `url`; "" if there is none. See `key_name`."""
+    return read_key(key_name(url, key_env))
+
+
+def key_name(url: str, key_env: tuple[str, ...] = ()) -> str:
+    """Returns the environment variable that holds the key for the server of `url`; "" if none does.
+
+    `key_env` holds words HOST=NAME or HOST:PORT=NAME, as --key-env takes them. For a server that they do not name,
+    OPENAI_API_KEY belongs to the OpenAI API and to the server of OPENAI_BASE_URL, and to no other.
+    """
+    names = {}
+    for word in key_env:
+        host, _, name = word.rpartition("=")
+        names[host.lower()] = name
+    server = server_of(url)
+    host = re.sub(r":\d+$", "", server)
+    for place in (server, host):
+        if place in names:
+            return names[place]
+
+    for known_url in (OPENAI_URL, os.environ.get("OPENAI_BASE_URL", "")):
+        same_scheme = urlsplit(url).scheme == urlsplit(known_url).scheme  # https is not given away over http
+        if same_scheme and server == server_of(known_url):
+            return "OPENAI_API_KEY"
+    return ""
+
+
+def server_of(url: str) -> str:
+    """Returns host:port of a URL, or the host alone if it names no port."""
+    return urlsplit(url).netloc.lower()
+
+
+def read_key(name: str) -> str:
+    """Returns what an environment variable holds, without the line end that an editor leaves."""
+    return os.environ.get(name, "").strip()
+
+
+def check_key_env(key_env: tuple[str, ...]) -> None:
+    """Exits with code 2 if a word of --key-env does not name a variable that holds a key.
+
+    The messages do not repeat the word: it may hold a key by mistake.
+    """
+    for number, word in enumerate(key_env, 1):
+        if not KEY_WORD.fullmatch(word):
+            fail(
+                f"--key-env, word {number}: write HOST=NAME or HOST:PORT=NAME, without http:// and path; NAME is the "
+                "environment variable that holds the key, never the key itself, as commands are logged"
+            )
+        if not read_key(word.rpartition("=")[2]):
+            fail(
+                f"--key-env, word {number}: the environment variable that it names is not set; set it to the key, "
+                "and do not write the key itself here, as commands are logged"
+            )
+
+
+def key_advice(url: str, key_env: tuple[str, ...]) -> str:
+    """Says what to do about a key that the server of `url` does not take, or misses."""
+    name = key_name(url, key_env)
+    sent = f"it was sent the key in {name}" if name else "it was sent no key"
+    return f"{sent}; --key-env {server_of(url)}=NAME names the environment variable that holds its key"
+
+
+def hide_keys(text: str, key_env: tuple[str, ...] = ()) -> str:
+    """Replaces every known key by ***: that in OPENAI_API_KEY, and those that `key_env` names."""
+    names = ["OPENAI_API_KEY"]
+    names += [word.rpartition("=")[2] for word in key_env]
+    for name in names:
+        key = read_key(name)
+        if (
+            len(key) >= 8
+        ):  # shorter: a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
+            text = text.replace(key, "***")
+    return text
+
+
+def one_line(text: str, key_env: tuple[str, ...] = ()) -> str:
+    """Shortens a text for a message: one line of at most 300 characters, without any key."""
+    return " ".join(hide_keys(text, key_env).split())[:300]
+
+
+# --- 3. replies: what an endpoint sends and what the store holds
 
 
 def is_completion(body: Any) -> bool:
@@ -152,17 +227,26 @@ def retry_after(headers) -> float:
     return 0.0
 
 
-def why_stop(status: int, content: bytes, wait: float, answered: bool) -> str:
+def why_stop(status: int, content: bytes, wait: float, answered: bool, advice: str) -> str:
     """Returns why no further call can succeed after this HTTP error, or "" if one may.
 
-    `wait`: seconds asked for by Retry-After. `answered`: the endpoint has answered a request before.
+    Args:
+        wait: seconds asked for by Retry-After.
+        answered: the endpoint has answered a request before.
+        advice: what to do if the endpoint does not accept the key.
     """
     code = None
     with suppress(ValueError, LookupError, TypeError, RecursionError):
         code = json.loads(content)["error"]["code"]
     forbidden = status == 403 and not answered  # after a first answer, 403 is about one request
-    if status in (401, 402, 404) or forbidden or code == "insufficient_quota":
-        return "check OPENAI_API_KEY, model, base URL and credit"
+    if 300 <= status < 400:
+        return "it redirects to another URL; name that one"
+    if status == 401 or forbidden:
+        return advice
+    if status == 402 or code == "insufficient_quota":
+        return "check the credit of this key"
+    if status == 404:
+        return "check the name of the model and the base URL"
     if wait > MAX_RETRY_AFTER:
         return f"it asks to wait {wait:.0f} seconds"
     return ""
@@ -185,11 +269,12 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
     try:
         return Reply(parse(text), text, "", usage, choice)
     except (ValueError, RecursionError) as e:  # RecursionError: JSON of a thousand brackets
+        # the text came without keys from the store
         error = one_line(f"unreadable in {attempts} attempts: {str(e) or type(e).__name__}")
         return Reply(None, text, error, usage, choice)
 
 
-# --- 3. the client
+# --- 4. the client
 
 
 @dataclass(eq=False)
@@ -211,6 +296,7 @@ class Endpoint:
     retries: int = 8  # after HTTP 408, 409, 429 or 5xx, a time-out, a lost connection, a broken body
     budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
+    key_env: tuple[str, ...] = ()  # words HOST=NAME, where other keys than OPENAI_API_KEY are; see `key_name`
     backoff: float = 1  # seconds; repeat n (from 0) waits Retry-After, and 0 .. min(60, backoff * 2^n) more
 
     def __post_init__(self):
@@ -230,9 +316,7 @@ class Endpoint:
         `output_tokens_at_most` and `dollars_at_most` are None if a request has no max_tokens; without a price,
         the dollars are None too.
         """
-        if self.store.exists():
-            with self._open_store():
-                pass  # opening reads it
+        self._read_store()
         unique = {self._key(request): request for request in requests}
         to_ask = [request for key, request in unique.items() if key not in self.bodies]
         limits = [token_limits(request) for request in to_ask]
@@ -286,6 +370,12 @@ class Endpoint:
         tokens_in, tokens_out = token_limits(request)
         return dollars((tokens_in * self.scales[0], (tokens_out or 0) * self.scales[1]), self.price)
 
+    def _read_store(self) -> None:
+        """Reads what is new in the store, if there is one."""
+        if self.store.exists():
+            with self._open_store():
+                pass
+
     @contextmanager
     def _open_store(self) -> Iterator[None]:
         """Opens and locks the store, reads what is new in it, and cuts off a last line that a kill has torn."""
@@ -310,8 +400,9 @@ class Endpoint:
 
     def _remember(self, line: bytes) -> None:
         row = read_row(line)
+        is_check = row.get("attempt") == CHECK_ATTEMPT  # too short to tell how much longer requests may use
         for side, limit in enumerate(token_limits(row["request"])):  # in, out
-            if limit:
+            if limit and not is_check:
                 self.scales[side] = max(self.scales[side], row["usage"][side] / limit)
         self.cost += row["cost"]
         self.bodies[row["key"]] = row["reply"]
@@ -329,7 +420,7 @@ class Endpoint:
             "cost": dollars(usage, self.price) if usage else self._worst_cost(request),
             "time": time.time(),
         }
-        line = hide_key(json.dumps(row)).encode() + b"\n"
+        line = hide_keys(json.dumps(row), self.key_env).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
         watchdog.beat()
@@ -350,7 +441,10 @@ class Endpoint:
 def check_settings(endpoint: Endpoint) -> None:
     """Exits with code 2 and one line if an argument cannot be right."""
     if "@" in endpoint.base_url or "?" in endpoint.base_url:
-        fail("a base URL must not hold a user, password or key, as it is logged; set OPENAI_API_KEY")
+        fail(
+            "a base URL must not hold a user, password or key, as it is logged; set OPENAI_API_KEY, or name the "
+            "variable that holds the key by --key-env HOST=NAME"
+        )
     if not endpoint.base_url.startswith(("http://", "https://")):
         fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
     if endpoint.concurrency < 1 or endpoint.timeout <= 0 or endpoint.retries < 0:
@@ -358,6 +452,21 @@ def check_settings(endpoint: Endpoint) -> None:
         fail(f"{limits}: the first two must be positive, retries must not be negative")
     if endpoint.budget and not any(endpoint.price):
         fail("a budget needs a price: US dollars per million tokens in and out")
+    check_key_env(endpoint.key_env)
+    check_key(endpoint)
+
+
+def check_key(endpoint: Endpoint) -> None:
+    """Exits with code 2 if the OpenAI API has no key, or if a key cannot be one."""
+    url = endpoint.base_url
+    key = key_for(url, endpoint.key_env)
+    if not key and url == OPENAI_URL:
+        fail(
+            f"{url} needs a key, to ask {endpoint.model}: set OPENAI_API_KEY, name the variable that holds the key by "
+            f"--key-env {server_of(url)}=NAME, or name another endpoint by its URL"
+        )
+    if not (key.isascii() and key.isprintable()):
+        fail(f"{url}: set {key_name(url, endpoint.key_env)} to the key and nothing else")
 
 
 def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
@@ -367,10 +476,39 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
             raise ValueError(f"request {number}: stream and n > 1 are not supported; vary the seed instead")
         if endpoint.budget and token_limits(request)[1] is None:
             fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
-    key = api_key()
-    is_missing = not key and endpoint.base_url == OPENAI_URL
-    if is_missing or not (key.isascii() and key.isprintable()):
-        fail(f"{name}: {endpoint.base_url} needs a key; set OPENAI_API_KEY to it and nothing else")
+
+
+def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
+    """Makes one call of one token; exits with code 2, naming `flag`, if no reply comes.
+
+    So a wrong key, model or URL ends a run before anything is generated. What the reply says does not matter.
+    With `keep` it is stored and counts in the budget; without, as in a dry run, nothing is written.
+    """
+    # the time makes it a new request: a stored reply says nothing about today
+    message = {"role": "user", "content": f"{CHECK_TEXT} ({time.time_ns()})"}
+    request = {"messages": [message], "max_tokens": 1}
+    endpoint._read_store()
+    with tempfile.TemporaryDirectory() as folder:  # so that a call that fails leaves no file
+        store = Path(folder, "check.jsonl")
+        client = replace(endpoint, store=store, timeout=CHECK_TIMEOUT, retries=CHECK_RETRIES)
+        client.cost = endpoint.cost
+        read = partial(client._read, parse=str, parse_retries=0)
+        done = {}
+        with client._open_store():
+            stop_reason = asyncio.run(Batch(client, {"": request}, done, read, tqdm(disable=True)).run())
+    name = f"{flag} {endpoint.model}"
+    if stop_reason:
+        fail(f"{name}: {stop_reason}")
+    if done[""].error:
+        fail(
+            f"{name}: {endpoint.base_url} gives no reply of one token ({done[''].error}); check {flag} and its URL, "
+            "and that the server runs"
+        )
+
+    if keep:
+        with endpoint._open_store():
+            endpoint._save(request, CHECK_ATTEMPT, client.bodies[client._key(request)])
+    print(f"{name} answers at {endpoint.base_url}", flush=True)
 
 
 @dataclass(eq=False)
@@ -392,8 +530,12 @@ class Batch:
         self.last_error = ""
         self.stop_reason = ""
         self.stopping = asyncio.Event()
+        headers = {"Content-Type": "application/json"}
+        key = key_for(self.endpoint.base_url, self.endpoint.key_env)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         self.session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {api_key() or 'none'}", "Content-Type": "application/json"},
+            headers=headers,
             proxy=proxy_for(self.endpoint.base_url),
             timeout=aiohttp.ClientTimeout(),  # none; `call` has one
             connector=aiohttp.TCPConnector(limit=0),  # none; there are `concurrency` workers
@@ -444,22 +586,27 @@ class Batch:
             endpoint.repeats += repeat > 0
             wait = 0.0
             try:
-                async with asyncio.timeout(endpoint.timeout), self.session.post(url, data=sent) as answer:
+                # a redirect is not followed: key and prompts are for this server alone
+                posting = self.session.post(url, data=sent, allow_redirects=False)
+                async with asyncio.timeout(endpoint.timeout), posting as answer:
                     content = await answer.read()
                 wait = retry_after(answer.headers)
                 if answer.status < 300:
                     endpoint._save(request, attempt, read_body(content))
                     return ""
-                error = one_line(f"HTTP {answer.status}: {content.decode(errors='replace')}")
+                error = one_line(
+                    f"HTTP {answer.status}: {content.decode(errors='replace')}", endpoint.key_env
+                )
                 self.last_error = f"(HTTP {answer.status})"
-                reason = why_stop(answer.status, content, wait, answered=bool(endpoint.bodies))
+                advice = key_advice(url, endpoint.key_env)
+                reason = why_stop(answer.status, content, wait, bool(endpoint.bodies), advice)
                 if reason:
                     raise Stop(f"{endpoint.base_url}: {error}; {reason}")
                 if answer.status < 500 and answer.status not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, aiohttp.ClientError, ValueError) as e:
                 endpoint.cost += worst  # the reply may have been generated, and billed
-                error = one_line(f"{type(e).__name__}: {e} {e.__cause__ or ''}")
+                error = one_line(f"{type(e).__name__}: {e} {e.__cause__ or ''}", endpoint.key_env)
                 self.last_error = f"({type(e).__name__})"
             finally:
                 self.reserved -= worst

@@ -23,6 +23,9 @@ of invalid rows (--max-invalid) a run has no headline.
 | creativewriting3: words kept of the piece | all | 3200 |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
+Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
+endpoint is asked for one token. `--dry-run` makes the same checks.
+
 The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, let
 the official tool judge, and score what it stored with --from.
 
@@ -41,7 +44,7 @@ import runs  # isort: skip
 import tyro
 
 import utils
-from benchmarks import arenahard2, shared
+from benchmarks import shared
 from benchmarks.scoring import read_stored, row_key
 from benchmarks.table import BENCHMARKS
 
@@ -85,8 +88,10 @@ class Args:
     judge: str = ""
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is
-    OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
@@ -115,7 +120,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print the number of calls and their cost at most, and stop."""
+    """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
+    cost at most, and stop."""
 
 
 WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes them on
@@ -133,6 +139,7 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "judge",
     "judge_url",
     "judge_tensor_parallel",
+    "key_env",
     "protocol",
     "concurrency",
     "budget",
@@ -157,6 +164,8 @@ def check_args(args: Args) -> None:
         runs.fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if args.judge and not judged:
         runs.fail(f"{args.name} has no judge; leave --judge out")
+    if ".py:" in args.judge:
+        runs.fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
         runs.fail(
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
@@ -167,7 +176,10 @@ def check_args(args: Args) -> None:
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
-    """Returns the tasks that count, each with its `position` in the data; exits with 2 if there are none."""
+    """Returns the tasks that count, each with its `position` in the data.
+
+    Exits with 2 if there are none, or if their answers could not be scored.
+    """
     tasks = []
     for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
         has_baseline = task.get("baseline", True) is not None
@@ -179,8 +191,9 @@ def tasks_to_ask(args: Args) -> list[dict]:
         )
     if args.limit:
         tasks = tasks[: args.limit]
-    if args.name == "arenahard2":
-        arenahard2.warn_without_style()
+    check = BENCHMARKS[args.name].check
+    if check:
+        check(tasks, Path(args.data))
     return tasks
 
 
@@ -312,9 +325,7 @@ def wildbench_command(args: Args) -> list[str]:
     if args.from_:
         command += ["--from-judgments", args.from_]
     else:
-        for name in ("data", "model", "judge"):  # eval_wildbench.py would take its toy defaults
-            if not getattr(args, name):
-                runs.fail(f"--{name} is missing: wildbench-g needs it")
+        shared.require(args, data="WildBench's tasks", model="the model to evaluate", judge="a model's name")
         command += ["--tasks", args.data]
     if args.judge_max_tokens:
         command += ["--judge-max-tokens", str(args.judge_max_tokens)]
@@ -325,7 +336,8 @@ def wildbench_command(args: Args) -> list[str]:
         if value is True:
             command += [flag]
         elif isinstance(value, tuple):
-            command += [flag, *map(str, value)]
+            if value:
+                command += [flag, *map(str, value)]
         elif value is not False and value != "":
             command += [flag, str(value)]
     return command
@@ -334,33 +346,31 @@ def wildbench_command(args: Args) -> list[str]:
 def main(args: Args) -> None:
     if args.name == "wildbench-g":
         os.execv(sys.executable, wildbench_command(args))
-    if not args.data:
-        runs.fail("--data is missing: the benchmark's file, folder or hub dataset; see data/README.md")
+    shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
     if args.from_:
         score_stored(args)
         return
-    if not args.model:
-        runs.fail("--model is missing; or name stored rows by --from")
+    shared.require(args, model="the model to evaluate; or name stored rows by --from")
 
-    # --- 1. check arguments and data, say what it costs
+    # --- 1. everything is checked before anything is generated; say what it costs
     check_args(args)
     tasks = tasks_to_ask(args)
-    if not args.model_url:
-        shared.load_tokenizer(args)
-        shared.check_engines(args, args.model, "tensor_parallel")
-    if args.judge.startswith("local:"):
-        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
+    shared.check_model(args)
+    shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
         longest_answer = "word " * args.max_tokens
-        shared.print_estimate(args, requests_if_all_answer(args, tasks, longest_answer))
+        requests = requests_if_all_answer(args, tasks, longest_answer)
+        shared.print_estimate(args, requests, "judge (answers as long as --max-tokens allows)")
     if args.dry_run:
+        shared.try_judge(args)
         return
     run = runs.start_run(args, f"eval_{args.name}", args.model)
     if (run / "summary.json").exists():
         print(f"{run} is complete; --overwrite starts it anew")
         return
+    shared.try_judge(args, run)
 
     # --- 2. generate, judge, score
     answers = respond(args, tasks, run)

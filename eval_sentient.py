@@ -28,6 +28,9 @@ with published scores, pass dialogues of the official tool to --from-dialogues.
 A dialogue has no score if the planner or the speaker stays unreadable, or if it outgrows the model's context.
 Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
 
+Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
+`--dry-run` makes the same checks.
+
 Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
 dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
 simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
@@ -46,7 +49,7 @@ import rollout
 import utils
 import vllm_engine
 from benchmarks import sage_dialogues, shared
-from endpoint import OPENAI_URL, Endpoint, api_key, dollars, token_limits
+from endpoint import Endpoint, dollars, token_limits, try_endpoint
 from rewards import simulated_user, user_prompts
 
 
@@ -90,11 +93,14 @@ class Args:
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. The key is OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one."""
     held_out_simulator: str = ""
     """A second simulator, named in the same way; empty: none."""
     held_out_simulator_url: str = ""
     """Its endpoint."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
     user_temperature: float = 0.5
@@ -135,7 +141,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print the number of calls and their cost at most, and stop."""
+    """Check arguments, data, model and simulators (by one call of one token each), print the number of calls and
+    their cost at most, and stop."""
 
     def setting(self) -> dict:
         """Returns the simulator's setting: that of the protocol, changed by the flags."""
@@ -222,7 +229,7 @@ def local_model(args: Args) -> Generate:
 
 def endpoint_model(args: Args, run: Path) -> Generate:
     """Asks the model behind --model-url. Its replies are kept in model.jsonl."""
-    model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
+    model = shared.model_endpoint(args, run)
     sampling = shared.endpoint_sampling(args, args.temperature)
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
@@ -319,7 +326,27 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
     name, url = simulators(args)[role]
     if ".py:" in name:
         return runs.load_function(name)
-    return Endpoint(name, run / f"{role}.jsonl", url, args.concurrency, budget=args.budget, price=args.price)
+    return Endpoint(
+        name,
+        run / f"{role}.jsonl",
+        url,
+        args.concurrency,
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
+    )
+
+
+def try_simulators(args: Args, run: Path | None = None) -> None:
+    """Asks each simulator behind an endpoint for one token; exits with 2 if no reply comes.
+
+    The folder `run` keeps the replies and their cost; without one, in a dry run, nothing is written.
+    """
+    for role in simulators(args):
+        user = load_user(args, role, run or Path())
+        if isinstance(user, Endpoint):
+            flag = "--simulator" if role == "simulator" else "--held-out-simulator"
+            try_endpoint(user, flag, keep=run is not None)
 
 
 def estimate(profiles: list[dict], args: Args) -> str:
@@ -369,16 +396,17 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
 
 def check(args: Args) -> list[dict]:
     """Returns the profiles; exits with 2 if the run could not end well."""
-    for name in ("model", "profiles", "simulator"):
-        if not getattr(args, name):
-            runs.fail(f"--{name} is missing; or name stored dialogues by --from-dialogues")
+    shared.require(
+        args,
+        model="the model to evaluate; or name stored dialogues by --from-dialogues",
+        profiles="the users, see data/README.md",
+        simulator="a model's name at --simulator-url, or file.py:function",
+    )
     setting = args.setting()
     if setting["turns"] < 1 or args.batch_size < 1 or (setting["max_change"] or 0) < 0:
         runs.fail("--turns and --batch-size must be 1 or more, --max-change not negative")
     for role in simulators(args):
-        user = load_user(args, role, Path())
-        if isinstance(user, Endpoint) and user.base_url == OPENAI_URL and not api_key():
-            runs.fail("the simulator needs a key in OPENAI_API_KEY, or your own endpoint in --simulator-url")
+        load_user(args, role, Path())  # exits with 2 without a key or function
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
     if args.ask_thinking and shared.think_format(args) != "think":
@@ -389,9 +417,9 @@ def check(args: Args) -> list[dict]:
     profiles = simulated_user.read_profiles(args.profiles)
     if args.limit:
         profiles = profiles[: args.limit]
+    shared.check_model(args)
     if not args.model_url:
         check_first_prompts(args, profiles)
-        shared.check_engines(args, args.model, "tensor_parallel")
     return profiles
 
 
@@ -469,11 +497,13 @@ def main(args: Args) -> None:
         cost = "no calls" if ".py:" in name else estimate(profiles, args)
         print(f"{role} {name}: {cost}")
     if args.dry_run:
+        try_simulators(args)
         return
     run = runs.start_run(args, "eval_sentient", args.model)
     if (run / "summary.json").exists():
         print(f"{run} is complete; --overwrite starts it anew")
         return
+    try_simulators(args, run)
 
     # --- talk with each simulator, score
     generate = load_model(args, run)

@@ -4,7 +4,7 @@
         --mode reward --judge gpt-4o-2024-05-13
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode score --judge local:Qwen/Qwen3-32B --judge-tensor-parallel 2
-    python eval_wildbench.py --model results/demo/runs/grpo-think/model \\
+    python eval_wildbench.py --model results/demo/runs/grpo-think/model --tasks data/toy/benchmark_tasks.jsonl \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
 
@@ -33,6 +33,9 @@ with published numbers needs the official ones: `--template FILE`, with {$histor
 {$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its
 judging; `--compare` prints runs side by side and refuses if their fingerprints differ.
 
+Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked for one
+token. `--dry-run` makes the same checks.
+
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw
 replies), summary.json; and lines in results/runs.csv.
 """
@@ -54,11 +57,11 @@ from rewards.preference import RewardModel
 @dataclass
 class Args:
     # model and data
-    model: str = "results/grpo/model"
+    model: str = ""
     """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    tasks: str = "data/toy/benchmark_tasks.jsonl"
+    tasks: str = ""
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     limit: int = 0
     """Use only the first tasks of the file; 0: all."""
@@ -85,11 +88,13 @@ class Args:
     # judge
     mode: Literal["reward", "score", "program"] = "program"
     """What the judge does; see the top of this script."""
-    judge: str = "data/toy/world.py:judge"
+    judge: str = ""
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or file.py:function."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is
-    OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     template: str = ""
@@ -132,7 +137,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print the number of calls and their cost at most, and stop."""
+    """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
+    cost at most, and stop."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -159,7 +165,7 @@ def load_template(args: Args) -> str:
         return ""
     if not args.template:
         return wildbench.TEMPLATES[args.mode]
-    template = Path(args.template).read_text()
+    template = runs.or_fail(Path(args.template).read_text)
     known = wildbench.PLACEHOLDERS[args.mode]
     for name in wildbench.PLACEHOLDER.findall(template):
         if name not in known:
@@ -171,16 +177,16 @@ def load_template(args: Args) -> str:
 
 
 def check_models(args: Args) -> None:
-    """Exits with 2 if the judge, the model's tokenizer or the reward model cannot be used."""
-    if args.mode == "program":
-        runs.load_function(args.judge)
-    elif ".py:" in args.judge:
+    """Exits with 2 if the judge, the model or the reward model cannot be used; asks no endpoint."""
+    is_program = ".py:" in args.judge
+    if is_program and args.mode != "program":
         runs.fail(f"--judge {args.judge} is a program; use --mode program, or name a model")
-    if not args.model_url:
-        shared.load_tokenizer(args)
-        shared.check_engines(args, args.model, "tensor_parallel")
-    if args.judge.startswith("local:"):
-        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
+    if args.mode == "program" and not is_program:
+        runs.fail(
+            f"--judge {args.judge} is a model; use --mode reward or --mode score, or name a file.py:function"
+        )
+    shared.check_judge(args)
+    shared.check_model(args)
     if args.reward_model:
         think_format = shared.think_format(args)
         runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, think_format)
@@ -376,6 +382,13 @@ def main(args: Args) -> None:
         score_stored(args)
         return
 
+    # --- everything is checked before anything is generated
+    shared.require(
+        args,
+        model="the model to evaluate",
+        tasks="rows of tasks, such as data/wildbench.jsonl (python -m data.prepare wildbench)",
+        judge="a model's name, local:FOLDER, or file.py:function; a model also needs --mode reward or score",
+    )
     check_models(args)
     tasks = load_tasks(args)
     template = load_template(args)
@@ -384,14 +397,21 @@ def main(args: Args) -> None:
     if args.mode != "program":
         longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
-        shared.print_estimate(args, wildbench.judge_requests(args, verdicts, tasks, template))
+        requests = wildbench.judge_requests(args, verdicts, tasks, template)
+        shared.print_estimate(
+            args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
+        )
     if args.dry_run:
+        shared.try_judge(args)
         return
 
     run = runs.start_run(args, "eval", args.model)
     if (run / "summary.json").exists():
         print(f"{run} is complete; --overwrite starts it anew")
         return
+    shared.try_judge(args, run)
+
+    # --- generate, judge, score
     # a resumed run judges every answer again, from stored replies where there are some
     (run / "verdicts.jsonl").unlink(missing_ok=True)
     judging = fingerprint(args, template, tasks)

@@ -61,7 +61,10 @@ class Args:
     results: Path = Path("results")
     """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judges; empty: the official one. The key: OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judges; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the judge may cost in each evaluation; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -235,7 +238,9 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
     return jobs
 
 
-def check_inputs(jobs: list[Job], blocks: dict[str, Block], root: Path, has_judge_url: bool) -> None:
+def check_inputs(
+    jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
+) -> None:
     """Exits with 2 if data for a row of the paper, or a key for its judges, is missing.
 
     Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
@@ -255,12 +260,8 @@ def check_inputs(jobs: list[Job], blocks: dict[str, Block], root: Path, has_judg
     missing = [path for path in paths if not (HERE / path).exists()]
     if missing:
         runs.fail(f"{', '.join(missing)} must be made first; data/README.md says how")
-    needs_key = "$gpt" in text and not has_judge_url  # evaluate.sh names its judges $gpt4o and $gpt41
-    if needs_key and endpoint.resolve_url("") == endpoint.OPENAI_URL and not endpoint.api_key():
-        runs.fail(
-            "a judge at the OpenAI API needs a key: set OPENAI_API_KEY, or name an endpoint of your own by "
-            "--judge-url"
-        )
+    if "$gpt" in text:  # evaluate.sh names its judges $gpt4o and $gpt41
+        endpoint.Endpoint("the judges", Path(), judge_url, key_env=key_env)  # exits with 2 without a key
 
 
 # --- 4. running
@@ -272,6 +273,8 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     judge_flags = []
     if args.judge_url:
         judge_flags += ["--judge-url", args.judge_url]
+    if args.key_env:
+        judge_flags += ["--key-env", *args.key_env]
     if any(args.price):
         judge_flags += ["--budget", str(args.budget), "--price", *map(str, args.price)]
     if judge_flags:
@@ -426,7 +429,7 @@ def main(args: Args) -> None:
     if args.dry_run or not args.run:
         show(jobs, blocks, args, root)
         return
-    check_inputs(jobs, blocks, root, bool(args.judge_url))
+    check_inputs(jobs, blocks, root, args.judge_url, args.key_env)
     run_jobs(jobs, blocks, args, root)
     render(args, rows)
 

@@ -145,8 +145,12 @@ def check_values(args) -> None:
         if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):  # a user and password, or a query
             fail(
                 f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
-                "set OPENAI_API_KEY"
+                "set OPENAI_API_KEY, or name the variable that holds the key by --key-env HOST=NAME"
             )
+    if getattr(args, "key_env", ()):
+        import endpoint  # here, as it imports this module
+
+        endpoint.check_key_env(args.key_env)  # before it is logged: the key itself may have been typed
 
 
 def refuse_unused(reasons: dict[str, str]) -> None:
@@ -285,6 +289,7 @@ FREE = (
     "save_steps",
     "budget",
     "price",
+    "key_env",
     "concurrency",
     "micro_batch_tokens",
     "reward_tokens_per_batch",

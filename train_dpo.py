@@ -115,6 +115,9 @@ class Args:
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
     """Held-out prompt rows: --gold measures one completion of each after every round."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that a judge of --gold may cost in a round; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -801,7 +804,7 @@ def check_arguments(args: Args) -> None:
         )
     if not args.gold.startswith("judge:"):
         reason = "without --gold judge:MODEL"
-        runs.refuse_unused({"--budget": reason, "--price": reason})
+        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
 
 
 def main(args: Args) -> None:
@@ -811,7 +814,8 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
-    if data.prompts or data.held_out:
+    uses_gold = bool(data.prompts or data.held_out)
+    if uses_gold:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
@@ -824,8 +828,12 @@ def main(args: Args) -> None:
             f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
         )
     if args.dry_run:
+        if uses_gold:
+            gold.try_judge(args)
         return
     run = runs.start_run(args, "dpo", args.model, runs.constants(globals()))
+    if uses_gold:
+        gold.try_judge(args, run)
     runs.write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

@@ -105,9 +105,12 @@ class Args:
     """Standardises each weighted reward before they are added: in its group (GDPO, which also has
     --scale-rewards batch) or in the step."""
     judge: str = ""
-    """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
+    """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -684,11 +687,13 @@ def main(args: Args) -> None:
     dense.check(args, has_reference)
     accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference)))
     if args.dry_run:
+        rewards.try_judges(args)
         return
     server = None
     if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
         server = vllm_server.Server(args.vllm_server_url, args.max_prompt_tokens + args.max_completion_tokens)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
+    rewards.try_judges(args, run)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint

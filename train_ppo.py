@@ -102,9 +102,12 @@ class Args:
     normalise: Literal["none", "batch"] = "none"
     """batch: standardises each weighted reward within the step, before they are added."""
     judge: str = ""
-    """A model's name at --judge-url, for the rewards that ask one. The key comes from OPENAI_API_KEY."""
+    """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -658,8 +661,10 @@ def main(args: Args) -> None:
     memory["critic"] = plan.trained_gib(critic_path, args.lora_r)
     accelerator.print(plan.check_memory(memory))
     if args.dry_run:
+        rewards.try_judges(args)
         return
     run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
+    rewards.try_judges(args, run)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint

@@ -54,7 +54,7 @@ import train_grpo
 import train_ppo
 import utils
 import watchdog
-from endpoint import Endpoint
+from endpoint import Endpoint, try_endpoint
 from rewards import simulated_user
 
 
@@ -68,8 +68,10 @@ class Args:
     simulator: str = ""
     """What plays the users: a model at --simulator-url, or file.py:function (see rewards/simulated_user.py)."""
     simulator_url: str = ""
-    """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one. The key comes from
-    OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the simulator may cost in this run; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -452,8 +454,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
         runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
-    if ".py:" in args.simulator:
-        runs.load_function(args.simulator)
+    load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
 
     without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
     without_ppo = "" if args.algorithm == "ppo" else "without --algorithm ppo"
@@ -536,7 +537,18 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         args.simulator_url,
         budget=args.budget / accelerator.num_processes,
         price=args.price,
+        key_env=args.key_env,
     )
+
+
+def try_simulator(args: Args, accelerator: Accelerator, run: Path | None = None) -> None:
+    """Asks a simulator behind an endpoint for one token; exits with 2 if no reply comes.
+
+    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    """
+    simulator = load_simulator(args, run or Path(), accelerator)
+    if isinstance(simulator, Endpoint) and accelerator.is_main_process:
+        try_endpoint(simulator, "--simulator", keep=run is not None)
 
 
 def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
@@ -582,8 +594,10 @@ def main(args: Args) -> None:
     use_vllm = rollout.use_vllm(args.rollout)
     announce(args, len(users), use_vllm, accelerator)
     if args.dry_run:
+        try_simulator(args, accelerator)
         return
     run = runs.start_run(args, "rlver", args.model, runs.constants(globals()))
+    try_simulator(args, accelerator, run)
     simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint

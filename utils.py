@@ -258,6 +258,22 @@ def load_tokenizer(path: str) -> Tokenizer:
     return tokenizer
 
 
+def check_weights(path: str) -> None:
+    """Exits with 2 if a model's folder lacks weights. A hub name is not looked up: it was, for its config."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    parts = {"*.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        parts = set(json.loads(index.read_text())["weight_map"].values())
+    for part in sorted(parts):
+        if not any(folder.glob(part)):
+            fail(
+                f"{path}: its weights are missing ({part}); copy or download the folder again, or name another"
+            )
+
+
 def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
     """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
     messages = []

@@ -40,6 +40,16 @@ def load_gamed_baselines(data: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).rename(columns={"instruction_index": "index"})
 
 
+def check(tasks: list[dict], data: Path) -> None:
+    """Exits with 2 if the gamed baselines are missing, or do not say how difficult each of the tasks is."""
+    known = set(load_gamed_baselines(data)["index"])
+    for task in tasks:
+        if task["position"] not in known:
+            runs.fail(
+                f"--data {data}: the annotations of the gamed baselines lack instruction {task['position']}"
+            )
+
+
 # --- 2. the judge
 
 

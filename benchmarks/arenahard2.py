@@ -63,6 +63,19 @@ def load_tasks(data: Path) -> list[dict]:
     return [task | {"baseline": baselines.get(task["uid"])} for task in tasks]
 
 
+def check(tasks: list[dict], data: Path) -> None:
+    """Exits with 2 if the baseline answered some prompts of a category, but not all of them."""
+    warn_without_style()
+    asked = {task["category"] for task in tasks}
+    for task in load_tasks(data):
+        baseline = task["baseline"] or {}
+        if task["category"] in asked and not baseline.get("answer"):
+            runs.fail(
+                f"--data {data}: no file baseline_* has the answer to prompt {task['uid']}, but to others of "
+                f"{task['category']}; data/README.md says where the files come from"
+            )
+
+
 # --- 2. the judge
 
 

@@ -84,13 +84,29 @@ def bounded(check: Callable[[dict, str], dict], task: dict, response: str, secon
         signal.signal(signal.SIGALRM, handler_before)
 
 
+def check_ifeval(tasks: list[dict], data: Path | None = None) -> None:
+    """Exits with 2 if nltk's data is missing or a task has an unknown instruction. `data` is not needed."""
+    known, _ = ifeval_checkers()
+    for task in tasks:
+        unknown = set(task["instruction_id_list"]) - set(known)
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            runs.fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
+
+
+def check_ifbench(tasks: list[dict], data: Path | None = None) -> None:
+    """Does the same for IFBench, and checks the arguments of the instructions."""
+    from benchmarks import ifbench
+
+    runs.or_fail(ifbench.require_nltk_data)
+    for task in tasks:
+        runs.or_fail(ifbench.bind, task)
+
+
 def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
     """Returns {"strict": [...], "loose": [...]}, one bool an instruction; exits with 2 for an unknown one."""
-    known, process_results = ifeval_checkers()
-    unknown = set(task["instruction_id_list"]) - set(known)
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        runs.fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
+    check_ifeval([task])
+    _, process_results = ifeval_checkers()
 
     def check(task: dict, response: str) -> dict:
         numbers = process_results(task, [response])

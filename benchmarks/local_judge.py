@@ -72,8 +72,17 @@ def ask(
     return [replies[key] for key in keys]
 
 
+def check(model: str) -> None:
+    """Exits with 2 if the judge's tokenizer, chat template, config or weights are missing; loads no weights."""
+    load_tokenizer(model)
+    utils.load_config(model)
+    utils.check_weights(model)
+
+
 def load_tokenizer(model: str):
     """Loads the judge's tokenizer; exits with 2 if it has no chat template."""
+    if not model:
+        runs.fail("--judge local: names no model; write local:FOLDER or local:HUB-NAME")
     tokenizer = utils.load_tokenizer(model)
     if not tokenizer.chat_template:
         runs.fail(f"--judge local:{model} has no chat template; name an instruct model")

@@ -17,7 +17,7 @@ import utils
 import vllm_engine
 from benchmarks import local_judge
 from benchmarks.scoring import mean
-from endpoint import Endpoint, Reply, resolve_url
+from endpoint import Endpoint, Reply, resolve_url, try_endpoint
 
 # --- 1. the tested model
 
@@ -177,7 +177,7 @@ def complete_here(
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
     """Yields completions of all tasks by --model-url; model.jsonl keeps them, so none is paid for twice."""
-    model = Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency)
+    model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
     requests = []
     for task in tasks:
@@ -228,6 +228,11 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     return mean(value for value in values if value is not None)
 
 
+def model_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
+    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
+
+
 # --- 3. the judge
 
 
@@ -241,36 +246,95 @@ def judge_request(args, prompt: str) -> dict:
     }
 
 
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key."""
+    return Endpoint(
+        args.judge,
+        run / "judge.jsonl",
+        args.judge_url,
+        args.concurrency,
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
+    )
+
+
+def is_local(judge: str) -> bool:
+    """Tells whether --judge is a model that runs on this machine."""
+    return judge.startswith("local:")
+
+
+def is_behind_endpoint(judge: str) -> bool:
+    """Tells whether a judge or simulated user is a model behind an endpoint: not local, a program or nothing."""
+    return judge != "" and not is_local(judge) and ".py:" not in judge
+
+
 def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
     `parse` raises ValueError for a reply that it cannot read; the request is then asked again.
     """
-    store = run / "judge.jsonl"
-    if args.judge.startswith("local:"):
+    if is_local(args.judge):
         model = args.judge.removeprefix("local:")
         gpus = vllm_engine.gpu_groups(args.judge_tensor_parallel, args.data_parallel)
-        return local_judge.ask(model, requests, parse, store, rollout_of(args), gpus)
+        return local_judge.ask(model, requests, parse, run / "judge.jsonl", rollout_of(args), gpus)
 
-    judge = Endpoint(
-        args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price
-    )
+    judge = judge_endpoint(args, run)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
     return judge.ask(requests, parse)
 
 
-def print_estimate(args, requests: list[dict]) -> None:
-    """Prints how many calls --judge would get, and their cost at most."""
-    if args.judge.startswith("local:"):
-        estimate = {"calls": len(requests)}
-    else:
-        store = Path(args.out or "results", "judge.jsonl")
-        judge = Endpoint(args.judge, store, args.judge_url, args.concurrency, price=args.price)
-        estimate = judge.estimate(requests)
-    print(f"judge (one temperature, answers as long as --max-tokens allows): {json.dumps(estimate)}")
+def print_estimate(args, requests: list[dict], name: str) -> None:
+    """Prints under `name` how many calls --judge would get, and their cost at most."""
+    estimate = {"calls": len(requests)}
+    if not is_local(args.judge):
+        estimate = judge_endpoint(args, Path(args.out or "results")).estimate(requests)
+    print(f"{name}: {json.dumps(estimate)}")
 
 
-# --- 4. results
+# --- 4. checks before anything is generated
+
+
+def require(args, **what: str) -> None:
+    """Exits with 2 if a flag is missing. `what` has the names of the flags and says what each one takes."""
+    missing = [f"--{name} is missing: {text}" for name, text in what.items() if not getattr(args, name)]
+    if missing:
+        runs.fail("; ".join(missing))
+
+
+def check_model(args) -> None:
+    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
+    if args.model_url:
+        model_endpoint(args, Path())
+        return
+    load_tokenizer(args)
+    utils.load_config(args.model)
+    utils.check_weights(args.model)
+    check_engines(args, args.model, "tensor_parallel")
+
+
+def check_judge(args) -> None:
+    """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
+    if is_local(args.judge):
+        model = args.judge.removeprefix("local:")
+        local_judge.check(model)
+        check_engines(args, model, "judge_tensor_parallel")
+    if is_behind_endpoint(args.judge):
+        judge_endpoint(args, Path())
+    if ".py:" in args.judge:
+        runs.load_function(args.judge)
+
+
+def try_judge(args, run: Path | None = None) -> None:
+    """Asks a --judge behind an endpoint for one token; exits with 2 if no reply comes.
+
+    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    """
+    if is_behind_endpoint(args.judge):
+        try_endpoint(judge_endpoint(args, run or Path()), "--judge", keep=run is not None)
+
+
+# --- 5. results
 
 
 def withhold_headline(args, numbers: dict, headline: str) -> None:
@@ -294,7 +358,7 @@ def print_first(lines: list[str], n: int = 10) -> None:
         print(f"and {len(lines) - n} more", file=sys.stderr)
 
 
-# --- 5. fingerprints
+# --- 6. fingerprints
 
 
 def judge_place(judge: str, url: str) -> str:
@@ -302,9 +366,9 @@ def judge_place(judge: str, url: str) -> str:
 
     It is "" if there is none, if it runs on this machine, or if it is a program.
     """
-    if not judge or judge.startswith("local:") or ".py:" in judge:
-        return ""
-    return resolve_url(url)
+    if is_behind_endpoint(judge):
+        return resolve_url(url)
+    return ""
 
 
 def short_hash(text: str) -> str:

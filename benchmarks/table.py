@@ -40,6 +40,8 @@ class Benchmark:
     """(rows, data, name of the rows' file for messages) -> numbers, and each row's result under `rows`."""
     metrics: tuple[str, ...]
     """Keys of the numbers that go into results/runs.csv; the first is the headline."""
+    check: Callable[[list[dict], Path], None] | None = None
+    """(tasks to ask, data) -> None; exits with 2 if something is missing that `score` needs."""
     several_samples: bool = False
     """Whether a task takes several answers."""
     # with a judge
@@ -59,6 +61,7 @@ BENCHMARKS = {
         prompt=alpacaeval2.PROMPT,
         load_tasks=alpacaeval2.load_tasks,
         score=alpacaeval2.score,
+        check=alpacaeval2.check,
         metrics=("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
         judge_requests=alpacaeval2.judge_requests,
         parse_reply={"official": str, "paper": alpacaeval2.parse_ranking},  # official: log-probabilities
@@ -69,6 +72,7 @@ BENCHMARKS = {
         prompt=arenahard2.PROMPT,
         load_tasks=arenahard2.load_tasks,
         score=arenahard2.score,
+        check=arenahard2.check,
         metrics=("score_style_controlled", "score", "score_paper"),
         judge_requests=arenahard2.judge_requests,
         parse_reply={"official": arenahard2.parse_verdict, "paper": arenahard2.parse_verdict},
@@ -89,6 +93,7 @@ BENCHMARKS = {
         prompt="{prompt}",
         load_tasks=ifeval.load_tasks,
         score=ifeval.score_ifbench,
+        check=ifeval.check_ifbench,
         metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
     ),
     "ifeval": Benchmark(
@@ -96,6 +101,7 @@ BENCHMARKS = {
         prompt="{prompt}",
         load_tasks=ifeval.load_tasks,
         score=ifeval.score_ifeval,
+        check=ifeval.check_ifeval,
         metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
     ),
     "popqa": Benchmark(

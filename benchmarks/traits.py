@@ -29,6 +29,8 @@ figure 4 beside these win rates, but do not subtract one from the other.
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
 the same `fingerprint` have the same traits, prompts, baseline plans and judge.
 
+The data and the judge are checked first: one behind an endpoint is asked for one token, also by --dry-run.
+
 Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, traits.json (with what each batch
 gave), verdicts.jsonl, judge.jsonl (raw replies), summary.json; and a line for each trait in
 results/runs.csv.
@@ -43,7 +45,6 @@ from pathlib import Path
 
 import runs  # isort: skip
 from benchmarks import shared, trait_judging
-from endpoint import Endpoint
 from rows import read_rows
 
 
@@ -71,8 +72,10 @@ class Args:
     judge: str = "gpt-4.1-mini"
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one. The key is
-    OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
     data_parallel: int = 0
@@ -97,7 +100,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print the number of calls and their cost at most, and stop."""
+    """Check arguments, data and judge (by one call of one token), print the number of calls and their cost at
+    most, and stop."""
 
 
 # --- 1. pairs of plans
@@ -245,10 +249,8 @@ def print_estimate(args: Args, extracted: list[dict], compared: list[dict], trai
     }
     if steps["extract"]:
         steps["merge"] = [trait_judging.merge_request(args, [longest_list] * len(steps["extract"]))]
-    store = Path(args.out or "results", "judge.jsonl")
-    judge = Endpoint(args.judge, store, args.judge_url, price=args.price)
     for name, requests in steps.items():
-        print(f"{name}: {json.dumps(judge.estimate(requests))}")
+        shared.print_estimate(args, requests, name)
 
 
 def extract(args: Args, pairs: list[dict], run: Path) -> dict:
@@ -360,8 +362,6 @@ def main(args: Args) -> None:
         value = getattr(args, field)
         if value < least:
             runs.fail(f"--{field.replace('_', '-')} {value}: use {least} or more")
-    if args.judge.startswith("local:"):
-        shared.check_engines(args, args.judge.removeprefix("local:"), "judge_tensor_parallel")
     found = {"traits": [], "prompts": []}
     if args.traits:
         found = load_traits(args.traits)
@@ -369,8 +369,12 @@ def main(args: Args) -> None:
     reasons = Counter(f"{row['file']}: {row['reason']}" for row in dropped)
     print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(reasons)}")
     extracted, compared = split_pairs(args, pairs, found["prompts"])
+    if not args.judge or ".py:" in args.judge:
+        runs.fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
+    shared.check_judge(args)
     if args.dry_run:
         print_estimate(args, extracted, compared, found["traits"])
+        shared.try_judge(args)
         return
 
     run = runs.start_run(args, "traits", str(Path(args.generations).parent))
@@ -378,6 +382,7 @@ def main(args: Args) -> None:
     if summary_path.exists():
         print(table(json.loads(summary_path.read_text())))
         return
+    shared.try_judge(args, run)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- traits, verdicts, win rates

@@ -5,7 +5,7 @@
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
 .jsonl>.replies.jsonl, so the same command goes on after a stop. A prompt whose rubric cannot be read is left
-out; how many is printed.
+out; how many is printed. The judge is asked for one token first.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import tyro
 
 
 import runs
-from endpoint import Endpoint
+from endpoint import Endpoint, try_endpoint
 from rewards.judged import write_rubrics
 from rows import read_rows
 
@@ -29,24 +29,39 @@ class Args:
     out: Path = Path("data/rubrics.jsonl")
     """The same rows with `rubric`, [{criterion, weight}]."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one. Key: OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0
     """US dollars that the judge may cost; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written."""
+    dry_run: bool = False
+    """Check the prompts and the judge (by one call of one token), and stop."""
 
 
 def main(args: Args) -> None:
     if args.out.exists():
         runs.fail(f"{args.out} exists; name another file with --out")
     rows = read_rows(args.prompts, "messages", "reference")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     store = args.out.with_suffix(".replies.jsonl")
     judge = Endpoint(
-        args.judge, store, args.judge_url, args.concurrency, budget=args.budget, price=args.price
+        args.judge,
+        store,
+        args.judge_url,
+        args.concurrency,
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
     )
+    try_endpoint(judge, "--judge", keep=not args.dry_run)
+    if args.dry_run:
+        print(f"{len(rows)} prompts, one call each")
+        return
+
     rubrics = write_rubrics(rows, judge)
     rows_with_rubric = []
     for row, rubric in zip(rows, rubrics, strict=True):

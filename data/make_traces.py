@@ -13,7 +13,8 @@ Prompts are asked in the order of the file until there are --n good traces, neve
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
 times. A reply that a filter drops (refusal, language, ...) is not. The rows go to --out and all counts to
 <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
-<out>.replies.jsonl. The key comes from OPENAI_API_KEY; `vllm serve` needs none.
+<out>.replies.jsonl. The teacher is asked for one token first. A key comes from OPENAI_API_KEY for the OpenAI API,
+and for another host from the variable that --key-env names; `vllm serve` needs none.
 """
 
 import functools
@@ -32,7 +33,7 @@ import runs
 import utils
 import watchdog
 from data.prepare import SURROGATE, count_ids
-from endpoint import Endpoint, Reply
+from endpoint import Endpoint, Reply, try_endpoint
 from rows import read_rows
 
 INSTRUCTION = """\
@@ -99,7 +100,10 @@ class Args:
     teacher: str
     """Name of the model at the endpoint (paper: gemini-2.5-flash-preview-04-17)."""
     teacher_url: str = ""
-    """OpenAI-compatible endpoint, e.g. http://localhost:8000/v1; empty: the official one."""
+    """OpenAI-compatible endpoint, e.g. http://localhost:8000/v1; empty: OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     reasoning_field: bool = False
     """Thinking is in `reasoning_content` or `reasoning` (vllm serve --reasoning-parser), not in tags."""
     n: int = 6003
@@ -119,7 +123,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
-    """Check arguments and prompts, print calls, tokens and cost for the first --n prompts, and stop."""
+    """Check arguments, prompts and teacher (by one call of one token), print calls, tokens and cost for the first
+    --n prompts, and stop."""
 
 
 class BadReply(ValueError):
@@ -346,13 +351,21 @@ def main(args: Args) -> None:
             "add prompts or lower --n"
         )
     teacher = Endpoint(
-        args.teacher, store, args.teacher_url, args.concurrency, TIMEOUT, budget=args.budget, price=args.price
+        args.teacher,
+        store,
+        args.teacher_url,
+        args.concurrency,
+        TIMEOUT,
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
     )
     if args.overwrite and not args.dry_run:
         for path in output_files(args):
             path.unlink(missing_ok=True)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(f"{len(rows)} prompts; for the first {args.n}, repeats aside: {json.dumps(estimate)}", flush=True)
+    try_endpoint(teacher, "--teacher", keep=not args.dry_run)
     if args.dry_run:
         return
 

@@ -134,7 +134,7 @@ def main(args: Args) -> None:
 
     # --- 1. what the row's training starts from
     jobs = reproduce.plan(by_row, [training], blocks, root)
-    reproduce.check_inputs(jobs, blocks, root, has_judge_url=False)
+    reproduce.check_inputs(jobs, blocks, root)
     before = [job for job in jobs if job.block != training.name]
     reproduce.run_jobs(before, blocks, by_row, root)
 

@@ -12,8 +12,8 @@ set -euo pipefail
 : "${STEPS:=9}" # of GRPO and PPO, 128 completions each; DPO has two rounds of 1,024
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core a command; nothing is downloaded
 export RUNS="$RESULTS/runs" LOGS="$RESULTS/runs/logs" RL="--preset toy --steps $STEPS"
-export EVALUATE="python eval_wildbench.py --max-tokens 128 --temperatures 1.0 --limit 256 \
-  --reward-model data/toy/reward_model --reward-on response"
+export EVALUATE="python eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge \
+  --max-tokens 128 --temperatures 1.0 --limit 256 --reward-model data/toy/reward_model --reward-on response"
 
 # Runs the commands that it reads, one a line, $LANES at a time. A line ends with: --out "$RUNS/NAME" --resume
 run_lines() {

@@ -10,7 +10,7 @@ set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${MAX_TOKENS:=8192}"   # the paper's: 8192 with thinking, 4096 without
 : "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
-: "${JUDGE_FLAGS:=}"      # --judge-url URL --budget DOLLARS --price DOLLARS DOLLARS
+: "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 
 model=$1 name=$2
 shift 2

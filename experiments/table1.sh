@@ -7,7 +7,7 @@ set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.
 # Each can be given: SEED=1 JUDGE_FLAGS="--budget 20 --price 2.5 10" bash experiments/table1.sh
 : "${SEED:=0}" "${RESULTS:=results}"
-: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --budget DOLLARS --price DOLLARS DOLLARS
+: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
 : "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
 : "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint

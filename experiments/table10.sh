@@ -6,7 +6,7 @@ set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.
 # Each can be given: SEED=1 JUDGE_FLAGS="--budget 20 --price 2.5 10" bash experiments/table10.sh
 : "${SEED:=0}" "${RESULTS:=results}"
-: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --budget DOLLARS --price DOLLARS DOLLARS
+: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 export SEED RESULTS JUDGE_FLAGS
 BENCHMARKS="wildbench alpacaeval2 arenahard2 creativewriting3"
 

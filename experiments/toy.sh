@@ -6,8 +6,9 @@ set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results/toy}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core a command; nothing is downloaded
 RL="--preset toy --reward-on response --gold-prompts data/toy/held_out_prompts.jsonl"
-EVALUATE="python eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --limit 256 --temperatures 1.0 0.0 \
-  --reward-model data/toy/reward_model --reward-on response" # gold by the tasks' checklists, the proxy beside it
+# gold by the tasks' checklists, the proxy beside it
+EVALUATE="python eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge --limit 256 \
+  --temperatures 1.0 0.0 --reward-model data/toy/reward_model --reward-on response"
 
 # stage: toy-data
 python -m data.toy.world

@@ -34,15 +34,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import runs
-from endpoint import Endpoint
 from rewards import judged, shaping, unsupervised, verified
-from rewards.checks import check, read_prompts
+from rewards.checks import check, judge_endpoint, judged_rewards, read_prompts, try_judges
 from rewards.combining import combine
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec
 from rewards.command_line import reward_names, reward_options
 from rewards.shared import VERIFIERS, Values
 
-__all__ = ["check", "combine", "load", "parse_spec", "reward_names", "reward_options", "VERIFIERS"]
+__all__ = [
+    "check",
+    "combine",
+    "load",
+    "parse_spec",
+    "reward_names",
+    "reward_options",
+    "try_judges",
+    "VERIFIERS",
+]
 
 REWARDS = {
     "math": verified.math_answer,
@@ -106,9 +114,8 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
     options = runs.or_fail(reward_options, args)
     prompts = {prompt["id"]: prompt for prompt in read_prompts(args)}
     context = {"max_tokens": args.max_completion_tokens}
-    if args.judge:
-        store = run / "judge.jsonl"
-        context["judge"] = Endpoint(args.judge, store, args.judge_url, budget=args.budget, price=args.price)
+    if judged_rewards(args):
+        context["judge"] = judge_endpoint(args, run)
 
     def compose(rows: list[dict], group_size: int) -> Scores:
         rows = [prompts[row["id"]] | row for row in rows]

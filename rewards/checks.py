@@ -2,11 +2,13 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 from accelerate import PartialState
 
 import rewards
 import runs
+from endpoint import Endpoint, try_endpoint
 from rewards import gold, preference
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
@@ -27,7 +29,7 @@ def check(args) -> None:
     _check_values(runs.or_fail(reward_options, args))
 
     asked = {name: asked_for(function) for name, function in functions.items()}
-    judged_names = [name for name in asked if "judge" in asked[name]]
+    judged_names = judged_rewards(args)
     _check_judge(args, judged_names)
     preference.check(args)
     gold.check(args)
@@ -42,6 +44,34 @@ def check(args) -> None:
     _check_pass_at_k(args, group_size, has_verifier)
     if not is_preference_alone(args, spec):
         _check_prompts(args, dict(spec), functions, judged_names)
+
+
+def judged_rewards(args) -> list[str]:
+    """Returns the names in `args.rewards` that ask a judge."""
+    return [name for name, function in functions_of(args).items() if "judge" in asked_for(function)]
+
+
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
+    return Endpoint(
+        args.judge,
+        run / "judge.jsonl",
+        args.judge_url,
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
+    )
+
+
+def try_judges(args, run: Path | None = None) -> None:
+    """Asks the judges of --rewards and --gold for one token each; exits with 2 if no reply comes.
+
+    Call it before a model is loaded. The folder `run` keeps the replies and their cost; without one, in a dry run,
+    nothing is written.
+    """
+    if judged_rewards(args) and PartialState().is_main_process:
+        try_endpoint(judge_endpoint(args, run or Path()), "--judge", keep=run is not None)
+    gold.try_judge(args, run)
 
 
 def read_prompts(args) -> list[dict]:
@@ -85,9 +115,11 @@ def _check_judge(args, judged_names: list[str]) -> None:
         runs.refuse_unused({"--judge": reason, "--judge-url": reason})
     if not judged_names and not args.gold.startswith("judge:"):
         reason = "without a judge"
-        runs.refuse_unused({"--budget": reason, "--price": reason})
+        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
     if judged_names and not args.judge:
         runs.fail(f"--rewards {judged_names[0]} asks a judge; give --judge, and --judge-url")
+    if judged_names:
+        judge_endpoint(args, Path())  # exits with 2 without a key
 
 
 def _check_pass_at_k(args, group_size: int, has_verifier: bool) -> None:
@@ -100,11 +132,34 @@ def _check_pass_at_k(args, group_size: int, has_verifier: bool) -> None:
         runs.fail(f"--pass-at-k needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards")
 
 
+def _check_instructions(prompts: list[dict]) -> None:
+    """Exits with 2 if NLTK's data is missing, or a prompt has an instruction that no checker knows."""
+    from benchmarks import ifbench, ifeval  # their checkers take seconds to import
+
+    of_ifbench = []
+    of_ifeval = []
+    for prompt in prompts:
+        names = prompt.get("instruction_id_list")
+        if not names:
+            continue
+        task = {"key": prompt["id"]} | prompt
+        if ifbench.CHECKERS.keys() >= set(names):
+            of_ifbench.append(task)
+        else:
+            of_ifeval.append(task)
+    if of_ifbench:
+        ifeval.check_ifbench(of_ifbench)
+    if of_ifeval:
+        ifeval.check_ifeval(of_ifeval)
+
+
 def _check_prompts(
     args, rules: dict[str, float | str], functions: dict[str, Callable], judged_names: list[str]
 ) -> None:
     """Prints each reward's rule and options, and to how many prompts it applies; exits with 2 if that is none."""
     prompts = read_prompts(args)
+    if "instructions" in functions:
+        _check_instructions(prompts)
     options = rewards.reward_options(args)
     for name in functions:
         n_prompts = len(prompts)

@@ -15,17 +15,28 @@ from accelerate.utils import broadcast_object_list, gather_object
 import rollout
 import runs
 import watchdog
-from endpoint import Endpoint
+from endpoint import Endpoint, try_endpoint
 from rewards.judged import judge_mark
 from rewards.preference import RewardModel
 
 
 def check(args) -> None:
     """Exits with 2 if `load_gold` could not load `args.gold`. It may be empty."""
-    if ".py:" in args.gold:
+    if args.gold.startswith("judge:"):
+        _judge_endpoint(args, Path())
+    elif ".py:" in args.gold:
         runs.load_function(args.gold)
-    elif args.gold and not args.gold.startswith("judge:"):
+    elif args.gold:
         runs.or_fail(RewardModel.check, args.gold)
+
+
+def try_judge(args, run: Path | None = None) -> None:
+    """Asks a judge of --gold for one token; exits with 2 if no reply comes.
+
+    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    """
+    if args.gold.startswith("judge:") and PartialState().is_main_process:
+        try_endpoint(_judge_endpoint(args, run or Path()), "--gold", keep=run is not None)
 
 
 def load_gold(args, device: str, run: Path):
@@ -60,11 +71,8 @@ def _function_as_gold(function):
 
 
 def _judge_as_gold(args, run: Path):
-    """Returns the function of `load_gold` that asks a judge. The processes share the budget."""
-    name, _, url = args.gold.removeprefix("judge:").partition("@")
-    state = PartialState()
-    store = run / f"gold-{state.process_index}.jsonl"
-    judge = Endpoint(name, store, url, budget=args.budget / state.num_processes, price=args.price)
+    """Returns the function of `load_gold` that asks a judge."""
+    judge = _judge_endpoint(args, run)
 
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         rows = []
@@ -74,6 +82,20 @@ def _judge_as_gold(args, run: Path):
         return [math.nan if mark is None else float(mark) for mark in marks]
 
     return measure
+
+
+def _judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    name, _, url = args.gold.removeprefix("judge:").partition("@")
+    state = PartialState()
+    return Endpoint(
+        name,
+        run / f"gold-{state.process_index}.jsonl",
+        url,
+        budget=args.budget / state.num_processes,
+        price=args.price,
+        key_env=args.key_env,
+    )
 
 
 def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, step: int) -> bool:

@@ -14,13 +14,15 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import nltk
 import numpy as np
 import pytest
 
+import endpoint
 import eval_benchmarks
 import eval_wildbench
 import runs
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, scoring, verified
+from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
 from benchmarks import table as benchmark_table
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
@@ -1101,12 +1103,16 @@ class Judge(BaseHTTPRequestHandler):
     """Prefers the longer answer, in the form that it is asked for; every `broken`-th call is prose."""
 
     calls: list = []
+    checks: list = []  # requests of one token, by which a run checks that the judge is there
     broken = 0
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.calls.append(request)
         text, choice = request["messages"][-1]["content"], {}
+        if text.startswith(endpoint.CHECK_TEXT):
+            self.checks.append(request)
+        else:
+            self.calls.append(request)
         if "Answer of m:" in text:
             longer = "m" if self.longer(text, "Answer of m:", "Answer of M:") else "M"
             tops = [{"token": t, "logprob": math.log(0.75 if t == longer else 0.25)} for t in "mM"]
@@ -1153,7 +1159,7 @@ class Judge(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def judge():
-    Judge.calls, Judge.broken = [], 0
+    Judge.calls, Judge.checks, Judge.broken = [], [], 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield "--judge", "longer", "--judge-url", f"http://127.0.0.1:{server.server_port}/v1"
@@ -1298,11 +1304,81 @@ def test_what_cannot_run_is_said_first(words, message, run):
 def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
     """Its command is one that eval_wildbench.py takes, with the values of this script."""
     args = eval_benchmarks.Args("wildbench-g", "t.jsonl", "m", temperature=0.5, judge="j", price=(2.0, 8.0))
-    args.resume, args.judge_max_tokens = True, 50
+    args.resume, args.judge_max_tokens, args.key_env = True, 50, ("a.org=HOME", "b.org:80=HOME")
     monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
     wildbench = runs.parse_args(eval_wildbench.Args, {})
     for name in eval_benchmarks.WILDBENCH_FLAGS:
         assert getattr(wildbench, name) == getattr(args, name), name
+    args.key_env = ()
+    assert "--key-env" not in eval_benchmarks.wildbench_command(args)
     assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
     assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
     assert str(wildbench.tasks) == "t.jsonl"
+
+
+# --- everything is checked before it costs
+
+
+def refuses(run, message: str, *words, out: Path) -> None:
+    """Checks that a run and its dry run are refused with the message, and that neither makes a folder."""
+    for mode in ((), ("--dry-run",)):
+        assert message in run(*words, "--out", out, *mode, code=2)
+        assert not out.exists()
+
+
+IFEVAL_TASK = {"key": 1, "prompt": "Say it.", "kwargs": [{}]}
+
+
+@pytest.mark.parametrize("name, known", [("ifeval", "punctuation:no_comma"), ("ifbench", "words:palindrome")])
+def test_missing_nltk_data_is_said_before_anything_is_generated(name, known, run, tmp_path, monkeypatch):
+    data = write(tmp_path / "data.jsonl", [IFEVAL_TASK | {"instruction_id_list": [known]}])
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    ifeval.ifeval_checkers.cache_clear()
+    ifbench.require_nltk_data.cache_clear()
+    refuses(run, "python -m nltk.downloader punkt_tab", name, *MODEL, "--data", data, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--judge", "local:data/toy/bsae"), "data/toy/bsae is neither a model folder"),
+        (("--judge", "gpt-4.1"), "set OPENAI_API_KEY"),
+        (("--judge", "gpt-4.1", "--model", "data/toy/bsae"), "data/toy/bsae is neither a model folder"),
+        (("--judge", "j", "--judge-url", "http://h/v1", "--key-env", "h"), "--key-env, word 1"),
+    ],
+)
+def test_a_judge_or_model_that_is_not_there_is_said_before_anything_is_generated(
+    words, message, run, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
+    write(tmp_path / "baseline_x.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
+    refuses(run, message, "arenahard2", *MODEL, *words, "--data", tmp_path, out=tmp_path / "run")
+
+
+def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge):
+    """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file, and one instruction."""
+    prompts = [{"uid": uid, "category": "hard_prompt", "prompt": "Do."} for uid in "ab"]
+    write(tmp_path / "question.jsonl", prompts)
+    write(tmp_path / "baseline_x.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
+    arena = ("arenahard2", *MODEL, *judge, "--data", tmp_path)
+    refuses(run, "has the answer to prompt b", *arena, out=tmp_path / "run")
+
+    (tmp_path / "alpaca").mkdir()
+    data = write(tmp_path / "alpaca" / "baseline.json", [{"instruction": i, "output": "."} for i in "ab"])
+    alpaca = ("alpacaeval2", *MODEL, *judge, "--data", data.parent)
+    refuses(run, "*gamed*.csv*", *alpaca, out=tmp_path / "run")
+    (data.parent / "gamed.csv").write_text(
+        "instruction_index,std_delta_len,instruction_difficulty,preference\n0,0.1,0.1,1\n"
+    )
+    refuses(run, "lack instruction 1", *alpaca, out=tmp_path / "run")
+    assert not Judge.calls and not Judge.checks
+
+
+def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge):
+    prompts = [{"uid": "a", "category": "hard_prompt", "prompt": "Do."}]
+    write(tmp_path / "question.jsonl", prompts)
+    write(tmp_path / "baseline_x.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
+    run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--dry-run", "--out", tmp_path / "run")
+    assert not Judge.calls and [request["max_tokens"] for request in Judge.checks] == [1]
+    assert not (tmp_path / "run").exists()

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 
 import endpoint
-from endpoint import Endpoint
+from endpoint import Endpoint, try_endpoint
 
 # --- the server
 
@@ -51,14 +51,16 @@ class ChatServer(ThreadingHTTPServer):
     """A chat endpoint on a free port of loopback.
 
     behave(text of the last message, number of earlier calls with it) returns the content of the answer, a Fault,
-    or a tuple (status, body, headers).
+    or a tuple (status, body, headers). `check` does so for the calls of `try_endpoint`, which `checks` has, and
+    `calls`, `answered`, `times` and `requests` have not.
     """
 
     daemon_threads, request_queue_size = True, 256
 
-    def __init__(self, behave, usage=(10, 5)):
+    def __init__(self, behave, usage=(10, 5), check=lambda text, n: "."):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave, self.usage, self.lock = behave, usage, threading.Lock()
+        self.check, self.checks = check, []
         self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
         self.answers_to = Counter()  # by the Authorization header of the request
         self.now = self.most = 0  # calls under way, and their maximum
@@ -88,6 +90,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = request["messages"][-1]["content"]
+        if text.startswith(endpoint.CHECK_TEXT):
+            server.checks.append((request, self.headers["Authorization"]))
+            self.answer(server, text, server.check(text, len(server.checks) - 1), counts=False)
+            return
         with server.lock:
             n, server.now = server.calls[text], server.now + 1
             server.most = max(server.most, server.now)
@@ -100,7 +106,10 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.now -= 1
 
-    def answer(self, server, text, content):
+    def answer(self, server, text, content, counts=True):
+        if isinstance(content, tuple):
+            self.send(*content)
+            return
         choice = {
             "index": 0,
             "finish_reason": "stop",
@@ -115,12 +124,11 @@ class Handler(BaseHTTPRequestHandler):
                 "total_tokens": 0,
             }
         whole = json.dumps(body).encode()
-        if isinstance(content, tuple):
-            self.send(*content)
-        elif not isinstance(content, Fault):
+        if not isinstance(content, Fault):
             with server.lock:  # before it is sent, because the client may finish first
-                server.answered.append((text, content))
-                server.answers_to[self.headers["Authorization"]] += 1
+                if counts:
+                    server.answered.append((text, content))
+                    server.answers_to[self.headers["Authorization"]] += 1
             self.send(200, whole)
         elif content == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -158,6 +166,7 @@ class Handler(BaseHTTPRequestHandler):
 def serve(monkeypatch):
     """serve(behave) starts a ChatServer."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     servers = []
 
     def serve(behave, **kwargs):
@@ -310,10 +319,8 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path):
     """After kill -9 and a torn line, the same command makes the missing calls. A third start makes none."""
     server, store = serve(misbehave_quickly), tmp_path / "store.jsonl"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    env_of_second = {
-        **env,
-        "OPENAI_API_KEY": "second",
-    }  # the server may still answer calls of the first, after its death
+    # the server may still answer calls of the first, after its death
+    env_of_second = {**env, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "second"}
     command = [sys.executable, __file__, str(store), server.url]
     first = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while len(server.answered) < 341:
@@ -499,7 +506,7 @@ def test_what_a_reply_holds(serve, client):
         ]
     assert sum(server.calls.values()) == 3
     assert server.requests[0][0] == {**ask_for("cut")[0], "model": "m", "logprobs": True, "top_logprobs": 5}
-    assert server.requests[0][1] == "Bearer none"
+    assert server.requests[0][1] is None
 
 
 # --- what is asked
@@ -635,14 +642,16 @@ def test_calls_under_way_at_the_end_are_stored(serve, client, exits, tmp_path):
 def test_wrong_key_as_a_user_meets_it(serve, client, tmp_path, monkeypatch, capsys):
     """The user sees one line and exit code 2. The key is nowhere, although the server repeats it."""
     key = "sk-test-0123456789abcdef"
-    monkeypatch.setenv("OPENAI_API_KEY", key)
     server = serve(lambda text, n: (401, {"error": {"message": f"Incorrect API key provided: {key}."}}))
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     with pytest.raises(SystemExit) as e:
         client(server).ask(ask_for("x"))
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.strip() and not line.startswith("judge:")]
     assert e.value.code == 2 and out == "" and len(lines) == 1
     assert lines[0].startswith("error: judge: ") and "Incorrect API key provided: ***" in lines[0]
+    assert "it was sent the key in OPENAI_API_KEY" in lines[0]
     assert server.requests[0][1] == f"Bearer {key}"
     assert key not in err + (tmp_path / "store.jsonl").read_text()
 
@@ -656,13 +665,14 @@ def test_the_key_is_in_no_store_and_no_error(serve, client, exits, tmp_path, mon
     }
     server = serve(lambda text, n: answers[text])
     monkeypatch.setenv("OPENAI_API_KEY", f" {key}\n")  # as an editor leaves it
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     judge = client(server, retries=0)
     first, second = judge.ask(ask_for(*answers)), client(server, retries=0).ask(ask_for(*answers))
     assert first == second and first[0].value == "your key is ***" and first[1].error and first[2].error
     assert server.requests[0][1] == f"Bearer {key}"
     unreadable = judge.ask(ask_for("echo"), json.loads, parse_retries=0)
     monkeypatch.setenv("OPENAI_API_KEY", f"{key}\nOTHER=1")
-    told = exits(judge.ask, ask_for("echo"))
+    told = exits(client, server)
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")  # a placeholder is not searched for
     assert client(serve(lambda text, n: text)).ask(ask_for("EMPTY"))[0].value == "EMPTY"
     for text in (
@@ -679,7 +689,160 @@ def test_the_key_is_in_no_store_and_no_error(serve, client, exits, tmp_path, mon
 def test_the_openai_api_needs_a_key(tmp_path, monkeypatch, exits):
     for key in ("", "  ", "sk-test\u2026"):
         monkeypatch.setenv("OPENAI_API_KEY", key)
-        assert "set OPENAI_API_KEY" in exits(Endpoint("m", tmp_path / "s.jsonl").ask, ask_for("x"))
+        assert "set OPENAI_API_KEY" in exits(Endpoint, "m", tmp_path / "s.jsonl")
+
+
+# --- whose key goes where
+
+KEY = "sk-test-0123456789abcdef"
+OTHER_KEY = "other-0123456789abcdef"
+
+
+def test_a_foreign_url_gets_no_key(serve, client, monkeypatch):
+    """OPENAI_API_KEY goes to the endpoint of OPENAI_BASE_URL, and not to another port of the same machine."""
+    own = serve(lambda text, n: text)
+    foreign = serve(lambda text, n: text)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", own.url)
+    for server, sent in ((own, f"Bearer {KEY}"), (foreign, None)):
+        assert client(server).ask(ask_for("x"))[0].value == "x"
+        try_endpoint(client(server), "--judge", keep=False)
+        assert [authorization for _, authorization in server.requests + server.checks] == [sent, sent]
+    assert endpoint.key_for("https://api.openai.com/v1") == KEY
+
+
+def test_a_redirect_to_another_server_is_not_followed(serve, client, exits, monkeypatch):
+    foreign = serve(lambda text, n: text)
+    place = [("Location", f"{foreign.url}/chat/completions")]
+    own = serve(lambda text, n: (307, b"", place))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", own.url)
+    assert "it redirects to another URL; name that one" in exits(client(own).ask, ask_for("x"))
+    assert own.requests[0][1] == f"Bearer {KEY}" and not foreign.requests
+
+
+@pytest.mark.parametrize(
+    "url, key_env, name",
+    [
+        ("https://api.openai.com/v1", (), "OPENAI_API_KEY"),
+        ("https://API.OpenAI.com/v1", (), "OPENAI_API_KEY"),
+        ("http://api.openai.com/v1", (), ""),  # it would be readable on its way
+        ("https://api.openai.com.example.org/v1", (), ""),
+        ("https://example.org/api.openai.com", (), ""),
+        ("https://api.openai.com:8443/v1", (), ""),
+        ("https://example.org/v1", ("example.org=A",), "A"),
+        ("https://example.org:81/v1", ("example.org=A", "Example.org:81=B"), "B"),
+        ("https://example.org:82/v1", ("example.org=A", "example.org:81=B"), "A"),
+        ("https://sub.example.org/v1", ("example.org=A",), ""),
+        ("https://api.openai.com/v1", ("example.org=A", "api.openai.com=B"), "B"),
+        ("http://[::1]:8000/v1", ("[::1]:8000=A",), "A"),
+    ],
+)
+def test_which_variable_holds_the_key_of_a_url(url, key_env, name, monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    for variable in ("OPENAI_API_KEY", "A", "B"):
+        monkeypatch.setenv(variable, f"key in {variable}")
+    assert endpoint.key_name(url, key_env) == name
+    assert endpoint.key_for(url, key_env) == (f"key in {name}" if name else "")
+
+
+def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(
+    serve, client, exits, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
+    both = f"{KEY} and {OTHER_KEY}"
+    server = serve(lambda text, n: (400, {"error": {"message": both}}) if text == "bad" else both)
+    judge = client(server, key_env=(f"127.0.0.1:{server.server_port}=JUDGE_KEY",))
+    replies = judge.ask(ask_for("echo", "bad"))
+    assert replies[0].value == "*** and ***" and "*** and ***" in replies[1].error
+    assert {authorization for _, authorization in server.requests} == {f"Bearer {OTHER_KEY}"}
+    denied = serve(lambda text, n: (401, {"error": {"message": both}}))
+    told = exits(client(denied, key_env=("127.0.0.1=JUDGE_KEY",)).ask, ask_for("x"))
+    written = (tmp_path / "store.jsonl").read_text()
+    for text in (repr(replies), repr(vars(judge)), told, str(capsys.readouterr()), written):
+        assert KEY not in text and OTHER_KEY not in text
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_denied_key_names_the_flag_and_the_host(serve, client, exits, monkeypatch, status):
+    server = serve(lambda text, n: (status, {"error": {"message": "no"}}))
+    host = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
+    told = exits(client(server).ask, ask_for("x"))
+    assert f"it was sent no key; --key-env {host}=NAME names" in told
+    told = exits(client(server, key_env=(f"{host}=JUDGE_KEY",)).ask, ask_for("x"))
+    assert f"it was sent the key in JUDGE_KEY; --key-env {host}=NAME" in told
+    assert sum(server.calls.values()) == 2
+
+
+@pytest.mark.parametrize(
+    "word",
+    [OTHER_KEY, f"host={OTHER_KEY}", f"{OTHER_KEY}=host.org", "https://host/v1=HOME", "host=", "=HOME"],
+)
+def test_a_key_in_the_place_of_its_name_is_refused_and_not_repeated(word, tmp_path, exits):
+    told = exits(Endpoint, "m", tmp_path / "s.jsonl", "http://localhost:1/v1", key_env=("a.org=HOME", word))
+    assert "--key-env, word 2: write HOST=NAME" in told and OTHER_KEY not in told
+
+
+def test_a_variable_that_is_not_set_is_refused(tmp_path, exits, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    for words in (("host=JUDGE_KEY",), ("host=hf0123456789abcdefABCDEF",)):  # the second is a key by mistake
+        told = exits(Endpoint, "m", tmp_path / "s.jsonl", "http://localhost:1/v1", key_env=words)
+        assert "--key-env, word 1: the environment variable that it names is not set" in told
+        assert "0123456789abcdef" not in told
+
+
+# --- the check before a run
+
+
+def test_a_check_is_one_call_of_one_token_at_every_start(serve, client, tmp_path, capsys):
+    """Its reply may be anything; with `keep` it is stored, and its cost counts."""
+    store = tmp_path / "store.jsonl"
+    server = serve(lambda text, n: text, usage=(10, 5), check=lambda text, n: None)
+    judge = client(server, price=(0, 1e6), budget=40)
+    try_endpoint(judge, "--judge", keep=False)
+    assert not store.exists() and judge.cost == 0
+    assert f"--judge m answers at {server.url}" in capsys.readouterr().out
+    for start in (1, 2):  # a stored reply does not answer the next check
+        try_endpoint(client(server, price=(0, 1e6), budget=40), "--judge", keep=True)
+        assert len(server.checks) == 1 + start == 1 + len(rows(store))
+    assert {request["max_tokens"] for request, _ in server.checks} == {1}
+    judge.ask(ask_for("x"))
+    # a server that ignores max_tokens=1 does not make other calls look five times as dear
+    assert judge.cost == 15 and judge.scales == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "check, told",
+    [
+        (lambda text, n: (404, {"error": {"message": "no such model"}}), "check the name of the model"),
+        (lambda text, n: (401, {"error": {"message": "no key"}}), "--key-env 127.0.0.1"),
+        (lambda text, n: (400, {"error": {"message": "not max_tokens"}}), "HTTP 400"),
+        (lambda text, n: Fault("500"), "no reply in 3 calls"),
+    ],
+)
+def test_a_check_that_fails_ends_the_run(serve, client, exits, tmp_path, check, told):
+    server = serve(lambda text, n: text, check=check)
+    message = exits(try_endpoint, client(server), "--judge", keep=False)
+    assert message.startswith("error: --judge m: http://127.0.0.1") and told in message
+    assert not (tmp_path / "store.jsonl").exists()
+
+
+def test_a_check_of_nobody_takes_seconds(client, exits):
+    began = time.monotonic()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
+        server = SimpleNamespace(url=f"http://127.0.0.1:{free.getsockname()[1]}/v1")
+        told = exits(try_endpoint, client(server, backoff=1), "--simulator", keep=False)
+    assert "--simulator m: " in told and "check --simulator and its URL, and that the server runs" in told
+    assert time.monotonic() - began < 10
+
+
+def test_a_check_needs_room_in_the_budget(serve, client, exits):
+    server = serve(lambda text, n: text)
+    told = exits(try_endpoint, client(server, price=(0, 1e6), budget=0.5), "--judge", keep=False)
+    assert "could pass the budget" in told and not server.checks
 
 
 # --- budget and estimate
@@ -826,6 +989,7 @@ def answer(server, tmp_path, **flags):
             "top_p": 1.0,
             "max_tokens": 9,
             "concurrency": 1,
+            "key_env": (),
             **flags,
         }
     )

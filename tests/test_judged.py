@@ -290,3 +290,111 @@ def test_a_judge_as_gold(monkeypatch, tmp_path):
     finally:
         server.shutdown()
         server.server_close()
+
+
+# --- everything is checked before it costs
+
+
+def refused(done, message: str) -> None:
+    assert done.returncode == 2 and message in done.stderr, done.stdout[-1000:] + done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    server = ChatServer(lambda text, n: "{}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """A file of prompts, and the flags of a run on them that loads no hub model."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": f"Q{i}"}]} for i in range(128)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "--preset", "toy", "--model", "data/toy/base", "--prompts", path
+
+
+def judges_of(script: str, url: str) -> tuple:
+    """Returns the flags of all judges that a training script can have; of DPO that is gold's alone."""
+    gold_flags = ("--gold", f"judge:g@{url}")
+    if script == "train_dpo.py":
+        return gold_flags
+    return (*gold_flags, "--rewards", "judge_mark:1", "--judge", "m", "--judge-url", url)
+
+
+@pytest.mark.parametrize("script", ["train_grpo.py", "train_ppo.py", "train_dpo.py"])
+def test_training_asks_each_judge_for_one_token_before_a_model_is_loaded(
+    script, here, server, prompts, tmp_path
+):
+    run = (script, *prompts, *judges_of(script, server.url), "--out", tmp_path / "run")
+    n_judges = 1 if script == "train_dpo.py" else 2
+    done = here(*run, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert len(server.checks) == n_judges and not server.requests and not (tmp_path / "run").exists()
+
+    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    flag = "--gold g: " if script == "train_dpo.py" else "--judge m: "
+    for mode in (("--dry-run",), ()):
+        refused(here(*run, *mode), f"{flag}{server.url}: HTTP 401")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not server.requests
+
+
+def test_training_without_a_key_is_refused(here, server, prompts, tmp_path, monkeypatch):
+    """Also with a key for another host; what the words of --key-env hold is in no message."""
+    run = ("train_grpo.py", *prompts, "--out", tmp_path / "run")
+    refused(here(*run, "--rewards", "judge_mark:1", "--judge", "m"), "set OPENAI_API_KEY")
+    refused(here(*run, "--gold", "judge:m"), "set OPENAI_API_KEY")
+    refused(here(*run, "--key-env", "h=HOME"), "--key-env does nothing without a judge")
+    typed = here(*run, *judges_of("train_grpo.py", server.url), "--key-env", "h=sk-0123456789")
+    refused(typed, "--key-env, word 1: write HOST=NAME")
+    assert "sk-0123456789" not in typed.stderr + typed.stdout
+    assert not (tmp_path / "run").exists() and not server.checks
+
+
+def test_a_key_of_a_judge_goes_to_the_judge(here, server, prompts, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("JUDGE_KEY", "other-0123456789")
+    run = ("train_grpo.py", *prompts, *judges_of("train_grpo.py", server.url), "--dry-run")
+    assert here(*run).returncode == 0
+    assert here(*run, "--key-env", "127.0.0.1=JUDGE_KEY").returncode == 0
+    sent = [authorization for _, authorization in server.checks]
+    assert sent == [None, None, "Bearer other-0123456789", "Bearer other-0123456789"]
+
+
+def test_a_preset_with_a_judge_needs_none_for_other_rewards(here, server, prompts):
+    """rubric/rar names gpt-4o-mini; with another reward nobody asks it, and no key is needed."""
+    words = ("--rewards", "length:1", "--preset", "rubric/rar", "--prompts-per-step", 8)
+    words += ("--max-prompt-tokens", 64, "--max-completion-tokens", 64)
+    done = here("train_grpo.py", *prompts[2:], *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_instructions_that_no_checker_knows_are_refused(here, server, prompts, tmp_path):
+    path = tmp_path / "instructions.jsonl"
+    row = {"id": "a", "messages": [{"role": "user", "content": "Q"}], "kwargs": [{}]}
+    rows = [row | {"id": f"p{i}", "instruction_id_list": ["words:nonsense"]} for i in range(16)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--rewards", "instructions:1", "--prompts", path, "--dry-run")
+    done = here("train_grpo.py", *prompts, *words)
+    assert done.returncode == 2
+    assert "unknown instruction words:nonsense" in done.stderr or "nltk.downloader" in done.stderr
+
+
+def test_rubrics_are_asked_for_only_if_the_judge_answers(server, tmp_path, capsys):
+    row = {"id": "a", "messages": [{"role": "user", "content": "Q"}], "reference": "R"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", server.url, dry_run=True)
+    make_rubrics.main(args)
+    assert "1 prompts" in capsys.readouterr().out and len(server.checks) == 1
+    server.check = lambda text, n: (403, {"error": {"message": "no"}})
+    for dry_run in (True, False):
+        args.dry_run = dry_run
+        with pytest.raises(SystemExit):
+            make_rubrics.main(args)
+        assert "--key-env 127.0.0.1:" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"] and not server.requests

@@ -53,6 +53,7 @@ def rows(path: Path) -> list[dict]:
 def world(tmp_path, monkeypatch):
     """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what always holds."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setattr(
         make_traces, "Endpoint", functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
     )  # small waits
@@ -415,7 +416,9 @@ def test_an_endpoint_that_is_down_is_no_reason_to_drop(world, exits):
 def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
     server, run = world([f"q{i}" for i in range(12)], lambda text, n: tagged())
     run(n=10, dry_run=True, max_tokens=1000, price=(0, 1000))
-    estimate = json.loads("{" + capsys.readouterr().out.partition("{")[2])
+    said = capsys.readouterr().out.splitlines()
+    assert "--teacher T answers" in said[1] and len(server.checks) == 1
+    estimate = json.loads("{" + said[0].partition("{")[2])
     assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (
         10,
         10_000,
@@ -427,18 +430,28 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
         "max_tokens": 1000,
         "price": (0, 1000),
         "concurrency": 1,
-    }  # 1 dollar at worst, 0.005 in fact
-    assert "budget of $1.02" in exits(run, **paid, budget=1.02) and sum(server.calls.values()) == 5
+    }  # 1 dollar at worst, 0.005 in fact, as the check at each start
+    assert "budget of $1.025" in exits(run, **paid, budget=1.025) and sum(server.calls.values()) == 5
     assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid)
     got, report = run(**paid, resume=True)
     assert len(got) == 10 and (report["calls"], report["replies"], report["cost"]) == (
         5,
-        10,
-        pytest.approx(0.05),
+        12,
+        pytest.approx(0.06),
     )
     assert "--resume" in exits(run, **paid) and sum(server.calls.values()) == 10
     run(**paid, overwrite=True)
     assert sum(server.calls.values()) == 20
+
+
+def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, exits, tmp_path):
+    server, run = world(["q"], lambda text, n: tagged())
+    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    for mode in ({}, {"dry_run": True}):
+        assert "--key-env 127.0.0.1:" in exits(run, n=1, **mode)
+        assert "gives no reply" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
+    assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
+    assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 def test_bad_input(world, exits, tmp_path):
@@ -512,10 +525,11 @@ def test_kill_at_a_third_and_resume(tmp_path, monkeypatch, capsys):
     report = json.loads(Path(f"{out}.report.json").read_text())
     assert [trace["id"] for trace in got] == names
     assert [trace["response"] for trace in got] == [f"{name}: yes" for name in names]
-    assert len(server.answered) - answered == report["replies"] - len(stored) > 50
+    assert len(server.answered) - answered + 1 == report["replies"] - len(stored) > 50  # and the check
     done = set()  # prompts that had a readable reply before the kill
     for line in stored:
-        if line["reply"]["choices"][0]["message"]["content"] != PLAN:
+        is_check = line["attempt"] == endpoint.CHECK_ATTEMPT
+        if not is_check and line["reply"]["choices"][0]["message"]["content"] != PLAN:
             done.add(line["request"]["messages"][-1]["content"])
     assert len(done) > 30 and all(server.calls[name] == calls[name] for name in done)
     assert "150 prompts asked, 150 traces" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -150,12 +151,62 @@ def test_every_command_is_parsed_by_its_script(where, command, monkeypatch):
         words = []
     module = importlib.import_module(name)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    for variable in re.findall(r"[\w.:-]+=([A-Z_]+_KEY)\b", command):  # of --key-env
+        monkeypatch.setenv(variable, "key")
     if name.startswith(("train_", "eval_", "benchmarks.")):
         presets = getattr(module, "PRESETS", {})
         args = runs.parse_args(module.Args, presets, getattr(module, "RELEASED", None))
     else:
         args = tyro.cli(module.Args)
     assert isinstance(args, module.Args)
+
+
+def toy_commands() -> list[str]:
+    """Returns the commands on the toy world that need nothing which the reader has to write first."""
+    by_the_reader = ("brief.py", "tagged", "plan")
+    found = []
+    for _, command in dict.fromkeys(commands_of_pages()):
+        is_toy = "--preset toy" in command or "--tasks data/toy/" in command
+        if is_toy and not any(word in command for word in by_the_reader):
+            found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def toy_world(tmp_path_factory) -> Path:
+    """Returns a folder that looks like the repository after `python -m data.toy.world`."""
+    folder = tmp_path_factory.mktemp("repository")
+    toy = folder / "data" / "toy"
+    toy.mkdir(parents=True)
+    for path in (ROOT / "data" / "toy").iterdir():
+        if path.suffix in ("", ".py"):
+            (toy / path.name).symlink_to(path)
+    sizes = [
+        "--n-traces",
+        "64",
+        "--n-prompts",
+        "256",
+        "--n-pairs",
+        "8",
+        "--n-tasks",
+        "8",
+        "--n-held-out",
+        "8",
+    ]
+    command = [sys.executable, "-m", "data.toy.world", "--out", str(toy), *sizes]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("command", toy_commands())
+def test_commands_on_the_toy_world_pass_their_dry_run(command, toy_world, here, monkeypatch):
+    """The base model takes the place of a checkpoint that an earlier command trains."""
+    name, words = split_command(command)
+    words = [re.sub(r"^results/[\w-]+/model$", "data/toy/base", word) for word in words]
+    monkeypatch.chdir(toy_world)
+    done = here(ROOT / f"{name}.py", *words, "--dry-run")
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    assert not (toy_world / "results").exists()
 
 
 # --- arguments and presets

@@ -511,7 +511,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
         make(here, path)
     monkeypatch.setattr(reproduce, "HERE", here)
 
-    def passes(table: str, row: str, judge_url: bool = False) -> bool:
+    def passes(table: str, row: str, judge_url: str = "") -> bool:
         jobs = [reproduce.Job(f"{table}/{row}", 0)]
         try:
             reproduce.check_inputs(jobs, BLOCKS, tmp_path, judge_url)
@@ -521,7 +521,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
         return True
 
     row = "llama3.1-8b-rlmt-zero"
-    assert not passes("table10", row) and passes("table10", row, judge_url=True)
+    assert not passes("table10", row) and passes("table10", row, judge_url="http://localhost:1/v1")
     assert passes("toy", "toy-rlmt")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
     assert passes("table10", row)
@@ -863,7 +863,7 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
         'set -e\n: "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
         f'python -m data.toy.world --out "{tmp_path}/data" --n-traces 8 --n-prompts 8 --n-pairs 8 --n-tasks 2 --n-held-out 2\n\n'
         f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format zero_think "
-        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
+        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --judge data/toy/world.py:judge --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
         f'--out "$RESULTS/{row}-s$SEED--gold" --resume\n'
     )
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")

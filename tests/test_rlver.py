@@ -22,6 +22,7 @@ import train_rlver
 import utils
 from data.toy import users as toy_users
 from rewards import simulated_user
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 FSDP2 = [
@@ -489,3 +490,21 @@ def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsy
     with pytest.raises(SystemExit) as error:
         train_rlver.main(runs.parse_args(train_rlver.Args, train_rlver.PRESETS))
     assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here, serve, tmp_path):  # noqa: F811
+    server = serve(lambda text, n: "")
+    words = ("--preset", "toy", "--model", "data/toy/base", "--profiles", users, "--prompts-per-step", 4)
+    words += ("--simulator", "m", "--out", tmp_path / "run")
+    at_server = (*words, "--simulator-url", server.url)
+    done = here("train_rlver.py", *at_server, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert len(server.checks) == 1 and not (tmp_path / "run").exists()
+
+    done = here("train_rlver.py", *words)
+    assert done.returncode == 2 and "set OPENAI_API_KEY" in done.stderr
+    assert not (tmp_path / "run").exists()
+    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    done = here("train_rlver.py", *at_server)
+    assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
+    assert "--key-env 127.0.0.1:" in done.stderr and not server.requests

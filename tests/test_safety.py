@@ -306,6 +306,7 @@ def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
 
 
 KEY = "sk-test-0123456789abcdef"
+OTHER_KEY = "sk-other-0123456789abcdef"
 
 
 def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch):  # noqa: F811
@@ -321,6 +322,13 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         )
 
     server, out = serve(behave), tmp_path / "run"
+    denied = serve(
+        lambda text, n: text,
+        check=lambda text, n: (
+            401,
+            {"error": {"message": f"wrong key {KEY}, {OTHER_KEY}", "code": "invalid_api_key"}},
+        ),
+    )
     words = [
         "--model",
         "m",
@@ -340,6 +348,8 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         toy_data / "benchmark_tasks.jsonl",
     ]
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
     done = run(*words, "--out", out)
     told = done.stdout + done.stderr + "".join(f.read_text() for f in out.rglob("*") if f.is_file())
     assert (
@@ -350,17 +360,15 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
     assert {"command.txt", "config.json", "env.txt", "judge.jsonl", "model.jsonl", "summary.json"} <= set(
         os.listdir(out)
     )
-    denied = serve(
-        lambda text, n: (401, {"error": {"message": f"wrong key {KEY}", "code": "invalid_api_key"}})
-    )
-    words[3] = words[7] = denied.url
-    done = run(*words, "--out", tmp_path / "denied", ok=False)
+    words[7] = denied.url
+    done = run(*words, "--key-env", "127.0.0.1=JUDGE_KEY", "--out", tmp_path / "denied", ok=False)
     told = (
         done.stdout
         + done.stderr
         + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
     )
-    assert done.returncode == 2 and "wrong key ***" in told and KEY not in told
+    assert done.returncode == 2 and "wrong key ***, ***" in told and KEY not in told and OTHER_KEY not in told
+    assert denied.checks[0][1] == f"Bearer {OTHER_KEY}"
 
 
 @pytest.mark.parametrize(

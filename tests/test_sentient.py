@@ -15,6 +15,7 @@ import pytest
 
 import eval_sentient as sentient
 from data.toy import users as toy_users
+from endpoint import CHECK_ATTEMPT
 from rewards import simulated_user as sim
 from test_endpoint import Fault, exits, serve  # noqa: F401  (fixtures)
 from test_simulated_user import HEAD, PROFILE, shared, write
@@ -218,6 +219,7 @@ def test_simulators_that_misbehave_or_fail(serve, tmp_path, capsys, exits):  # n
     out = capsys.readouterr().out
     assert "at most 30 calls" in out and "$" in out  # 5 users x 3 answers x 2 calls
     assert not server.answered and not (tmp_path / "run").exists()
+    assert [request["model"] for request, _ in server.checks] == ["s", "h"]  # one token each
 
     # a failed simulator is asked again by --resume
     assert "none of 5 dialogues has a score" in exits(sentient.main, endpoint_args(server, tmp_path))
@@ -271,7 +273,8 @@ def test_kill_and_resume_repeats_no_answered_call(serve, tmp_path):  # noqa: F81
     check_run(tmp_path / "run")
     kept = []
     for name in ("model", "simulator", "simulator_held_out"):
-        kept += [row["key"] for row in read(tmp_path / "run" / f"{name}.jsonl")]
+        rows = read(tmp_path / "run" / f"{name}.jsonl")
+        kept += [row["key"] for row in rows if row["attempt"] != CHECK_ATTEMPT]
     assert len(set(kept)) == len(kept)
     # only the calls that were under way at the kill may be made twice
     assert before >= 25 and len(kept) <= len(server.answered) <= len(kept) + 4
@@ -401,6 +404,15 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, exits, 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert words in exits(sentient.main, toy_args(tmp_path, **changes))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_simulators_are_asked_for_one_token_before_the_model(serve, tmp_path, exits, dry_run):  # noqa: F811
+    server = serve(behave)
+    foreign = serve(behave, check=lambda text, n: (401, {"error": {"message": "no"}}))
+    args = endpoint_args(server, tmp_path, held_out_simulator_url=foreign.url, dry_run=dry_run)
+    assert f"--held-out-simulator h: {foreign.url}: HTTP 401" in exits(sentient.main, args)
+    assert len(server.checks) == 1 and not server.requests and not foreign.requests
 
 
 def test_setting_of_the_flags():

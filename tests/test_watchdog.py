@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ import utils
 import watchdog
 from data.toy import world
 from rewards.preference import load_reward_model
+from test_endpoint import ChatServer
 
 ROOT = Path(__file__).parents[1]
 DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
@@ -332,22 +332,23 @@ def test_sigterm_stops_with_a_checkpoint_and_the_run_goes_on(prompts, tmp_path):
 
 
 def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
-    """It accepts every call and never answers; the client alone would wait 9 times 2 minutes for each."""
+    """It answers the check and then nothing more; the client alone would wait 9 times 2 minutes for each."""
     run = tmp_path / "run"
-    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    server = ChatServer(lambda text, n: time.sleep(3600))
     judge = [
         "--rewards",
         "judge_mark:1",
         "--judge",
         "m",
         "--judge-url",
-        f"http://127.0.0.1:{server.getsockname()[1]}/v1",
+        server.url,
     ]
-    code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run], OPENAI_API_KEY="EMPTY"))
+    code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run]))
     assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
     stacks = (run / "stacks-rank0.txt").read_text()
     assert "endpoint.py" in stacks and "scorer.py" in stacks and stacks.count("hread 0x") > 1
-    server.close()
+    server.shutdown()
+    server.server_close()
 
 
 def rank_1(launcher: subprocess.Popen) -> psutil.Process:

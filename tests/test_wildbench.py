@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
+import endpoint
 import eval_wildbench
 from benchmarks import local_judge, scoring, shared, wildbench
 
@@ -358,6 +360,7 @@ class Judge(BaseHTTPRequestHandler):
     """An OpenAI-compatible judge that prefers the longer answer, gives marks by its length, and answers some in prose."""
 
     calls: list[str] = []
+    checks: list[dict] = []  # requests of one token, by which a run checks that the judge is there
     lock = threading.Lock()
     broken = 0  # every so many calls
 
@@ -365,7 +368,10 @@ class Judge(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = request["messages"][-1]["content"]
         with self.lock:
-            self.calls.append(text)
+            if text.startswith(endpoint.CHECK_TEXT):
+                self.checks.append(request)
+            else:
+                self.calls.append(text)
             number = len(self.calls)
         if "# Answer A" in text:
             a, b = text.partition("# Answer A")[2].partition("# Answer B")[::2]
@@ -405,7 +411,7 @@ class Judge(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def judge_url():
-    Judge.calls, Judge.broken = [], 0
+    Judge.calls, Judge.checks, Judge.broken = [], [], 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -463,6 +469,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
     run(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.calls) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
+    assert len(Judge.checks) == 2 and {request["max_tokens"] for request in Judge.checks} == {1}
+    run(*args, "--out", tmp_path / "run", "--resume")
+    assert len(Judge.checks) == 2  # a complete run asks nothing
     index = (tmp_path / "runs.csv").read_text().splitlines()
     assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]
 
@@ -603,7 +612,10 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
         (["--from-judgments", "nowhere.jsonl", "--mode", "score", "--out", "x.json"], "no such file"),
         (["--from-judgments", "README.md"], "needs --mode score or reward"),
         (["--mode", "reward", "--judge", "data/toy/world.py:judge", *MODEL], "is a program"),
-        (["--mode", "reward", "--judge", "m", "--references", "nobody", *MODEL], "has no reference 'nobody'"),
+        (
+            ["--mode", "reward", "--judge", "m", "--judge-url", "http://localhost:1/v1", *MODEL],
+            "has no reference 'gpt-4'",
+        ),
         (["--compare", "nowhere"], "does not exist"),
         (["--mode", "program", "--rollout", "hf", "--data-parallel", 2, *MODEL], "only vLLM has several"),
         (["--mode", "program", "--rollout", "vllm", "--tensor-parallel", 3, *MODEL], "the 4 attention heads"),
@@ -618,13 +630,110 @@ def test_bad_input(args, message, tasks, run):
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_template_with_a_placeholder_of_another_mode_is_refused(tasks, run, tmp_path):
+def test_a_template_with_a_placeholder_of_another_mode_is_refused(tasks, run, tmp_path, judge_url):
     (tmp_path / "template.txt").write_text("{$history} {$user_query} {$model_output}")
-    args = (*MODEL, "--tasks", tasks, "--judge", "m", "--references", "careful", "--dry-run")
+    args = (*MODEL, "--tasks", tasks, "--references", "careful", "--dry-run")
+    args += ("--judge", "m", "--judge-url", judge_url)
     template = ("--template", tmp_path / "template.txt")
-    run(*args, "--mode", "score", *template, "--judge-url", "http://localhost:1/v1")
+    run(*args, "--mode", "score", *template)
     done = run(*args, "--mode", "reward", *template, ok=False)
     assert done.returncode == 2 and "cannot fill {$model_output}" in done.stderr
+
+
+# --- everything is checked before it costs
+
+LOCAL = ("--limit", 4, "--mode", "score", *MODEL)
+
+
+def test_without_flags_it_says_what_is_missing(run):
+    for words in ((), ("--dry-run",)):
+        said = run(*words, ok=False).stderr
+        for flag in ("--model", "--tasks", "--judge"):
+            assert f"{flag} is missing: " in said
+    said = run("--model", "data/toy/base", ok=False).stderr
+    assert "--model" not in said and "--tasks is missing" in said and "--judge is missing" in said
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--judge", "local:data/toy/reward_modle"), "data/toy/reward_modle is neither a model folder"),
+        (("--judge", "local:"), "--judge local: names no model"),
+        (("--judge", "local:data"), "data is neither a model folder"),
+        (("--judge", "gpt-4o"), "set OPENAI_API_KEY"),
+        (
+            ("--judge", "m", "--judge-url", "http://127.0.0.1:1/v1"),
+            "--judge m: http://127.0.0.1:1/v1 gives no",
+        ),
+        (
+            ("--judge", "m", "--judge-url", "http://127.0.0.1:1/v1", "--key-env", "h=NOT_SET"),
+            "--key-env, word 1",
+        ),
+        (("--judge", "m", "--judge-url", "http://127.0.0.1:1/v1", "--template", "none.txt"), "none.txt"),
+        (
+            ("--judge", "m", "--judge-url", "http://127.0.0.1:1/v1", "--model", "data/toy"),
+            "data/toy is neither",
+        ),
+        (("--judge", "local:data/toy/base"), "--judge local:data/toy/base has no chat template"),
+        (
+            ("--judge", "local:data/toy/reward_model", "--reward-model", "data/toy/base"),
+            "reward model data/toy/base",
+        ),
+        (("--judge", "m", "--mode", "program"), "use --mode reward or --mode score"),
+    ],
+)
+def test_what_would_fail_after_generating_is_refused_before(
+    words, message, tasks, run, tmp_path, monkeypatch
+):
+    """By a run and by its dry run; nothing is generated."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "NOT_SET"):
+        monkeypatch.delenv(name, raising=False)
+    began = time.monotonic()
+    for mode in ((), ("--dry-run",)):
+        out = tmp_path / f"run{len(mode)}"
+        done = run(*LOCAL, "--tasks", tasks, *words, "--out", out, *mode, ok=False)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert not (out / "generations.jsonl").exists()
+        assert not mode or not out.exists()
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_model(
+    part, tasks, run, tmp_path
+):
+    for name in ("base", "reward_model"):
+        shutil.copytree(ROOT / "data" / "toy" / name, tmp_path / name)
+        for path in (tmp_path / name).glob(f"{part.partition('.')[0]}*"):
+            path.unlink()
+    base, reward_model = tmp_path / "base", tmp_path / "reward_model"
+    whole = ("--tasks", tasks, *LOCAL, "--judge", "local:data/toy/reward_model", "--dry-run")
+    run(*whole)
+    for words, folder in (
+        (("--judge", f"local:{reward_model}"), reward_model),
+        (("--model", base), base),
+        (("--reward-model", reward_model), reward_model),
+    ):
+        done = run(*whole, *words, ok=False)
+        assert done.returncode == 2 and str(folder) in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_asks_the_judge_for_one_token(tasks, judge_url, run, tmp_path):
+    judge = ("--judge", "m", "--judge-url", judge_url)
+    done = run(*LOCAL, "--tasks", tasks, *judge, "--dry-run", "--out", tmp_path / "run")
+    assert len(Judge.checks) == 1 and Judge.checks[0]["max_tokens"] == 1 and Judge.calls == []
+    assert "--judge m answers" in done.stdout and not (tmp_path / "run").exists()
+
+
+def test_the_check_counts_in_the_budget(tasks, judge_url, run, tmp_path):
+    """A call costs 5 cents, and 8 of them 40; the check is one of the 8 that the budget allows."""
+    paid = ("--judge", "m", "--judge-url", judge_url, "--price", 0, 1e4, "--judge-max-tokens", 5)
+    done = run(
+        *LOCAL, "--limit", 8, "--tasks", tasks, *paid, "--budget", 0.4, "--out", tmp_path / "r", ok=False
+    )
+    assert done.returncode == 2 and "could pass the budget" in done.stderr
+    assert len(Judge.calls) == 7 and len(Judge.checks) == 1
 
 
 def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
