@@ -182,7 +182,7 @@ COMPLETIONS = {
             f"{ANALYSIS}z<|end|><|start|>assistant to=x<|channel|>commentary json<|message|>{{}}",
             True,
             "no_close",
-            "z",
+            "z {}",
             "",
         ),
         (f"{ANALYSIS}z<|end|>{FINAL}", True, "empty_response", "z", ""),
