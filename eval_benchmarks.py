@@ -60,11 +60,13 @@ class Args:
     """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
-    """auto: as the checkpoint's think_format.json says; without one, or behind an endpoint, `plain`, and an
-    answer with a </think>, or what closes the thinking of another format, ends the run."""
+    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
+    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """As in train_grpo.py."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    chat_template_args: tuple[str, ...] = ()
+    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
@@ -129,6 +131,7 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "model_url",
     "think_format",
     "chat_template",
+    "chat_template_args",
     "rollout",
     "top_p",
     "max_tokens",

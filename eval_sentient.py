@@ -64,11 +64,13 @@ class Args:
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     limit: int = 0
     """Use only the first users of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
-    """auto: what the model's think_format.json says. Without that file, or behind an endpoint, it is `plain`,
-    and a reply with a </think>, or what closes the thinking of another format, ends the run."""
+    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
+    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """As in train_grpo.py."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    chat_template_args: tuple[str, ...] = ()
+    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     ask_thinking: bool = False
     """Ask for a <think> block in the system line; on by itself if the model was trained so, see keep_thinking."""
     keep_thinking: bool = False
@@ -203,7 +205,7 @@ def load_model(args: Args, run: Path) -> Generate:
 def local_model(args: Args) -> Generate:
     """Loads the model with vLLM or transformers."""
     tokenizer = shared.load_tokenizer(args)
-    stop = utils.THINK_FORMATS[shared.think_format(args)].stop
+    stop = utils.stop_string(shared.think_format(args))
     sampler = rollout.Sampler(
         args.model,
         tokenizer,
@@ -306,6 +308,7 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
             continue
         text, finished, n_tokens = reply
         shared.check_plain(args, text)
+        text = shared.whole_turn(args, text, finished)
         simulated_user.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
@@ -409,10 +412,12 @@ def check(args: Args) -> list[dict]:
         load_user(args, role, Path())  # exits with 2 without a key or function
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
-    if args.ask_thinking and shared.think_format(args) != "think":
+    if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
         runs.fail(
             "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
         )
+    if args.keep_thinking and shared.think_format(args) == "channels":
+        runs.fail("--keep-thinking: templates with channels take no earlier thinking; leave it out")
 
     profiles = simulated_user.read_profiles(args.profiles)
     if args.limit:

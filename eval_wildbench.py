@@ -65,11 +65,13 @@ class Args:
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     limit: int = 0
     """Use only the first tasks of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS] = "auto"
-    """auto: what the model's think_format.json says. Without that file, or behind an endpoint, it is `plain`,
-    and an answer with a </think>, or what closes the thinking of another format, ends the run."""
+    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
+    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """As in train_grpo.py."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    chat_template_args: tuple[str, ...] = ()
+    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
@@ -188,8 +190,7 @@ def check_models(args: Args) -> None:
     shared.check_judge(args)
     shared.check_model(args)
     if args.reward_model:
-        think_format = shared.think_format(args)
-        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, think_format)
+        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
 
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
@@ -227,11 +228,28 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
         verdict["invalid"] = reply.error
 
 
+def scored_format(args: Args) -> str:
+    """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
+    think_format = shared.think_format(args)
+    if think_format in utils.FOREIGN_STYLES:
+        return "think"
+    return think_format
+
+
+def scored_text(args: Args, row: dict) -> str:
+    """Returns the completion of a generation row in the format that `scored_format` names."""
+    if shared.think_format(args) not in utils.FOREIGN_STYLES:
+        return row["text"]
+    if not row["thinking"]:
+        return row["response"]
+    return utils.join_thinking(row["thinking"], row["response"], "think")
+
+
 def add_rewards(args: Args, generations: list[dict]) -> None:
     """Adds the reward model's `reward` to the rows in good format."""
     good = [row for row in generations if row["status"] == "ok"]
-    reward_model = RewardModel(args.reward_model, args.reward_on, shared.think_format(args))
-    rewards = reward_model.score([row["messages"] for row in good], [row["text"] for row in good])
+    reward_model = RewardModel(args.reward_model, args.reward_on, scored_format(args))
+    rewards = reward_model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
     for row, reward in zip(good, rewards):
         row["reward"] = reward
 

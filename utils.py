@@ -1,7 +1,8 @@
 """What must be the same in training, rewards and evaluation: the think format, chat templates, token ids of a prompt.
 
 To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every script's
-`--think-format` read it from there.
+`--think-format` read it from there. How models think that were trained elsewhere, and are only evaluated, is an entry
+of FOREIGN_STYLES.
 """
 
 import contextlib
@@ -89,6 +90,36 @@ THINK_FORMATS = {
 TAGS = tuple(sorted({tag for think_format in THINK_FORMATS.values() for tag in think_format.tags}))
 
 
+@dataclass(frozen=True)
+class ForeignStyle:
+    """Describes how a model that was trained elsewhere tells its thinking from its answer.
+
+    It is read leniently: such a model may answer without thinking, and its chat template may open the thinking.
+    """
+
+    opens_thinking: str
+    """What begins a completion that thinks."""
+    opens_answer: str
+    """A regular expression; the answer is what follows its last match."""
+    marks: str
+    """A regular expression for everything in the thinking that is not its words."""
+    closes_answer: str = ""
+    """What may stand between the answer and the end of turn."""
+
+
+FOREIGN_STYLES = {
+    # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
+    "tags": ForeignStyle(opens_thinking="<think>", opens_answer="</think>", marks="</?think>"),
+    # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
+    "channels": ForeignStyle(
+        opens_thinking="<|channel|>",
+        opens_answer=r"<\|channel\|>final.*?<\|message\|>",
+        marks=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        closes_answer="<|end|>",
+    ),
+}
+
+
 class ThinkParts(NamedTuple):
     thinking: str
     response: str
@@ -106,7 +137,7 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
 
     Args:
         text: the completion, decoded without its end-of-turn token. Any string is fine.
-        think_format: a key of THINK_FORMATS.
+        think_format: a key of THINK_FORMATS or FOREIGN_STYLES.
         finished: False if the token limit cut the completion off.
 
     Returns:
@@ -114,8 +145,11 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
         its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing.
-        Reward models read `response_to_score` instead.
+        Reward models read `response_to_score` instead. A foreign
+        style is never `no_open` or `nested`.
     """
+    if think_format in FOREIGN_STYLES:
+        return _split_foreign(text.strip(), FOREIGN_STYLES[think_format], finished)
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
 
@@ -179,6 +213,49 @@ def response_to_score(text: str, think_format: str) -> str:
     if expected.stop:
         response = response.partition(expected.stop)[0]
     return response.strip()
+
+
+def _split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
+    """Splits a completion of a model that was trained elsewhere; thinking that is never closed has no response."""
+    answers = list(re.finditer(style.opens_answer, text))
+    never_closed = not answers and text.startswith(style.opens_thinking)
+    if answers:
+        thinking = text[: answers[-1].start()]
+        response = text[answers[-1].end() :]
+    elif never_closed:
+        thinking = text
+        response = ""
+    else:  # it answered without thinking
+        thinking = ""
+        response = text
+
+    thinking = re.sub(style.marks, "\n", thinking).strip()
+    if style.closes_answer:
+        response = response.partition(style.closes_answer)[0]
+    response = response.strip()
+
+    status = "ok"
+    if not finished:
+        status = "truncated"
+    elif never_closed:
+        status = "no_close"
+    elif not response:
+        status = "empty_response"
+    return ThinkParts(thinking, response, status)
+
+
+def shows_response(text: str, think_format: str) -> bool:
+    """Tells whether a completion has the mark behind which its response begins."""
+    if think_format in FOREIGN_STYLES:
+        return re.search(FOREIGN_STYLES[think_format].opens_answer, text) is not None
+    return THINK_FORMATS[think_format].opens_response in text
+
+
+def stop_string(think_format: str) -> str:
+    """Returns the string at which sampling stops, besides the end of turn; foreign styles have none."""
+    if think_format in FOREIGN_STYLES:
+        return ""
+    return THINK_FORMATS[think_format].stop
 
 
 def join_thinking(thinking: str, response: str, think_format: str) -> str:
@@ -274,19 +351,31 @@ def check_weights(path: str) -> None:
             )
 
 
+def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
+    """Applies the chat template, with the `template_args` that an evaluation may set (benchmarks/shipped.py)."""
+    template_args = getattr(tokenizer, "template_args", {})
+    return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
+
+
 def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
     """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
     messages = []
     for answer in answers:
         messages.append({"role": "user", "content": "Q"})
         messages.append({"role": "assistant", "content": answer})
-    return tokenizer.apply_chat_template(messages, tokenize=False)
+    return render(tokenizer, messages, tokenize=False)
 
 
 def closing_ids(tokenizer: Tokenizer) -> list[int]:
     """Returns the token ids that the chat template writes after the assistant's words."""
     closing_text = render_answers(tokenizer, "@@").rpartition("@@")[2]
     return tokenizer(closing_text, add_special_tokens=False)["input_ids"]
+
+
+def ends_of_template(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the special tokens that the chat template writes after the assistant's words."""
+    special = control_tokens(tokenizer)
+    return [token for token in closing_ids(tokenizer) if token in special]
 
 
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
@@ -298,7 +387,7 @@ def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
 
 
-def _choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
+def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
@@ -344,6 +433,16 @@ def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
     return ""
 
 
+def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
+    """Raises ValueError if the tokenizer cannot write a tag of the format."""
+    tag = unwritable_tag(tokenizer, think_format)
+    if tag:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
+            f"{think_format!r}; choose another tag or another model"
+        )
+
+
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
     """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
 
@@ -358,17 +457,14 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """
     check_think_format(think_format)
-    tag = unwritable_tag(tokenizer, think_format)
-    if tag:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
-            f"{think_format!r}; choose another tag or another model"
-        )
-    name, text = _choose_template(tokenizer, think_format, chat_template)
+    check_writable(tokenizer, think_format)
+    name, text = choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 
-    special = control_tokens(tokenizer)
-    ends = [token for token in closing_ids(tokenizer) if token in special]
+    ends = ends_of_template(tokenizer)
+    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
+    if leaves_end_to_model and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
     if not ends:
         raise ValueError(
             "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
@@ -414,7 +510,7 @@ def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
     """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
     messages = without_control(tokenizer, messages)
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    ids = render(tokenizer, messages, add_generation_prompt=True)
     if ids[:2] == [tokenizer.bos_token_id] * 2:
         raise ValueError(
             f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."

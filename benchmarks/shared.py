@@ -3,8 +3,10 @@
 `args` is the `Args` of the calling script; its flags have the same names in every evaluation script.
 """
 
+import functools
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -17,6 +19,7 @@ import utils
 import vllm_engine
 from benchmarks import local_judge
 from benchmarks.scoring import mean
+from benchmarks.shipped import use_as_shipped
 from endpoint import Endpoint, Reply, resolve_url, try_endpoint
 
 # --- 1. the tested model
@@ -29,14 +32,14 @@ def stored_think_format(args) -> str | None:
     return utils.read_trained_as(args.model).get("think_format")
 
 
-def think_format(args) -> str:
-    """Returns --think-format; for `auto` the format stored with the model, else `plain`.
+def given_think_format(args) -> str:
+    """Returns --think-format; for `auto` the format stored with the model, else `auto`.
 
     Exits with 2 if both say something different: the wrong part of an answer would be judged.
     """
     stored = stored_think_format(args)
     if args.think_format == "auto":
-        return stored or "plain"
+        return stored or "auto"
     if stored not in (None, args.think_format):
         runs.fail(
             f"{args.model} was trained to the format {stored!r}, not {args.think_format!r}; leave out --think-format"
@@ -44,11 +47,64 @@ def think_format(args) -> str:
     return args.think_format
 
 
+def think_format(args) -> str:
+    """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or utils.FOREIGN_STYLES.
+
+    If neither flag nor model says it, it is what the chat template shows; `plain` behind an endpoint.
+    """
+    given = given_think_format(args)
+    if given != "auto":
+        return given
+    if args.model_url:
+        return "plain"
+    return load_tokenizer(args).think_format
+
+
 def load_tokenizer(args):
-    """Loads the model's tokenizer with its chat template; exits with 2 if the two do not fit."""
-    tokenizer = utils.load_tokenizer(args.model)
-    runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format(args), args.chat_template)
+    """Loads the model's tokenizer, to be used as it ships; exits with 2 if that cannot be.
+
+    The first call prints how the model is prompted, and how its thinking is recognised.
+    """
+    return _load_tokenizer(args.model, given_think_format(args), args.chat_template, args.chat_template_args)
+
+
+@functools.cache  # every reply of a conversation asks for it
+def _load_tokenizer(model: str, given_format: str, chat_template: str, chat_template_args: tuple[str, ...]):
+    tokenizer = utils.load_tokenizer(model)
+    template_args = read_template_args(chat_template_args)
+    line = runs.or_fail(use_as_shipped, tokenizer, given_format, chat_template, template_args)
+    print(f"{model}: {line}", flush=True)
     return tokenizer
+
+
+def read_template_args(pairs: tuple[str, ...]) -> dict:
+    """Reads KEY=VALUE pairs; a value that is not JSON is a text. Exits with 2 for a pair without a key."""
+    template_args = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if not key or not value:
+            runs.fail(f"--chat-template-args {pair}: write KEY=VALUE, such as enable_thinking=false")
+        try:
+            template_args[key] = json.loads(value)
+        except ValueError:
+            template_args[key] = value
+    return template_args
+
+
+def whole_turn(args, text: str, finished: bool) -> str:
+    """Returns the assistant's turn: a completion behind the tag with which its chat template opened it.
+
+    What template a model behind an endpoint has, nobody knows. If it thinks by `tags`, and was cut off before
+    any of them, it is taken to have been thinking, so that no judge reads thinking.
+    """
+    opening = ""
+    if not args.model_url:
+        opening = load_tokenizer(args).opening
+    elif think_format(args) == "tags" and not finished and "</think>" not in text:
+        opening = "<think>\n"
+    if text.lstrip().startswith(opening.strip()):
+        return text
+    return opening + text
 
 
 def check_plain(args, text: str) -> None:
@@ -56,15 +112,21 @@ def check_plain(args, text: str) -> None:
 
     The judge would read the thinking as a part of the answer.
     """
-    if args.think_format != "auto" or stored_think_format(args) is not None:
+    if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
+    marks = {}
     for name, known in utils.THINK_FORMATS.items():
-        if known.thinking_tags and known.thinking_tags[1] in text:
-            found = f"an answer of {args.model} contains {known.thinking_tags[1]}"
-            runs.fail(
-                f"{found}, but nothing says that this model thinks, so its thinking would be judged; "
-                f"pass --think-format {name}, or plain if the whole text is meant"
-            )
+        if known.thinking_tags:
+            marks[name] = re.escape(known.thinking_tags[1])
+    for name, style in utils.FOREIGN_STYLES.items():
+        marks[name] = style.opens_answer
+    fitting = [name for name, mark in marks.items() if re.search(mark, text)]
+    if fitting:
+        mark = re.search(marks[fitting[0]], text)[0]
+        runs.fail(
+            f"an answer of {args.model} contains {mark}, but nothing says that this model thinks, so its thinking "
+            f"would be judged; pass --think-format {', '.join(fitting)}, or plain if the whole text is meant"
+        )
 
 
 def rollout_of(args) -> str:
@@ -94,10 +156,12 @@ def check_engines(args, model: str, flag: str) -> None:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-    stop = utils.THINK_FORMATS[think_format(args)].stop
+    stop = utils.stop_string(think_format(args))
     if stop:  # a Zero model: only vLLM serves one, and takes the second parameter
         sampling["stop"] = [stop]
         sampling["include_stop_str_in_output"] = True
+    if args.chat_template_args:  # so vLLM calls them
+        sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling
 
 
@@ -133,6 +197,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         if task["id"] in rows:
             continue
         check_plain(args, text)
+        text = whole_turn(args, text, finished)
         parts = utils.split_thinking(text, model_format, finished)
         row = {
             "id": task["id"],
@@ -154,12 +219,12 @@ def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
     """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
-    prompts = [utils.encode_prompt(tokenizer, task["messages"]) for task in tasks]
+    prompts = [runs.or_fail(utils.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
-    stop = utils.THINK_FORMATS[think_format(args)].stop
+    stop = utils.stop_string(think_format(args))
     samples = rollout.generate(
         args.model,
         prompts,

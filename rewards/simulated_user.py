@@ -156,7 +156,7 @@ def add_model_turn(
     """
     parts = utils.split_thinking(text, think_format, finished)
     heard = parts.response
-    if utils.THINK_FORMATS[think_format].opens_response not in text:  # nothing tells thinking from response
+    if not utils.shows_response(text, think_format):  # nothing tells thinking from response
         heard = text.strip()
     turn = {
         "role": "assistant",

@@ -128,9 +128,12 @@ CORPUS = [
 ] * 4
 
 
-def build_tokenizer(family: str, folder: Path):
-    """A byte-level BPE tokenizer of 512 tokens and the family's special ones, saved, and loaded as users load theirs."""
-    specials, added, attributes, template = FAMILIES[family]
+def build_tokenizer(family: tuple, folder: Path):
+    """A byte-level BPE tokenizer of 512 tokens and the family's special ones, saved, and loaded as users load theirs.
+
+    `family`: as the values of FAMILIES.
+    """
+    specials, added, attributes, template = family
     backend = Backend(BPE())
     backend.pre_tokenizer, backend.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -165,7 +168,7 @@ def build_tokenizer(family: str, folder: Path):
 def tokenizer_folders(tmp_path_factory) -> dict[str, Path]:
     folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
     for family, folder in folders.items():
-        build_tokenizer(family, folder)
+        build_tokenizer(FAMILIES[family], folder)
     return folders
 
 

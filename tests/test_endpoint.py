@@ -974,7 +974,7 @@ def test_one_process_at_a_time(serve, client, exits, tmp_path):
 # --- a tested model behind an endpoint
 
 
-def answer(server, tmp_path, **flags):
+def answer(server, tmp_path, prompt="Hi", **flags):
     """Returns the generation rows of one task from the function that the evaluation scripts use."""
     from benchmarks import (
         shared as evaluation,
@@ -986,6 +986,7 @@ def answer(server, tmp_path, **flags):
             "model": "m",
             "model_url": server.url,
             "think_format": "auto",
+            "chat_template_args": (),
             "top_p": 1.0,
             "max_tokens": 9,
             "concurrency": 1,
@@ -994,7 +995,7 @@ def answer(server, tmp_path, **flags):
         }
     )
     return evaluation.generate(
-        args, [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}], 0.0, tmp_path
+        args, [{"id": "a", "messages": [{"role": "user", "content": prompt}]}], 0.0, tmp_path
     )
 
 
@@ -1012,6 +1013,26 @@ def test_thinking_that_nothing_announces_is_not_judged_as_a_part_of_the_answer(s
     assert answer(server, tmp_path / "b", think_format="plain")[0]["response"] == "<think> z </think> y"
     assert answer(server, tmp_path / "c", think_format="think")[0]["response"] == "y"
     assert "stop" not in server.requests[-1][0]
+
+
+def test_thinking_that_a_template_behind_the_endpoint_opened(serve, tmp_path):
+    """Nobody knows that template: what is cut off before a tag counts as thinking, what ends without one as an answer."""
+    texts = {"done": " z </think> y", "plain": "y", "cut": " z"}
+
+    def reply(text, n):
+        finish = "length" if "cut" in text else "stop"
+        content = next(words for name, words in texts.items() if name in text)
+        return 200, {"choices": [{"message": {"content": content}, "finish_reason": finish}]}
+
+    server = serve(reply)
+    found = {}
+    for name in texts:
+        row = answer(
+            server, tmp_path / name, think_format="tags", prompt=name, chat_template_args=("effort=high",)
+        )[0]
+        found[name] = (row["thinking"], row["response"], row["status"])
+    assert found == {"done": ("z", "y", "ok"), "plain": ("", "y", "ok"), "cut": ("z", "", "truncated")}
+    assert server.requests[-1][0]["chat_template_kwargs"] == {"effort": "high"}
 
 
 if __name__ == "__main__":  # the command that is killed and repeated

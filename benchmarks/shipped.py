@@ -1,0 +1,119 @@
+"""Prompts a model as it ships: its own chat template and ends of turn, whatever that template does to thinking.
+
+Only evaluations do so. A policy that is trained needs a template that keeps thinking: utils.prepare_tokenizer.
+"""
+
+import re
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from utils import (
+    FOREIGN_STYLES,
+    THINK_FORMATS,
+    check_writable,
+    choose_template,
+    ends_of_template,
+    render,
+)
+
+
+def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, template_args: dict) -> str:
+    """Gives a tokenizer what an evaluation needs of it, and returns one line that says what was chosen.
+
+    Sets `think_format`; `opening`, the tag that the template writes before the assistant's words; `template_args`;
+    and `stop_ids`, the ends of turn that generation config, tokenizer and template name.
+
+    Args:
+        think_format: a key of THINK_FORMATS or FOREIGN_STYLES, or `auto`: what the template shows.
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: the tokenizer's own. A base model gets one of
+            ours if it has none, or if its own does not ask for the Zero format that is wanted.
+        template_args: what the template is given besides messages, such as {"enable_thinking": False}.
+
+    Raises ValueError if the template has no such argument, if a tag cannot be written, or if nothing names an
+    end of turn.
+    """
+    name, text = find_template(tokenizer, think_format, chat_template)
+    for key in template_args:
+        if not re.search(rf"\b{re.escape(key)}\b", text):
+            raise ValueError(f"the chat template ({name}) has no argument {key!r}; see --chat-template-args")
+    tokenizer.chat_template = text
+    tokenizer.template_args = template_args
+
+    tokenizer.think_format = think_format
+    if think_format == "auto":
+        tokenizer.think_format = shown_format(text)
+    if tokenizer.think_format in THINK_FORMATS:
+        check_writable(tokenizer, tokenizer.think_format)
+    tokenizer.opening = find_opening(tokenizer)
+
+    tokenizer.stop_ids = find_ends(tokenizer)
+    ends = tokenizer.convert_ids_to_tokens(tokenizer.stop_ids)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = ends[0]  # padding is masked, so any token will do
+
+    shown_ends = ", ".join(map(str, ends))
+    line = f"chat template: {name}; ends of turn {shown_ends}; thinking read as {tokenizer.think_format!r}"
+    if tokenizer.opening:
+        line += f", which the template begins with {tokenizer.opening!r}"
+    if "strftime_now" in text:
+        line += "; the template prints today's date, so prompts change from day to day"
+    return line
+
+
+def find_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
+    """Returns the name and the text of the chat template. See `use_as_shipped`."""
+    our_format = "plain"
+    if think_format in THINK_FORMATS:
+        our_format = think_format
+    if chat_template != "auto" or not tokenizer.chat_template:
+        return choose_template(tokenizer, our_format, chat_template)
+
+    own = tokenizer.get_chat_template()
+    instruction = THINK_FORMATS[our_format].instruction
+    asks_for_format = all(tag in own for tag in THINK_FORMATS[our_format].tags)
+    if instruction and not asks_for_format:
+        return choose_template(tokenizer, our_format, "auto")
+    return "its own", own
+
+
+def shown_format(template: str) -> str:
+    """Returns how a model thinks, as its chat template shows it: a key of THINK_FORMATS or FOREIGN_STYLES.
+
+    It is "plain" for a template that shows nothing; such a model may think all the same.
+    """
+    for name, known in THINK_FORMATS.items():
+        asks_for_format = all(tag in template for tag in known.tags)
+        if known.instruction and asks_for_format:  # a Zero model
+            return name
+    for name, style in FOREIGN_STYLES.items():
+        if style.opens_thinking in template or re.search(style.opens_answer, template):
+            return name
+    return "plain"
+
+
+def find_opening(tokenizer: Tokenizer) -> str:
+    """Returns the tag of the thinking that the chat template writes for the assistant; "" if it writes none.
+
+    A template that switches thinking off closes it at once: "<think>\\n\\n</think>\\n\\n".
+    """
+    if tokenizer.think_format in FOREIGN_STYLES:
+        opening = re.escape(FOREIGN_STYLES[tokenizer.think_format].opens_thinking)
+        closing = FOREIGN_STYLES[tokenizer.think_format].opens_answer
+    elif THINK_FORMATS[tokenizer.think_format].thinking_tags:
+        opening, closing = map(re.escape, THINK_FORMATS[tokenizer.think_format].thinking_tags)
+    else:
+        return ""
+    question = [{"role": "user", "content": "@@"}]
+    prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
+    after_question = prompt.rpartition("@@")[2]
+    return re.search(rf"({opening}\s*)?({closing}\s*)?\Z", after_question)[0]
+
+
+def find_ends(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids that end a turn; ValueError if there is none."""
+    ends = {tokenizer.eos_token_id, *getattr(tokenizer, "own_ends", [])}
+    ends |= set(ends_of_template(tokenizer)[:1])
+    ends -= {None}
+    if not ends:
+        raise ValueError("neither generation config nor tokenizer nor chat template names an end of turn")
+    return sorted(ends)
