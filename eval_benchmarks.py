@@ -45,6 +45,7 @@ import tyro
 
 import utils
 from benchmarks import shared
+from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.scoring import read_stored, row_key
 from benchmarks.table import BENCHMARKS
 
@@ -60,7 +61,7 @@ class Args:
     """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"

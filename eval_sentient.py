@@ -46,9 +46,11 @@ from typing import Literal
 import runs  # isort: skip
 
 import rollout
+import templates
 import utils
 import vllm_engine
 from benchmarks import sage_dialogues, shared
+from benchmarks.foreign import FOREIGN_STYLES
 from endpoint import Endpoint, dollars, token_limits, try_endpoint
 from rewards import simulated_user, user_prompts
 
@@ -64,7 +66,7 @@ class Args:
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     limit: int = 0
     """Use only the first users of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
@@ -205,7 +207,7 @@ def load_model(args: Args, run: Path) -> Generate:
 def local_model(args: Args) -> Generate:
     """Loads the model with vLLM or transformers."""
     tokenizer = shared.load_tokenizer(args)
-    stop = utils.stop_string(shared.think_format(args))
+    stop = shared.stop_string(shared.think_format(args))
     sampler = rollout.Sampler(
         args.model,
         tokenizer,
@@ -216,7 +218,7 @@ def local_model(args: Args) -> Generate:
     max_prompt_tokens = context_length(args) - args.max_tokens
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-        prompts = [utils.encode_prompt(tokenizer, messages) for messages in conversations]
+        prompts = [templates.encode_prompt(tokenizer, messages) for messages in conversations]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
         replies: list[Reply] = [None] * len(prompts)
         if fitting:
@@ -309,7 +311,10 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
         text, finished, n_tokens = reply
         shared.check_plain(args, text)
         text = shared.whole_turn(args, text, finished)
-        simulated_user.add_model_turn(dialogue, args.setting(), text, shared.think_format(args), finished)
+        think_format = shared.think_format(args)
+        parts = shared.split_thinking(text, think_format, finished)
+        shows_response = shared.shows_response(text, think_format)
+        simulated_user.add_split_turn(dialogue, args.setting(), text, parts, shows_response)
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
@@ -448,7 +453,7 @@ def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     for profile in profiles:
         dialogue = simulated_user.start(profile, args.setting())
         messages = simulated_user.chat_messages(dialogue, args.ask_thinking)
-        longest = max(longest, len(runs.or_fail(utils.encode_prompt, tokenizer, messages)))
+        longest = max(longest, len(runs.or_fail(templates.encode_prompt, tokenizer, messages)))
     if longest + args.max_tokens > context_length(args):
         runs.fail(
             f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "

@@ -51,6 +51,7 @@ import runs  # isort: skip
 import utils
 from rows import check_ids, read_rows
 from benchmarks import shared, wildbench
+from benchmarks.foreign import FOREIGN_STYLES
 from rewards.preference import RewardModel
 
 
@@ -65,7 +66,7 @@ class Args:
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     limit: int = 0
     """Use only the first tasks of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *utils.FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
@@ -231,14 +232,14 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
 def scored_format(args: Args) -> str:
     """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
     think_format = shared.think_format(args)
-    if think_format in utils.FOREIGN_STYLES:
+    if think_format in FOREIGN_STYLES:
         return "think"
     return think_format
 
 
 def scored_text(args: Args, row: dict) -> str:
     """Returns the completion of a generation row in the format that `scored_format` names."""
-    if shared.think_format(args) not in utils.FOREIGN_STYLES:
+    if shared.think_format(args) not in FOREIGN_STYLES:
         return row["text"]
     if not row["thinking"]:
         return row["response"]

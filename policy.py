@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from transformers import AutoModelForCausalLM
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+import templates
 import utils
 import watchdog
 
@@ -144,7 +145,7 @@ def load_policy_tokenizer(
             f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; "
             "change --think-format or --model"
         )
-    line = runs.or_fail(utils.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
+    line = runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     PartialState().print(line)
 
     context = utils.context_length(utils.load_config(args.model))

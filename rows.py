@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow
 from accelerate import PartialState
 
-import utils
+import templates
 
 TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
 # checked even if the caller does not ask for them
@@ -152,10 +152,10 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
     dropped = []
     cleaned_ids = []
     for row in rows:
-        messages = utils.without_control(tokenizer, row["messages"])
+        messages = templates.without_control(tokenizer, row["messages"])
         if messages != row["messages"]:
             cleaned_ids.append(str(row["id"]))
-        ids = runs.or_fail(utils.encode_prompt, tokenizer, messages)
+        ids = runs.or_fail(templates.encode_prompt, tokenizer, messages)
         if len(ids) > max_prompt_tokens:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(ids)})
         else:

@@ -62,6 +62,7 @@ import plan
 import policy
 import rollout
 import rows
+import templates
 import utils
 import watchdog
 from rewards import gold, preference, scorer
@@ -324,7 +325,8 @@ def n_padded(pair: Pair) -> int:
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
     """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
 
-    malformed: a completion has a flaw (utils.flaw_of). tie: both are equal. too_long: the prompt or a completion.
+    malformed: a completion has a flaw (templates.flaw_of). tie: both are equal.
+    too_long: the prompt or a completion.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
     pairs = []
@@ -337,12 +339,12 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
             if has_thinking and thinking:
                 text = utils.join_thinking(thinking, text, args.think_format)
             texts.append(text)
-        if any(utils.flaw_of(tokenizer, text, args.think_format) for text in texts):
+        if any(templates.flaw_of(tokenizer, text, args.think_format) for text in texts):
             skipped["malformed"] += 1
             continue
 
-        prompt_ids = utils.encode_prompt(tokenizer, row["messages"])
-        chosen_ids, rejected_ids = [utils.encode_completion(tokenizer, text) for text in texts]
+        prompt_ids = templates.encode_prompt(tokenizer, row["messages"])
+        chosen_ids, rejected_ids = [templates.encode_completion(tokenizer, text) for text in texts]
         pair = Pair(row["id"], prompt_ids, chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
             skipped["tie"] += 1
@@ -392,7 +394,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     if file and args.gold_prompts:
         trained_on = []
         for row in rows.read_rows(file, "messages"):
-            trained_on.append({"prompt": utils.without_control(tokenizer, row["messages"])})
+            trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
     data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data
 
@@ -518,7 +520,7 @@ def pair_up(
 
     pairs = []
     for pair in best_and_worst:
-        prompt_ids = utils.encode_prompt(tokenizer, pair["chosen"]["messages"])
+        prompt_ids = templates.encode_prompt(tokenizer, pair["chosen"]["messages"])
         pairs.append(Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"]))
     return pairs, metrics
 

@@ -34,6 +34,7 @@ import checkpoint
 import policy
 import rollout
 import rows
+import templates
 import utils
 import watchdog
 from rewards.preference import RewardModel
@@ -175,7 +176,7 @@ def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
     if reward_on == "think+response":
         text = utils.join_thinking(row[f"{side}_thinking"], text, "think")
     messages = [*row["messages"], {"role": "assistant", "content": text}]
-    return tokenizer.apply_chat_template(utils.without_control(tokenizer, messages), return_dict=False)
+    return tokenizer.apply_chat_template(templates.without_control(tokenizer, messages), return_dict=False)
 
 
 def build_pairs(
@@ -333,7 +334,7 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = utils.load_tokenizer(args.model)
     think_format = "think" if args.reward_on == "think+response" else "plain"
-    accelerator.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")

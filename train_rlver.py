@@ -50,6 +50,7 @@ import checkpoint
 import plan
 import policy
 import rollout
+import templates
 import train_grpo
 import train_ppo
 import utils
@@ -285,7 +286,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
         {"role": "assistant", "content": mark},
         {"role": "user", "content": content},
     ]
-    messages = utils.without_control(tokenizer, messages)
+    messages = templates.without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     after_reply = text.partition(mark)[2]
     ids = tokenizer(after_reply, add_special_tokens=False)["input_ids"]
@@ -297,11 +298,11 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
     """Exits with 2 if the template gives a whole conversation other tokens than its turns one by one."""
     reply = utils.join_thinking("a", "b", think_format)
-    turn_by_turn = utils.encode_prompt(tokenizer, prompt)
-    turn_by_turn += utils.encode_completion(tokenizer, reply)
+    turn_by_turn = templates.encode_prompt(tokenizer, prompt)
+    turn_by_turn += templates.encode_completion(tokenizer, reply)
     turn_by_turn += turn_ids(tokenizer, "c", after_end=True)
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "c"}]
-    if turn_by_turn != utils.encode_prompt(tokenizer, prompt + more):
+    if turn_by_turn != templates.encode_prompt(tokenizer, prompt + more):
         runs.fail(
             "the chat template renders a whole conversation differently from its turns; pass --chat-template "
             "chatml, llama3, or a file"
@@ -484,7 +485,7 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
-        prompt_ids = runs.or_fail(utils.encode_prompt, tokenizer, prompt)
+        prompt_ids = runs.or_fail(templates.encode_prompt, tokenizer, prompt)
         users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)

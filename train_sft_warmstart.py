@@ -37,6 +37,7 @@ import checkpoint
 import policy
 import rollout
 import rows
+import templates
 import utils
 import watchdog
 
@@ -158,7 +159,7 @@ def flaw_of_trace(trace: dict, tokenizer, think_format: str) -> str:
     """
     for name in ("think", think_format):
         text = utils.join_thinking(trace["thinking"], trace["response"], name)
-        flaw = utils.flaw_of(tokenizer, text, name)
+        flaw = templates.flaw_of(tokenizer, text, name)
         if flaw:
             return flaw
     if not trace["thinking"].strip():
@@ -183,8 +184,8 @@ def build_rows(
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = Trace(
             trace["id"],
-            utils.encode_prompt(tokenizer, trace["messages"]),
-            utils.encode_completion(tokenizer, text),
+            templates.encode_prompt(tokenizer, trace["messages"]),
+            templates.encode_completion(tokenizer, text),
         )
         n_tokens = policy.n_tokens_of(row)
         if n_tokens > max_length:
@@ -345,7 +346,9 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = utils.load_tokenizer(args.model)
-    accelerator.print(runs.or_fail(utils.prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
+    accelerator.print(
+        runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
+    )
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")

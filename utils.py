@@ -1,13 +1,11 @@
-"""What must be the same in training, rewards and evaluation: the think format, chat templates, token ids of a prompt.
+"""Serves every script: the think formats with their one parser, and safe loading of models and tokenizers.
 
 To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every script's
-`--think-format` read it from there. How models think that were trained elsewhere, and are only evaluated, is an entry
-of FOREIGN_STYLES.
+`--think-format` read it from there. Styles of thinking that are only evaluated are in benchmarks/foreign.py.
 """
 
 import contextlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -90,36 +88,6 @@ THINK_FORMATS = {
 TAGS = tuple(sorted({tag for think_format in THINK_FORMATS.values() for tag in think_format.tags}))
 
 
-@dataclass(frozen=True)
-class ForeignStyle:
-    """Describes how a model that was trained elsewhere tells its thinking from its answer.
-
-    It is read leniently: such a model may answer without thinking, and its chat template may open the thinking.
-    """
-
-    opens_thinking: str
-    """What begins a completion that thinks."""
-    opens_answer: str
-    """A regular expression; the answer is what follows its last match."""
-    marks: str
-    """A regular expression for everything in the thinking that is not its words."""
-    closes_answer: str = ""
-    """What may stand between the answer and the end of turn."""
-
-
-FOREIGN_STYLES = {
-    # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
-    "tags": ForeignStyle(opens_thinking="<think>", opens_answer="</think>", marks="</?think>"),
-    # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
-    "channels": ForeignStyle(
-        opens_thinking="<|channel|>",
-        opens_answer=r"<\|channel\|>final.*?<\|message\|>",
-        marks=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
-        closes_answer="<|end|>",
-    ),
-}
-
-
 class ThinkParts(NamedTuple):
     thinking: str
     response: str
@@ -133,11 +101,11 @@ def check_think_format(name: str) -> None:
 
 
 def split_thinking(text: str, think_format: str = "think", finished: bool = True) -> ThinkParts:
-    """Splits a completion into thinking and response, both stripped. This is the only parser in the repository.
+    """Splits a completion into thinking and response, both stripped. This is the only parser of our formats.
 
     Args:
         text: the completion, decoded without its end-of-turn token. Any string is fine.
-        think_format: a key of THINK_FORMATS or FOREIGN_STYLES.
+        think_format: a key of THINK_FORMATS.
         finished: False if the token limit cut the completion off.
 
     Returns:
@@ -145,11 +113,8 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
         its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing.
-        Reward models read `response_to_score` instead. A foreign
-        style is never `no_open` or `nested`.
+        Reward models read `response_to_score` instead.
     """
-    if think_format in FOREIGN_STYLES:
-        return _split_foreign(text.strip(), FOREIGN_STYLES[think_format], finished)
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
 
@@ -215,53 +180,18 @@ def response_to_score(text: str, think_format: str) -> str:
     return response.strip()
 
 
-def _split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
-    """Splits a completion of a model that was trained elsewhere; thinking that is never closed has no response."""
-    answers = list(re.finditer(style.opens_answer, text))
-    never_closed = not answers and text.startswith(style.opens_thinking)
-    if answers:
-        thinking = text[: answers[-1].start()]
-        response = text[answers[-1].end() :]
-    elif never_closed:
-        thinking = text
-        response = ""
-    else:  # it answered without thinking
-        thinking = ""
-        response = text
-
-    thinking = re.sub(style.marks, "\n", thinking).strip()
-    if style.closes_answer:
-        response = response.partition(style.closes_answer)[0]
-    response = response.strip()
-
-    status = "ok"
-    if not finished:
-        status = "truncated"
-    elif never_closed:
-        status = "no_close"
-    elif not response:
-        status = "empty_response"
-    return ThinkParts(thinking, response, status)
-
-
 def shows_response(text: str, think_format: str) -> bool:
     """Tells whether a completion has the mark behind which its response begins."""
-    if think_format in FOREIGN_STYLES:
-        return re.search(FOREIGN_STYLES[think_format].opens_answer, text) is not None
     return THINK_FORMATS[think_format].opens_response in text
-
-
-def stop_string(think_format: str) -> str:
-    """Returns the string at which sampling stops, besides the end of turn; foreign styles have none."""
-    if think_format in FOREIGN_STYLES:
-        return ""
-    return THINK_FORMATS[think_format].stop
 
 
 def join_thinking(thinking: str, response: str, think_format: str) -> str:
     """Writes the completion that a model of `think_format` should write; the inverse of `split_thinking`."""
     layout = THINK_FORMATS[think_format].layout
     return layout.format(z=thinking.strip(), y=response.strip())
+
+
+# --- 2. checkpoints, models, tokenizers
 
 
 def read_trained_as(model: str) -> dict:
@@ -273,27 +203,6 @@ def read_trained_as(model: str) -> dict:
     if not path.exists():
         return {}
     return json.loads(path.read_text())
-
-
-# --- 2. chat templates
-
-_TURNS = (
-    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}"
-    "{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-_BOS = "{{ bos_token if bos_token else '' }}"
-CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and none prints today's date
-    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "plain": _BOS + _TURNS,
-}
-FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}  # a token that tells the family
-
-THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
 
 
 def load_config(path: str):
@@ -349,194 +258,3 @@ def check_weights(path: str) -> None:
             fail(
                 f"{path}: its weights are missing ({part}); copy or download the folder again, or name another"
             )
-
-
-def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
-    """Applies the chat template, with the `template_args` that an evaluation may set (benchmarks/shipped.py)."""
-    template_args = getattr(tokenizer, "template_args", {})
-    return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
-
-
-def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
-    """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
-    messages = []
-    for answer in answers:
-        messages.append({"role": "user", "content": "Q"})
-        messages.append({"role": "assistant", "content": answer})
-    return render(tokenizer, messages, tokenize=False)
-
-
-def closing_ids(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that the chat template writes after the assistant's words."""
-    closing_text = render_answers(tokenizer, "@@").rpartition("@@")[2]
-    return tokenizer(closing_text, add_special_tokens=False)["input_ids"]
-
-
-def ends_of_template(tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of the special tokens that the chat template writes after the assistant's words."""
-    special = control_tokens(tokenizer)
-    return [token for token in closing_ids(tokenizer) if token in special]
-
-
-def _keeps_thinking(tokenizer: Tokenizer) -> bool:
-    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
-    question = [{"role": "user", "content": "Q"}]
-    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
-    keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
-    adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
-    return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
-
-
-def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
-    """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
-    if chat_template in CHAT_TEMPLATES:
-        return chat_template, CHAT_TEMPLATES[chat_template]
-    if chat_template != "auto":
-        return chat_template, Path(chat_template).read_text()
-
-    instruction = THINK_FORMATS[think_format].instruction
-    if instruction:
-        return think_format, _BOS + instruction + "\n\n" + _TURNS
-    if tokenizer.chat_template and _keeps_thinking(tokenizer):
-        return "its own", tokenizer.chat_template
-
-    vocabulary = tokenizer.get_vocab()
-    for family, mark in FAMILY_MARKS.items():
-        if mark in vocabulary:
-            return family, CHAT_TEMPLATES[family]
-    if tokenizer.chat_template:
-        raise ValueError(
-            "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one that "
-            f"does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
-        )
-    return "plain", CHAT_TEMPLATES["plain"]
-
-
-def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
-    vocabulary = tokenizer.get_vocab()
-    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
-        if vocabulary.get(token, end) != end:
-            return token
-    special = control_tokens(tokenizer).keys() - {end}
-    others = set(vocabulary.values()) - {end}
-    if not others:
-        raise ValueError("this tokenizer has a single token")
-    return tokenizer.convert_ids_to_tokens(max(special or others))
-
-
-def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
-    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
-    for tag in THINK_FORMATS[think_format].tags:
-        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
-            return tag
-    return ""
-
-
-def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
-    """Raises ValueError if the tokenizer cannot write a tag of the format."""
-    tag = unwritable_tag(tokenizer, think_format)
-    if tag:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
-            f"{think_format!r}; choose another tag or another model"
-        )
-
-
-def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
-    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
-
-    `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
-    ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
-    `trained_as` is what a checkpoint's think_format.json will say.
-
-    Args:
-        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family.
-
-    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
-    """
-    check_think_format(think_format)
-    check_writable(tokenizer, think_format)
-    name, text = choose_template(tokenizer, think_format, chat_template)
-    tokenizer.chat_template = text
-
-    ends = ends_of_template(tokenizer)
-    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
-    if leaves_end_to_model and tokenizer.eos_token_id is not None:
-        ends = [tokenizer.eos_token_id]
-    if not ends:
-        raise ValueError(
-            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
-        )
-
-    end = ends[0]
-    own_ends = getattr(tokenizer, "own_ends", [])
-    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
-    tokenizer.trained_as = {"think_format": think_format}
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    if tokenizer.pad_token_id in (None, end):
-        tokenizer.pad_token = _choose_pad_token(tokenizer, end)
-    return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
-
-
-# --- 3. token ids of prompts and completions
-
-
-def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns special tokens by id, even those no attribute names (<|eot_id|> in Llama 3.1), without think tags."""
-    return {
-        token_id: token.content
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content not in TAGS
-    }
-
-
-def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
-    """Strips control tokens from the texts of messages, as they would open or close a turn."""
-    control = control_tokens(tokenizer).values()
-    if not control:
-        return messages
-    pattern = re.compile("|".join(map(re.escape, control)))
-    cleaned = []
-    for message in messages:
-        text = message["content"]
-        while pattern.search(text):  # removing one can create another
-            text = pattern.sub("", text)
-        cleaned.append({**message, "content": text})
-    return cleaned
-
-
-def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
-    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
-    messages = without_control(tokenizer, messages)
-    ids = render(tokenizer, messages, add_generation_prompt=True)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise ValueError(
-            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
-        )
-    return ids
-
-
-def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a completion with its end of turn: exactly the tokens that SFT trains on."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-
-
-def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
-    """Returns why a completion cannot be trained on; "" if it can.
-
-    The flaw is a status of `split_thinking`, `tag_inside_text` (of another format, or too often), `control_token` or
-    `text_after_response`.
-    """
-    status = split_thinking(text, think_format).status
-    if status != "ok":
-        return status
-    expected = THINK_FORMATS[think_format]
-    if any(text.count(tag) > expected.tags.count(tag) for tag in TAGS):
-        return "tag_inside_text"
-    if not text.rstrip().endswith(expected.stop):
-        return "text_after_response"
-    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
-        return "control_token"
-    return ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import rollout
 import runs
+import templates
 import utils
 from endpoint import Reply
 
@@ -38,7 +39,7 @@ def ask(
     keys = [request_key(model, request) for request in requests]
     prompts = {}  # by key: equal requests get one reply
     for key, request in zip(keys, requests):
-        prompts[key] = utils.encode_prompt(tokenizer, request["messages"])
+        prompts[key] = templates.encode_prompt(tokenizer, request["messages"])
     texts = {}  # by key and attempt
     for row in runs.read_log(store):
         texts[row["key"], row["attempt"]] = row["text"]

@@ -15,9 +15,11 @@ from typing import Any
 
 import rollout
 import runs
+import templates
 import utils
 import vllm_engine
 from benchmarks import local_judge
+from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.scoring import mean
 from benchmarks.shipped import use_as_shipped
 from endpoint import Endpoint, Reply, resolve_url, try_endpoint
@@ -48,7 +50,7 @@ def given_think_format(args) -> str:
 
 
 def think_format(args) -> str:
-    """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or utils.FOREIGN_STYLES.
+    """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
 
     If neither flag nor model says it, it is what the chat template shows; `plain` behind an endpoint.
     """
@@ -91,6 +93,30 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
     return template_args
 
 
+def split_thinking(text: str, think_format: str, finished: bool = True) -> utils.ThinkParts:
+    """Splits a completion into thinking and response, both stripped.
+
+    `think_format`: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
+    """
+    if think_format in FOREIGN_STYLES:
+        return split_foreign(text, FOREIGN_STYLES[think_format], finished)
+    return utils.split_thinking(text, think_format, finished)
+
+
+def shows_response(text: str, think_format: str) -> bool:
+    """Tells whether a completion has the mark behind which its response begins."""
+    if think_format in FOREIGN_STYLES:
+        return re.search(FOREIGN_STYLES[think_format].opens_answer, text) is not None
+    return utils.shows_response(text, think_format)
+
+
+def stop_string(think_format: str) -> str:
+    """Returns the string at which sampling stops, besides the end of turn; foreign styles have none."""
+    if think_format in FOREIGN_STYLES:
+        return ""
+    return utils.THINK_FORMATS[think_format].stop
+
+
 def whole_turn(args, text: str, finished: bool) -> str:
     """Returns the assistant's turn: a completion behind the tag with which its chat template opened it.
 
@@ -118,7 +144,7 @@ def check_plain(args, text: str) -> None:
     for name, known in utils.THINK_FORMATS.items():
         if known.thinking_tags:
             marks[name] = re.escape(known.thinking_tags[1])
-    for name, style in utils.FOREIGN_STYLES.items():
+    for name, style in FOREIGN_STYLES.items():
         marks[name] = style.opens_answer
     fitting = [name for name, mark in marks.items() if re.search(mark, text)]
     if fitting:
@@ -156,7 +182,7 @@ def check_engines(args, model: str, flag: str) -> None:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-    stop = utils.stop_string(think_format(args))
+    stop = stop_string(think_format(args))
     if stop:  # a Zero model: only vLLM serves one, and takes the second parameter
         sampling["stop"] = [stop]
         sampling["include_stop_str_in_output"] = True
@@ -198,7 +224,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
             continue
         check_plain(args, text)
         text = whole_turn(args, text, finished)
-        parts = utils.split_thinking(text, model_format, finished)
+        parts = split_thinking(text, model_format, finished)
         row = {
             "id": task["id"],
             "temperature": temperature,
@@ -219,12 +245,12 @@ def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
     """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
-    prompts = [runs.or_fail(utils.encode_prompt, tokenizer, task["messages"]) for task in tasks]
+    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
-    stop = utils.stop_string(think_format(args))
+    stop = stop_string(think_format(args))
     samples = rollout.generate(
         args.model,
         prompts,

@@ -1,20 +1,16 @@
 """Prompts a model as it ships: its own chat template and ends of turn, whatever that template does to thinking.
 
-Only evaluations do so. A policy that is trained needs a template that keeps thinking: utils.prepare_tokenizer.
+Only evaluations do so. A policy that is trained needs a template that keeps thinking: see
+templates.prepare_tokenizer.
 """
 
 import re
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from utils import (
-    FOREIGN_STYLES,
-    THINK_FORMATS,
-    check_writable,
-    choose_template,
-    ends_of_template,
-    render,
-)
+from benchmarks.foreign import FOREIGN_STYLES
+from templates import check_writable, choose_template, ends_of_template, render
+from utils import THINK_FORMATS
 
 
 def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, template_args: dict) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 import policy
 import rewards
 import runs
+import templates
 import utils
 import watchdog
 
@@ -75,7 +76,7 @@ class RewardModel:
                 "pass --reward-args preference.chat_template=FILE (Jinja)"
             )
         text = utils.join_thinking("Z", "Y", think_format)
-        if reward_on == "think+response" and text not in utils.render_answers(tokenizer, text):
+        if reward_on == "think+response" and text not in templates.render_answers(tokenizer, text):
             raise ValueError(
                 f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
                 "scored; pass --reward-args preference.chat_template=FILE or --reward-on response"
@@ -91,12 +92,12 @@ class RewardModel:
         that close the turn.
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
-        turns = utils.without_control(self.tokenizer, turns)
+        turns = templates.without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
         self.n_scored += 1
         if len(ids) > self.max_length:
             self.n_truncated += 1
-            closing = utils.closing_ids(self.tokenizer)
+            closing = templates.closing_ids(self.tokenizer)
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
 
@@ -160,7 +161,7 @@ def check(args) -> None:
     tokenizer = runs.or_fail(
         RewardModel.check, args.reward_model, template, args.reward_on, args.think_format
     )
-    tag = utils.unwritable_tag(tokenizer, args.think_format)
+    tag = templates.unwritable_tag(tokenizer, args.think_format)
     if tag and args.reward_on == "think+response":
         PartialState().print(
             f"WARNING: {args.reward_model} reads {tag!r} as an unknown token; with --reward-on response it reads "

@@ -152,11 +152,26 @@ def add_model_turn(
 
     Args:
         text: the reply as it was generated, decoded without its end-of-turn token.
+        think_format: a key of utils.THINK_FORMATS.
         finished: False if the token limit cut the reply off.
     """
     parts = utils.split_thinking(text, think_format, finished)
+    add_split_turn(dialogue, setting, text, parts, utils.shows_response(text, think_format))
+
+
+def add_split_turn(
+    dialogue: dict, setting: dict, text: str, parts: utils.ThinkParts, shows_response: bool
+) -> None:
+    """Adds a turn of the tested model whose thinking is split off already.
+
+    Args:
+        text: the reply as it was generated, decoded without its end-of-turn token.
+        parts: the thinking and the response of `text`.
+        shows_response: whether `text` has the mark behind which its response begins. The user hears all of a
+            text without one.
+    """
     heard = parts.response
-    if not utils.shows_response(text, think_format):  # nothing tells thinking from response
+    if not shows_response:  # nothing tells thinking from response
         heard = text.strip()
     turn = {
         "role": "assistant",

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import templates
 import watchdog
 import utils
 
@@ -250,7 +251,7 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
     """Folder of a tiny random causal model, with a generation_config.json that asks for other sampling than we do."""
     folder = tmp_path_factory.mktemp("policy")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders["llama_base"])
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     torch.manual_seed(0)
     model = LlamaForCausalLM(tiny_config(tokenizer))
     model.generation_config.update(

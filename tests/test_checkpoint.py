@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import checkpoint
 import policy
 import runs
+import templates
 import train_grpo
 import utils
 import watchdog
@@ -32,7 +33,7 @@ def accelerator():
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = utils.load_tokenizer(BASE)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, LlamaForTokenClassification, PreTrain
 import checkpoint
 import policy
 import rollout
+import templates
 import train_grpo
 import utils
 from rewards import dense
@@ -120,7 +121,7 @@ def test_steps_of_toy_sums():
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
@@ -239,7 +240,7 @@ def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_pat
         "def f(messages, text):\n    return [(text.index('17') + 2, 0.75), (len(text), 0.25)]\n"
     )
     text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
-    ids = utils.encode_completion(tokenizer, text)
+    ids = templates.encode_completion(tokenizer, text)
     one = row("bacon 4 leaves 17.", "You have 12 left.")
     one.ids = ids
     source = load_process_model(f"{source}:f", tokenizer)

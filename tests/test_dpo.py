@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 import policy
+import templates
 import train_dpo
-import utils
 from data.toy import world
 from train_dpo import Pair, build_pairs, read_pairs
 
@@ -79,7 +79,7 @@ def test_duplicates_and_rounds():
 @pytest.fixture
 def tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
@@ -106,8 +106,8 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     args = train_dpo.Args(pairs=str(path), max_completion_tokens=100)
     pairs, skipped = read_pairs(args, tokenizer)
     assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
-    assert pairs[0].prompt_ids == utils.encode_prompt(tokenizer, user)
-    assert pairs[0].chosen_ids == utils.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
+    assert pairs[0].prompt_ids == templates.encode_prompt(tokenizer, user)
+    assert pairs[0].chosen_ids == templates.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
     assert tokenizer.decode(pairs[1].chosen_ids) == "<think> ham </think> cheese<|im_end|>"
 
     args.think_format = "plain"
@@ -119,11 +119,11 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
 def test_text_behind_the_end_of_a_response_is_not_trained_on(tokenizer):
     """Sampling stops at </response>, so a policy must not learn to go on."""
     good = "<think> ham </think> <response> ham 5 </response>"
-    assert utils.flaw_of(tokenizer, good + "\n", "zero_think") == ""
-    assert utils.flaw_of(tokenizer, good + " and more", "zero_think") == "text_after_response"
-    assert utils.flaw_of(tokenizer, good + " </response>", "zero_think") == "tag_inside_text"
-    assert utils.flaw_of(tokenizer, good, "think") == "tag_inside_text"
-    assert utils.flaw_of(tokenizer, "ham 5", "plain") == ""
+    assert templates.flaw_of(tokenizer, good + "\n", "zero_think") == ""
+    assert templates.flaw_of(tokenizer, good + " and more", "zero_think") == "text_after_response"
+    assert templates.flaw_of(tokenizer, good + " </response>", "zero_think") == "tag_inside_text"
+    assert templates.flaw_of(tokenizer, good, "think") == "tag_inside_text"
+    assert templates.flaw_of(tokenizer, "ham 5", "plain") == ""
 
 
 # --- the loss

@@ -17,9 +17,11 @@ import eval_benchmarks
 import eval_sentient
 import eval_wildbench
 import rollout
+import templates
 import train_sft_warmstart
 import utils
 from benchmarks import shared
+from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.shipped import use_as_shipped
 from rewards import simulated_user
 from test_utils import exits  # noqa: F401  (fixture)
@@ -87,8 +89,8 @@ def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
         expected = shipped.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=False, **template_args
         )
-        assert utils.encode_prompt(tokenizer, chat) == expected
-    prompt = tokenizer.decode(utils.encode_prompt(tokenizer, [USER]))
+        assert templates.encode_prompt(tokenizer, chat) == expected
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
     assert prompt.endswith(opening)
     assert ("today's date" in line) == ("strftime_now" in shipped.chat_template)
 
@@ -112,7 +114,7 @@ def test_arguments_of_a_template(folders, exits):  # noqa: F811
     assert load("enable_thinking=false").opening == "<think>\n\n</think>\n\n"
     assert load().opening == ""
     prompt = load("reasoning_effort=low", case="gptoss")
-    assert "Reasoning: low" in prompt.decode(utils.encode_prompt(prompt, [USER]))
+    assert "Reasoning: low" in prompt.decode(templates.encode_prompt(prompt, [USER]))
     assert "has no argument 'enable_thinkin'" in exits(load, "enable_thinkin=false")
     assert "write KEY=VALUE" in exits(load, "enable_thinking")
 
@@ -133,7 +135,7 @@ def test_a_base_model_is_still_asked_for_a_zero_format(folders):
         tokenizer = utils.load_tokenizer(folders[case])
         line = use_as_shipped(tokenizer, "zero_think", "auto", {})
         assert line.startswith("chat template: zero_think;")
-        prompt = tokenizer.decode(utils.encode_prompt(tokenizer, [USER]))
+        prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
         assert utils.THINK_FORMATS["zero_think"].instruction in prompt
 
 
@@ -192,9 +194,9 @@ COMPLETIONS = {
 
 @pytest.mark.parametrize("style", COMPLETIONS)
 def test_thinking_of_a_foreign_style_is_split_off(style):
-    assert set(COMPLETIONS) == set(utils.FOREIGN_STYLES)
+    assert set(COMPLETIONS) == set(FOREIGN_STYLES)
     for text, finished, status, thinking, response in COMPLETIONS[style]:
-        parts = utils.split_thinking(text, style, finished)
+        parts = shared.split_thinking(text, style, finished)
         found = (parts.status, parts.response, parts.thinking.split(), parts.thinking[:1])
         assert found == (status, response, thinking.split(), thinking[:1]), text
         judged = shared.answer({"status": parts.status, "response": parts.response})
@@ -241,7 +243,7 @@ def learn(folder: str, out: Path, text: str) -> None:
     tokenizer = utils.load_tokenizer(folder)
     shipped_template = tokenizer.chat_template
     use_as_shipped(tokenizer, "auto", "auto", {})
-    prompt = utils.encode_prompt(tokenizer, [USER])
+    prompt = templates.encode_prompt(tokenizer, [USER])
     ids = prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
 
     torch.manual_seed(0)
@@ -301,7 +303,9 @@ def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
     profile = {"id": "a", "player": "p", "scene": "s", "task": "t", "first_talk": "Hi!", "system": "Be kind."}
     dialogue = simulated_user.start(profile, simulated_user.SAGE)
     text = shared.whole_turn(args, written, True)
-    simulated_user.add_model_turn(dialogue, simulated_user.SAGE, text, style)
+    parts = shared.split_thinking(text, style)
+    shows_response = shared.shows_response(text, style)
+    simulated_user.add_split_turn(dialogue, simulated_user.SAGE, text, parts, shows_response)
     simulated_user.add_user_turn(dialogue, simulated_user.SAGE, "Go on.", 1)
     assert dialogue["history"][1]["status"] == "ok" and dialogue["history"][1]["content"] == "y 1"
 
@@ -314,11 +318,11 @@ def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
     ]
     expected = shipped.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     messages = simulated_user.chat_messages(dialogue)
-    assert utils.encode_prompt(tokenizer, messages) == expected
+    assert templates.encode_prompt(tokenizer, messages) == expected
     if style == "tags":  # given the thinking, their templates drop it
         kept = simulated_user.chat_messages(dialogue, keep_thinking=True)
         assert "z z z" in kept[2]["content"]
-        assert utils.encode_prompt(tokenizer, kept) == expected
+        assert templates.encode_prompt(tokenizer, kept) == expected
 
 
 def test_channels_take_no_earlier_thinking(folders, tmp_path, exits):  # noqa: F811
@@ -341,7 +345,7 @@ def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
 def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
     """It opens the thinking and drops it from earlier turns: training refuses that, evaluation does as told."""
     tokenizer = load("qwen25_instruct")
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     model = checkpoint(tmp_path / "model", tokenizer, "think")
     file = tmp_path / "opens.jinja"
     file.write_text((SHIPPED / "qwen3_5_think.jinja").read_text())
@@ -349,7 +353,7 @@ def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
     args = eval_wildbench.Args(model=model, chat_template=str(file))
     tokenizer = shared.load_tokenizer(args)
     assert (shared.think_format(args), tokenizer.opening) == ("think", "<think>\n")
-    prompt = tokenizer.decode(utils.encode_prompt(tokenizer, CHATS["three turns"]))
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, CHATS["three turns"]))
     assert prompt.endswith("<|im_start|>assistant\n<think>\n")
     text = shared.whole_turn(args, "z\n</think>\n\ny", True)
     assert utils.split_thinking(text, "think") == ("z", "y", "ok")
@@ -377,11 +381,11 @@ def test_a_template_that_leaves_the_end_to_the_model_is_trained_on(load, tmp_pat
     file = tmp_path / "authors.jinja"
     file.write_text(LIKE_THE_AUTHORS)
     tokenizer = load(family)
-    line = utils.prepare_tokenizer(tokenizer, "zero_think", str(file))
+    line = templates.prepare_tokenizer(tokenizer, "zero_think", str(file))
     assert line.startswith(f"chat template: {file}; end of turn {end!r}") and tokenizer.pad_token != end
     text = utils.join_thinking("z", "y", "zero_think")
-    assert tokenizer.decode(utils.encode_completion(tokenizer, text)) == text + end
-    prompt = tokenizer.decode(utils.encode_prompt(tokenizer, [USER]))
+    assert tokenizer.decode(templates.encode_completion(tokenizer, text)) == text + end
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
     assert prompt.endswith("User: <query>What is 2+2 ?</query>\nAssistant:")
 
     # what was trained with it is evaluated with it, whether its think_format.json is there or not
@@ -392,7 +396,7 @@ def test_a_template_that_leaves_the_end_to_the_model_is_trained_on(load, tmp_pat
         use_as_shipped(evaluated, given, "auto", {})
         assert evaluated.think_format == "zero_think" and evaluated.opening == ""
         assert evaluated.stop_ids == [tokenizer.eos_token_id]
-        assert utils.encode_prompt(evaluated, [USER]) == utils.encode_prompt(tokenizer, [USER])
+        assert templates.encode_prompt(evaluated, [USER]) == templates.encode_prompt(tokenizer, [USER])
         (tmp_path / "model" / "think_format.json").unlink(missing_ok=True)
 
 
@@ -400,9 +404,9 @@ def test_sft_trains_on_the_end_of_such_a_template(load, tmp_path):
     file = tmp_path / "authors.jinja"
     file.write_text(LIKE_THE_AUTHORS)
     tokenizer = load("llama_base")
-    utils.prepare_tokenizer(tokenizer, "think", str(file))
+    templates.prepare_tokenizer(tokenizer, "think", str(file))
     trace = {"id": "a", "messages": [USER], "thinking": "z", "response": "y"}
     kept, _ = train_sft_warmstart.build_rows([trace], tokenizer, "think", 10**6)
     assert kept[0].ids[-1] == tokenizer.eos_token_id
-    sample = rollout.Sample(utils.encode_completion(tokenizer, "y"), None, True)
+    sample = rollout.Sample(templates.encode_completion(tokenizer, "y"), None, True)
     assert rollout.text_of(tokenizer, sample) == "y"

@@ -30,6 +30,7 @@ from rewards import judged, scorer, shaping
 from rewards import simulated_user as simulator
 from rewards import verified as rewards_verified
 from rows import load_prompts, read_rows
+import templates
 import train_dpo
 import train_ppo
 import train_rlver
@@ -193,11 +194,11 @@ def tokenizers(tokenizer_folders):
             tokenizer = utils.load_tokenizer(tokenizer_folders[family])
             found[family, think_format] = (
                 tokenizer,
-                utils.prepare_tokenizer(tokenizer, think_format).split(";")[0],
+                templates.prepare_tokenizer(tokenizer, think_format).split(";")[0],
             )
     named = {name.removeprefix("chat template: ") for _, name in found.values()}
     zero = {name for name, one in utils.THINK_FORMATS.items() if one.instruction}
-    assert named == {"its own", *utils.CHAT_TEMPLATES, *zero}
+    assert named == {"its own", *templates.CHAT_TEMPLATES, *zero}
     return {key: tokenizer for key, (tokenizer, _) in found.items()}
 
 
@@ -210,7 +211,7 @@ chats = st.lists(text, min_size=1, max_size=3).map(
 
 
 def control_count(tokenizer, ids):
-    control = set(utils.control_tokens(tokenizer))
+    control = set(templates.control_tokens(tokenizer))
     return sum(i in control for i in ids)
 
 
@@ -228,10 +229,12 @@ def control_count(tokenizer, ids):
 @example("plain", "plain", [{"role": "user", "content": "</s>"}], "z", "y</s>", 0)
 def test_rendered_masked_and_split_again(tokenizers, family, think_format, messages, z, y, extra):
     tokenizer = tokenizers[family, think_format]
-    prompt = utils.encode_prompt(tokenizer, messages)
+    prompt = templates.encode_prompt(tokenizer, messages)
     # a text of the same turns without any special token opens and closes as many turns
     blank = [{**m, "content": "Q"} for m in messages]
-    assert control_count(tokenizer, prompt) == control_count(tokenizer, utils.encode_prompt(tokenizer, blank))
+    assert control_count(tokenizer, prompt) == control_count(
+        tokenizer, templates.encode_prompt(tokenizer, blank)
+    )
     assert (
         tokenizer.bos_token_id is None
         or family == "smollm"
@@ -239,8 +242,8 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
         or tokenizer.bos_token_id
         in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
     )
-    assert len(messages) == len(blank) and prompt == utils.encode_prompt(
-        tokenizer, utils.without_control(tokenizer, messages)
+    assert len(messages) == len(blank) and prompt == templates.encode_prompt(
+        tokenizer, templates.without_control(tokenizer, messages)
     )
     if not think_format.startswith("zero"):  # SFT's rows and loss mask
         row = {"id": "r", "messages": messages, "thinking": z, "response": y}
@@ -253,7 +256,7 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
             written = tokenizer.decode(supervised[:-1], clean_up_tokenization_spaces=False)
             parts = utils.split_thinking(written, think_format)
             assert parts == (z.strip() if think_format == "think" else "", y.strip(), "ok")
-    completion = utils.encode_completion(tokenizer, utils.join_thinking(z, y, think_format))
+    completion = templates.encode_completion(tokenizer, utils.join_thinking(z, y, think_format))
     assert completion[-1] == tokenizer.eos_token_id
 
 

@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 import policy
 import rollout
 import rows
+import templates
 import train_grpo
 import utils
 from data.toy import world
@@ -511,7 +512,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     )
     accelerator = policy.start_accelerator()
     tokenizer = utils.load_tokenizer("data/toy/base")
-    utils.prepare_tokenizer(tokenizer, "plain")
+    templates.prepare_tokenizer(tokenizer, "plain")
     kept, _ = rows.load_prompts(str(prompts), tokenizer, 256)
     sampling = rollout.Sampling(1.0, 4)
     sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)

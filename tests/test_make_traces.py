@@ -16,6 +16,7 @@ from test_endpoint import ChatServer, Fault
 
 import endpoint
 from rows import read_rows
+import templates
 import utils
 from data import make_traces, prepare
 from data.make_traces import INSTRUCTION, MIN_THINKING, Args, refuses, split_reply, wrong_language
@@ -551,7 +552,7 @@ def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
         got
     ) == 8
     tokenizer = utils.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     read = read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
     kept, dropped = sft.build_rows(read, tokenizer, "think", 20_000)
     assert read == got and len(kept) == 8 and not dropped

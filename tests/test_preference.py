@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import templates
 import utils
 from rewards.preference import RewardModel
 
@@ -124,7 +125,7 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
 )
 def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start, end):
     model = RewardModel(reward_models[name])
-    control = set(utils.control_tokens(model.tokenizer))
+    control = set(templates.control_tokens(model.tokenizer))
 
     def n_control(user: str, completion: str) -> int:
         return sum(
@@ -164,7 +165,7 @@ def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
     RewardModel(drops_thinking, think_format="zero_plain")
 
     template = tmp_path / "mine.jinja"
-    template.write_text(utils.CHAT_TEMPLATES["plain"])
+    template.write_text(templates.CHAT_TEMPLATES["plain"])
     model = RewardModel(reward_models["no_template"], chat_template=str(template))
     text = model.tokenizer.decode(model.encode([USER], "yes"))
     assert text == "User: What is 2+2 ?\n\nAssistant: yes</s>\n\n"

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import policy
+import templates
 import train_reward
 import utils
 from data.toy import world
@@ -34,7 +35,7 @@ FSDP2 = [
 @pytest.fixture
 def tokenizer():
     tokenizer = utils.load_tokenizer(BASE)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 

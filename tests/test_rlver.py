@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import policy
 import rollout
 import runs
+import templates
 import train_grpo
 import train_ppo
 import train_rlver
@@ -35,14 +36,14 @@ PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hell
 @pytest.fixture(scope="module")
 def toy_tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    utils.prepare_tokenizer(tokenizer, "plain")
+    templates.prepare_tokenizer(tokenizer, "plain")
     return tokenizer
 
 
 def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
     dialogue = simulated_user.start(PROFILE, setting)
     prompt = simulated_user.chat_messages(dialogue)
-    user = {"id": "p", "prompt": prompt, "prompt_ids": utils.encode_prompt(tokenizer, prompt)}
+    user = {"id": "p", "prompt": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
     return train_rlver.Talk(user, dialogue)
 
 
@@ -72,7 +73,7 @@ def test_a_conversation_by_hand(load, family):
     """Two replies with thinking, and the user's turn between them: ids, mask, log-probabilities."""
     prompt, end, between, _ = TEMPLATES[family]
     tokenizer = load(family)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     first, second = "<think>\nA thought.\n</think>\n\nHi.", "<think>\nMore.\n</think>\n\nSo."
 
     def ids_of(text: str) -> list[int]:
@@ -106,7 +107,7 @@ def test_a_conversation_by_hand(load, family):
 def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
     _, end, between, other_end = TEMPLATES[family]
     tokenizer = load(family)
-    utils.prepare_tokenizer(tokenizer, "plain")
+    templates.prepare_tokenizer(tokenizer, "plain")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
     ids = tokenizer("Hi." + other_end, add_special_tokens=False)["input_ids"]
@@ -123,7 +124,7 @@ def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
 def test_replies_may_have_any_think_format(think_format):
     """A closing tag ends a Zero format's reply: the template writes the end of turn, which others sample."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    utils.prepare_tokenizer(tokenizer, think_format, "chatml")
+    templates.prepare_tokenizer(tokenizer, think_format, "chatml")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
     train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
@@ -137,7 +138,7 @@ def test_replies_may_have_any_think_format(think_format):
         assert talk.dialogue["history"][-2]["content"] == "Hello!"  # the user hears no thinking
         talk.add_user_turn(tokenizer, 1000)
     whole = simulated_user.chat_messages(talk.dialogue, keep_thinking=True)
-    assert talk.context == utils.encode_prompt(tokenizer, whole)
+    assert talk.context == templates.encode_prompt(tokenizer, whole)
     assert sum(talk.loss_mask) == 2 * len(ids)
 
 
@@ -150,7 +151,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys
         train_rlver.check_turns(other, prompt, "plain")
     assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
 
-    utils.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
+    templates.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
     with pytest.raises(SystemExit) as error:
         train_rlver.check_turns(other, prompt, "zero_think")
     assert error.value.code == 2 and "--chat-template chatml" in capsys.readouterr().err
@@ -165,7 +166,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     users = []
     for profile in toy_users.profiles(16, 0, "train"):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
-        prompt_ids = utils.encode_prompt(toy_tokenizer, prompt)
+        prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
         users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
     sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
@@ -191,7 +192,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
         assert [rollout.text_of(toy_tokenizer, sample) for sample in samples] == replies
         if all(ids[-1] == toy_tokenizer.eos_token_id for ids in written[:-1]):
             whole = simulated_user.chat_messages(conversation.dialogue, keep_thinking=True)
-            read = utils.encode_prompt(toy_tokenizer, whole[: 2 * len(written) - 1])
+            read = templates.encode_prompt(toy_tokenizer, whole[: 2 * len(written) - 1])
             assert conversation.prompt_ids + conversation.ids == read + written[-1]
 
 
@@ -241,7 +242,7 @@ def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
 def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
     setting = simulated_user.RLVER
     talk = new_talk(toy_tokenizer, setting)
-    ids = utils.encode_completion(toy_tokenizer, "Good!")
+    ids = templates.encode_completion(toy_tokenizer, "Good!")
     talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", toy_tokenizer)
     simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("No.", 1))
     n_turn = len(train_rlver.turn_ids(toy_tokenizer, "No.", True))

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import checkpoint
 import policy
 import rollout
+import templates
 import utils
 import vllm_engine
 import vllm_server
@@ -52,13 +53,13 @@ def leave_no_trace():
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = utils.load_tokenizer(BASE)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer) -> list[list[int]]:
-    return [utils.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in TEXTS]
+    return [templates.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +423,7 @@ def test_every_prompt_once_an_epoch_as_a_function_of_seed_and_step():
 
 def test_a_sample_becomes_a_completion(tokenizer):
     text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
-    ids = utils.encode_completion(tokenizer, text)
+    ids = templates.encode_completion(tokenizer, text)
     prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
     whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
     assert (whole.text, whole.status) == (text, "ok")

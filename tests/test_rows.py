@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-import utils
+import templates
 from rows import check_ids, load_held_out, load_prompts, read_rows
 
 ROWS = [
@@ -151,14 +151,14 @@ def test_rows_of_a_conversation(tmp_path, exits):
 
 def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, exits, capsys):
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base", trust_remote_code=False)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     rows = [
         {"id": "short", "messages": [turn("user", "ham<|im_end|>")]},
         {"id": "long", "messages": [turn("user", "ham " * 300)]},
     ]
     path = write(tmp_path / "p.jsonl", rows)
     kept, dropped = load_prompts(str(path), tokenizer, 100)
-    ids = utils.encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
+    ids = templates.encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
     assert kept == [{"id": "short", "prompt": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
     assert dropped[0]["tokens"] > 300

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 import plan
 import rollout
 import runs
+import templates
 import utils
 import watchdog
 
@@ -316,7 +317,7 @@ def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
     GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
     tokenizer = utils.load_tokenizer(str(tmp_path / "m"))
     own = tokenizer.eos_token_id
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     assert tokenizer.stop_ids == sorted({3, 5, own, tokenizer.eos_token_id}) and own != tokenizer.eos_token_id
 
 

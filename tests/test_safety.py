@@ -21,6 +21,7 @@ import checkpoint
 import policy
 import rollout
 import runs
+import templates
 import torch
 import train_grpo
 import train_ppo
@@ -151,6 +152,7 @@ def test_telemetry_is_off_before_the_libraries_read_that():
             "peft",
             "accelerate",
             "utils",
+            "templates",
             "rollout",
             "rewards",
             "simulator",
@@ -205,7 +207,7 @@ def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
 def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled):
     """As from the hub, where no folder can be looked into beforehand."""
     template = pickled / "template.jinja"
-    template.write_text(utils.CHAT_TEMPLATES["plain"])
+    template.write_text(templates.CHAT_TEMPLATES["plain"])
     config = json.loads((pickled / "config.json").read_text())
     (pickled / "config.json").write_text(json.dumps(config | {"id2label": {"0": "x"}, "label2id": {"x": 0}}))
     tokenizer = utils.load_tokenizer(str(BASE))
@@ -271,7 +273,7 @@ TEMPLATES = [
 def test_templates_are_sandboxed(tmp_path, mark, exits, load, reward_models, template):  # noqa: F811
     file = tmp_path / "template.jinja"
     file.write_text(template.replace("MARK", str(mark)))
-    told = exits(runs.or_fail, utils.prepare_tokenizer, load("qwen25_instruct"), "think", str(file))
+    told = exits(runs.or_fail, templates.prepare_tokenizer, load("qwen25_instruct"), "think", str(file))
     told += exits(
         runs.or_fail, RewardModel.check, reward_models["chatml"], str(file), "think+response", "think"
     )

@@ -11,6 +11,7 @@ import torch
 
 import policy
 import rollout
+import templates
 import train_grpo
 import utils
 from rewards.scorer import Scorer, floor_bad, text_to_score
@@ -37,7 +38,7 @@ def accelerator():
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = utils.load_tokenizer("data/toy/base")
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
@@ -72,7 +73,7 @@ def completions(tokenizer) -> list[rollout.Completion]:
     texts[5] = texts[5] + "</think>"
     found = []
     for text in texts:
-        sample = rollout.Sample(utils.encode_completion(tokenizer, text), None, True)
+        sample = rollout.Sample(templates.encode_completion(tokenizer, text), None, True)
         found.append(rollout.read_completion(tokenizer, "think", prompt, sample))
     assert [c.text for c in found] == texts
     assert [c.status == "ok" for c in found] == [True, False, True, True, True, False, True, True]

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 import policy
+import templates
 import train_sft_warmstart
 import utils
 from data.toy import world
@@ -35,7 +36,7 @@ TOY = {**train_sft_warmstart.PRESETS["toy"], "model": BASE}
 @pytest.fixture
 def tokenizer():
     tokenizer = utils.load_tokenizer(BASE)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
@@ -55,7 +56,7 @@ def test_the_completion_and_its_end_are_trained_on(tokenizer, think_format):
     assert dropped == []
     assert tokenizer.decode(kept.ids) == expected
     assert kept.ids[-1] == tokenizer.eos_token_id
-    assert kept.prompt_ids == utils.encode_prompt(tokenizer, row["messages"])
+    assert kept.prompt_ids == templates.encode_prompt(tokenizer, row["messages"])
 
 
 def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):

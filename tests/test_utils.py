@@ -1,4 +1,4 @@
-"""utils.py: the think-format parser, a format that a user adds, chat templates, ids of prompts."""
+"""utils.py, templates.py: the think-format parser, a format that a user adds, chat templates, ids of prompts."""
 
 import random
 import re
@@ -12,9 +12,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import checkpoint
 import rollout
+import templates
 import utils
 from policy import load_policy_tokenizer
-from utils import encode_completion, encode_prompt, join_thinking, prepare_tokenizer, split_thinking
+from templates import encode_completion, encode_prompt, prepare_tokenizer
+from utils import join_thinking, split_thinking
 
 STATUSES = {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
 FORMATS = list(utils.THINK_FORMATS)
@@ -410,7 +412,7 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     template, end, pad = CHOSEN[family]
     line = prepare_tokenizer(tokenizer, think_format)
     assert line == f"chat template: {template}; end of turn {end!r}; pad {tokenizer.pad_token!r}"
-    expected = own_template if template == "its own" else utils.CHAT_TEMPLATES[template]
+    expected = own_template if template == "its own" else templates.CHAT_TEMPLATES[template]
     assert tokenizer.chat_template == expected
     assert tokenizer.eos_token == end
     assert pad in (None, tokenizer.pad_token)
@@ -530,7 +532,7 @@ def test_templates_without_an_end_and_with_two_beginnings_are_refused(load, tmp_
     (tmp_path / "endless").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with pytest.raises(ValueError, match="without a special token; pass --chat-template"):
         prepare_tokenizer(tokenizer, "think", str(tmp_path / "endless"))
-    (tmp_path / "two").write_text("{{ bos_token + bos_token }}" + utils.CHAT_TEMPLATES["plain"])
+    (tmp_path / "two").write_text("{{ bos_token + bos_token }}" + templates.CHAT_TEMPLATES["plain"])
     prepare_tokenizer(tokenizer, "think", str(tmp_path / "two"))
     with pytest.raises(ValueError, match="two BOS"):
         encode_prompt(tokenizer, [USER])

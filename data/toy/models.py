@@ -38,6 +38,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import templates
 import utils
 from data.toy import world as toy
 
@@ -363,7 +364,7 @@ def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
 def train_reward(args: Args) -> None:
     """Trains the reward model on preferences and ratings of new drafts in every step."""
     tokenizer = AutoTokenizer.from_pretrained(args.base, trust_remote_code=False)
-    utils.prepare_tokenizer(tokenizer, "think")
+    templates.prepare_tokenizer(tokenizer, "think")
     model = AutoModelForSequenceClassification.from_pretrained(
         args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **utils.SAFE
     )

@@ -1,0 +1,73 @@
+"""How models think that were trained elsewhere, and are only evaluated.
+
+To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format` read it
+from there. benchmarks/shared.py chooses between these styles and our own formats.
+"""
+
+import re
+from dataclasses import dataclass
+
+from utils import ThinkParts
+
+
+@dataclass(frozen=True)
+class ForeignStyle:
+    """Describes how a model that was trained elsewhere tells its thinking from its answer.
+
+    It is read leniently: such a model may answer without thinking, and its chat template may open the thinking.
+    """
+
+    opens_thinking: str
+    """What begins a completion that thinks."""
+    opens_answer: str
+    """A regular expression; the answer is what follows its last match."""
+    marks: str
+    """A regular expression for everything in the thinking that is not its words."""
+    closes_answer: str = ""
+    """What may stand between the answer and the end of turn."""
+
+
+FOREIGN_STYLES = {
+    # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
+    "tags": ForeignStyle(opens_thinking="<think>", opens_answer="</think>", marks="</?think>"),
+    # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
+    "channels": ForeignStyle(
+        opens_thinking="<|channel|>",
+        opens_answer=r"<\|channel\|>final.*?<\|message\|>",
+        marks=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        closes_answer="<|end|>",
+    ),
+}
+
+
+def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
+    """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our formats.
+
+    Thinking that is never closed has no response. The status is never `no_open` or `nested`.
+    """
+    text = text.strip()
+    answers = list(re.finditer(style.opens_answer, text))
+    never_closed = not answers and text.startswith(style.opens_thinking)
+    if answers:
+        thinking = text[: answers[-1].start()]
+        response = text[answers[-1].end() :]
+    elif never_closed:
+        thinking = text
+        response = ""
+    else:  # it answered without thinking
+        thinking = ""
+        response = text
+
+    thinking = re.sub(style.marks, "\n", thinking).strip()
+    if style.closes_answer:
+        response = response.partition(style.closes_answer)[0]
+    response = response.strip()
+
+    status = "ok"
+    if not finished:
+        status = "truncated"
+    elif never_closed:
+        status = "no_close"
+    elif not response:
+        status = "empty_response"
+    return ThinkParts(thinking, response, status)

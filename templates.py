@@ -1,0 +1,219 @@
+"""Chat templates and token ids of prompts and completions: the same in training, rewards and evaluation."""
+
+import re
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+import utils
+
+# --- 1. chat templates
+
+_TURNS = (
+    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}"
+    "{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+_BOS = "{{ bos_token if bos_token else '' }}"
+CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and none prints today's date
+    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "plain": _BOS + _TURNS,
+}
+FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}  # a token that tells the family
+
+THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
+
+
+def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
+    """Applies the chat template, with the `template_args` that an evaluation may set (benchmarks/shipped.py)."""
+    template_args = getattr(tokenizer, "template_args", {})
+    return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
+
+
+def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
+    """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
+    messages = []
+    for answer in answers:
+        messages.append({"role": "user", "content": "Q"})
+        messages.append({"role": "assistant", "content": answer})
+    return render(tokenizer, messages, tokenize=False)
+
+
+def closing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that the chat template writes after the assistant's words."""
+    closing_text = render_answers(tokenizer, "@@").rpartition("@@")[2]
+    return tokenizer(closing_text, add_special_tokens=False)["input_ids"]
+
+
+def ends_of_template(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the special tokens that the chat template writes after the assistant's words."""
+    special = control_tokens(tokenizer)
+    return [token for token in closing_ids(tokenizer) if token in special]
+
+
+def _keeps_thinking(tokenizer: Tokenizer) -> bool:
+    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
+    question = [{"role": "user", "content": "Q"}]
+    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
+    adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
+    return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
+
+
+def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
+    """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
+    if chat_template in CHAT_TEMPLATES:
+        return chat_template, CHAT_TEMPLATES[chat_template]
+    if chat_template != "auto":
+        return chat_template, Path(chat_template).read_text()
+
+    instruction = utils.THINK_FORMATS[think_format].instruction
+    if instruction:
+        return think_format, _BOS + instruction + "\n\n" + _TURNS
+    if tokenizer.chat_template and _keeps_thinking(tokenizer):
+        return "its own", tokenizer.chat_template
+
+    vocabulary = tokenizer.get_vocab()
+    for family, mark in FAMILY_MARKS.items():
+        if mark in vocabulary:
+            return family, CHAT_TEMPLATES[family]
+    if tokenizer.chat_template:
+        raise ValueError(
+            "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one that "
+            f"does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
+        )
+    return "plain", CHAT_TEMPLATES["plain"]
+
+
+def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
+    vocabulary = tokenizer.get_vocab()
+    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
+        if vocabulary.get(token, end) != end:
+            return token
+    special = control_tokens(tokenizer).keys() - {end}
+    others = set(vocabulary.values()) - {end}
+    if not others:
+        raise ValueError("this tokenizer has a single token")
+    return tokenizer.convert_ids_to_tokens(max(special or others))
+
+
+def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
+    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
+    for tag in utils.THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            return tag
+    return ""
+
+
+def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
+    """Raises ValueError if the tokenizer cannot write a tag of the format."""
+    tag = unwritable_tag(tokenizer, think_format)
+    if tag:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
+            f"{think_format!r}; choose another tag or another model"
+        )
+
+
+def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
+    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
+
+    `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
+    ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
+    `trained_as` is what a checkpoint's think_format.json will say.
+
+    Args:
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
+            own if it keeps thinking verbatim; else ours for its family.
+
+    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
+    """
+    utils.check_think_format(think_format)
+    check_writable(tokenizer, think_format)
+    name, text = choose_template(tokenizer, think_format, chat_template)
+    tokenizer.chat_template = text
+
+    ends = ends_of_template(tokenizer)
+    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
+    if leaves_end_to_model and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
+    if not ends:
+        raise ValueError(
+            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
+        )
+
+    end = ends[0]
+    own_ends = getattr(tokenizer, "own_ends", [])
+    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
+    tokenizer.trained_as = {"think_format": think_format}
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    if tokenizer.pad_token_id in (None, end):
+        tokenizer.pad_token = _choose_pad_token(tokenizer, end)
+    return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
+
+
+# --- 2. token ids of prompts and completions
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Returns special tokens by id, even those no attribute names (<|eot_id|> in Llama 3.1), without think tags."""
+    return {
+        token_id: token.content
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in utils.TAGS
+    }
+
+
+def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
+    """Strips control tokens from the texts of messages, as they would open or close a turn."""
+    control = control_tokens(tokenizer).values()
+    if not control:
+        return messages
+    pattern = re.compile("|".join(map(re.escape, control)))
+    cleaned = []
+    for message in messages:
+        text = message["content"]
+        while pattern.search(text):  # removing one can create another
+            text = pattern.sub("", text)
+        cleaned.append({**message, "content": text})
+    return cleaned
+
+
+def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
+    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
+    messages = without_control(tokenizer, messages)
+    ids = render(tokenizer, messages, add_generation_prompt=True)
+    if ids[:2] == [tokenizer.bos_token_id] * 2:
+        raise ValueError(
+            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
+        )
+    return ids
+
+
+def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes a completion with its end of turn: exactly the tokens that SFT trains on."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+
+
+def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
+    """Returns why a completion cannot be trained on; "" if it can.
+
+    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often),
+    `control_token` or `text_after_response`.
+    """
+    status = utils.split_thinking(text, think_format).status
+    if status != "ok":
+        return status
+    expected = utils.THINK_FORMATS[think_format]
+    if any(text.count(tag) > expected.tags.count(tag) for tag in utils.TAGS):
+        return "tag_inside_text"
+    if not text.rstrip().endswith(expected.stop):
+        return "text_after_response"
+    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    return ""
