@@ -34,12 +34,13 @@ def llama_8b(tmp_path_factory) -> str:
 @pytest.fixture
 def gpus(monkeypatch):
     """What eight GPUs of 80 GB would say to the plan; an H100 has 79.2 GiB."""
+    state = PartialState(cpu=True)  # made before a GPU seems to be there: later tests have the same
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(utils, "DTYPE", "bfloat16")
     card = SimpleNamespace(total_memory=int(79.2 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(PartialState(), "num_processes", 8)
+    monkeypatch.setattr(state, "num_processes", 8)
 
 
 def test_memory_of_the_paper_s_model_before_anything_is_loaded(llama_8b, gpus, monkeypatch):
