@@ -127,7 +127,10 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
     An older folder of that name is replaced when the new one is whole.
     """
     part = folder.with_name(folder.name + ".part")
-    with watchdog.patient():
+    n_bytes = sum(
+        weight.nbytes for weight in model.parameters()
+    )  # of whole weights, also if they are sharded
+    with watchdog.patient(n_bytes):
         save_weights(part, model, accelerator)
         if policy.has_adapter(policy.unwrap(model)):
             save_weights(folder.parent / "adapter", model, accelerator, merge=False)
@@ -202,6 +205,14 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 # --- 3. checkpoints
 
 
+def checkpoint_bytes(learners: dict[str, Learner]) -> int:
+    """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter."""
+    n_parameters = 0
+    for learner in learners.values():
+        n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
+    return 12 * n_parameters
+
+
 def save(
     run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
 ) -> Path:
@@ -210,7 +221,7 @@ def save(
     `learners`: {"": the policy, "critic": ..., ...}.
     """
     folder = run / f"checkpoint-{step}"
-    with watchdog.patient():
+    with watchdog.patient(checkpoint_bytes(learners)):
         if accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)  # one that was not written to its end
             folder.mkdir(exist_ok=True)
@@ -369,11 +380,8 @@ def cut_log(path: Path, last_step: int) -> None:
 
 
 def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> None:
-    """Warns if the checkpoints that a run keeps do not fit on the disk: weights and two moments in float32."""
-    n_parameters = 0
-    for learner in learners.values():
-        n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
-    size = 12 * n_parameters
+    """Warns if the checkpoints that a run keeps do not fit on the disk."""
+    size = checkpoint_bytes(learners)
     still_to_come = max(1, keep) + 1 - len(numbered(run))  # an old one goes when the new one is whole
     free = shutil.disk_usage(run).free
     if free < still_to_come * size:

@@ -1,6 +1,8 @@
 """Computes the memory that a run needs, from the configs of its models, before anything is loaded.
 
-All numbers are GiB a process, which is a GPU. Activations are not counted: --micro-batch-tokens bounds them.
+All numbers are GiB a process, which is a GPU. They are bytes of tensors that stay: tests/test_grpo.py compares them with
+those of a run. Activations, gathered layers and CUDA's own memory are not counted. What the parts leave free is for them,
+and --micro-batch-tokens bounds them.
 """
 
 import os
@@ -19,25 +21,38 @@ import runs
 import utils
 
 GIB = 2**30
+BYTES = {"bfloat16": 2, "float32": 4}  # a parameter
 FULL_TRAINING = 16  # bytes a parameter: float32 weight, gradient, and Adam's two moments
+
+TRAINED = "--lora-r, more GPUs with accelerate/8gpu_fsdp2.yaml, or a smaller --model"
+REMEDIES = {  # part: what makes it smaller
+    "policy": TRAINED,
+    "critic": TRAINED,
+    "prime": TRAINED,
+    "training: policy": TRAINED,
+    "reference": "--lora-r, which needs no reference",
+    "reward model": "a smaller --reward-model",
+    "scoring": "a smaller --reward-model or --gold",
+    "gold": "a smaller --gold",
+    "process model": "a smaller --reward-args process.model",
+    "vLLM": "a smaller --vllm-memory",
+    "sampling: vLLM": "a smaller --vllm-memory",
+}
+
+
+# --- one model
 
 
 def n_shards() -> int:
-    """Returns among how many processes trained weights are split: all under FSDP, else 1."""
+    """Returns among how many processes weights are split that FSDP shards: all; without FSDP 1."""
     if policy.is_sharded_launch():
         return PartialState().num_processes
     return 1
 
 
-def frozen_bytes() -> int:
-    """Returns bytes a parameter of a model that is not trained: bfloat16 on a GPU."""
-    return 2 if utils.DTYPE == "bfloat16" else 4
-
-
 def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
     """Counts the parameters of a model and of its LoRA adapter, without loading weights."""
-    with torch.device("meta"):
-        model = auto_class.from_config(utils.load_config(path), trust_remote_code=False)
+    model = policy.without_weights(auto_class, utils.load_config(path))
     n_adapter = 0
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "score"):
@@ -45,23 +60,29 @@ def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
     return model.num_parameters(), n_adapter
 
 
-def trained_gib(path: str, lora_r: int) -> float:
+def trained_gib(path: str, lora_r: int, auto_class=AutoModelForCausalLM) -> float:
     """Returns weights, gradients and optimizer state. With LoRA: those of the adapter, and the frozen weights."""
-    n_weights, n_adapter = n_parameters(path, AutoModelForCausalLM, lora_r)
+    n_weights, n_adapter = n_parameters(path, auto_class, lora_r)
     n_bytes = FULL_TRAINING * n_weights
     if lora_r:
-        n_bytes = frozen_bytes() * n_weights + FULL_TRAINING * n_adapter
+        n_bytes = BYTES[utils.DTYPE] * n_weights + FULL_TRAINING * n_adapter
     return n_bytes / n_shards() / GIB
+
+
+def critic_gib(path: str, lora_r: int) -> float:
+    """Returns `trained_gib` of PPO's critic, which has one output in place of an LM head."""
+    return trained_gib(path, lora_r, AutoModelForTokenClassification)
 
 
 def frozen_gib(path: str, auto_class) -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
-    return n_parameters(path, auto_class)[0] * frozen_bytes() / GIB
+    return n_parameters(path, auto_class)[0] * BYTES[utils.DTYPE] / GIB
 
 
 def reference_gib(path: str) -> float:
-    """Returns the reference's float32 weights, sharded as the policy's."""
-    return n_parameters(path, AutoModelForCausalLM)[0] * 4 / n_shards() / GIB
+    """Returns the weights of the reference, sharded as the policy's."""
+    n_weights, _ = n_parameters(path, AutoModelForCausalLM)
+    return n_weights * BYTES[policy.reference_dtype()] / n_shards() / GIB
 
 
 def vllm_gib(path: str, share: float) -> float:
@@ -69,6 +90,9 @@ def vllm_gib(path: str, share: float) -> float:
     if torch.cuda.is_available():
         return share * torch.cuda.get_device_properties(0).total_memory / GIB
     return frozen_gib(path, AutoModelForCausalLM) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
+
+
+# --- the models of a run
 
 
 def is_model(gold: str) -> bool:
@@ -90,13 +114,9 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
 
 def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic."""
-    parts = {"policy": trained_gib(args.model, args.lora_r)}
-    if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = reference_gib(args.model)
+    parts = policies_gib(args, use_vllm, has_reference)
     if "preference" in rewards.reward_names(args):
         parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
-    if use_vllm:
-        parts["vLLM"] = vllm_gib(args.model, args.vllm_memory)
     if is_model(args.gold):
         parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
     options = rewards.reward_options(args)
@@ -107,8 +127,21 @@ def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     return parts
 
 
+def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
+    """Returns {part: GiB} of the policy, its reference and what samples from it."""
+    parts = {"policy": trained_gib(args.model, args.lora_r)}
+    if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
+        parts["reference"] = reference_gib(args.model)
+    if use_vllm:
+        parts["vLLM"] = vllm_gib(args.model, args.vllm_memory)
+    return parts
+
+
 def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
-    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a time."""
+    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a time.
+
+    The message says what would help, the largest part first.
+    """
     listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
     if not torch.cuda.is_available():
         return f"GiB a process, without activations: {listed}"
@@ -116,8 +149,12 @@ def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
     there = torch.cuda.get_device_properties(0).total_memory / GIB
     offloads = os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true"
     if needed > there and not offloads:
+        remedies = []
+        for name in sorted(parts, key=parts.get, reverse=True):
+            if (at_once or parts[name] > there) and REMEDIES[name] not in remedies:
+                remedies.append(REMEDIES[name])
         runs.fail(
-            f"{needed:.0f} GiB are needed of a GPU's {there:.0f}, without activations ({listed}): use more GPUs, "
-            "--lora-r, a smaller --vllm-memory or a smaller --reward-model"
+            f"{needed:.0f} GiB are needed of a GPU's {there:.0f}, without activations ({listed}). "
+            f"What helps most comes first: {'; '.join(remedies)}"
         )
-    return f"GiB a GPU, without activations: {listed}"
+    return f"GiB a GPU, without activations: {listed}; {there - needed:.3g} of {there:.3g} are left for those"

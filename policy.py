@@ -19,7 +19,13 @@ from pathlib import Path
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, PartialState
+from accelerate import (
+    Accelerator,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+    PartialState,
+    init_empty_weights,
+)
 from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from safetensors import SafetensorError
@@ -54,13 +60,19 @@ def start_accelerator() -> Accelerator:
     handlers = [
         # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by watchdog.py
         InitProcessGroupKwargs(timeout=timedelta(hours=6)),
-        DistributedDataParallelKwargs(broadcast_buffers=False),
+        # gradients are views of DDP's buckets: copies would take 4 bytes a parameter more
+        DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
     ]
     plugin = None
     if is_sharded_launch():
         compute_dtype = torch.bfloat16 if on_gpu else torch.float32
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=precision)
+        # shards are cut from the weights of rank 0, the only process that reads them, see `load_weights`
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, mixed_precision_policy=precision, cpu_ram_efficient_loading=True
+        )
+        # transformers reads it too, and would leave a reward model, which is not sharded, empty on other ranks
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     return Accelerator(
         cpu=not on_gpu,
         mixed_precision="bf16" if on_gpu else "no",
@@ -86,17 +98,37 @@ def is_sharded_launch() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def load_weights(auto_class, path: str, new_head: bool = False, **kwargs) -> tuple[nn.Module, list[str]]:
+def without_weights(auto_class, config, dtype: str = "float32") -> nn.Module:
+    """Makes a model on the meta device, where weights have shapes and no values; its buffers are real."""
+    with init_empty_weights():
+        model = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    model.tie_weights()  # the context gives every name a weight of its own
+    return model
+
+
+def load_weights(
+    auto_class, path: str, dtype: str, new_head: bool = False, sharded: bool = False, config=None, **kwargs
+) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
-    With `new_head`, the head may be missing or have another shape. Exits with 2 if another weight is missing,
-    as it would be random, if a weight is not finite, or if the folder cannot be read.
+    With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
+    rank 0 alone reads it; on other ranks it is without weights until `place` gives them their shards.
+    Exits with 2 if another weight is missing, as it would be random, if a weight is not finite, or if the
+    folder cannot be read.
     """
+    config = config or utils.load_config(path)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
     try:
-        model, info = auto_class.from_pretrained(path, **utils.SAFE, **kwargs)
+        empty = without_weights(auto_class, config, dtype)
+        if sharded and is_sharded_launch() and not PartialState().is_main_process:
+            return empty, []
+        with watchdog.patient(4 * empty.num_parameters()):  # bytes of a file in float32
+            model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+    if model.can_generate():
+        # without the folder's own, whose repetition penalty, say, neither vLLM nor the loss would have
+        model.generation_config = empty.generation_config
     missing = list(info["missing_keys"])
     missing += [name for name, *_ in info["mismatched_keys"]]
     needed = missing
@@ -156,28 +188,37 @@ def load_policy_tokenizer(
 
 
 def load_policy(
-    path: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
+    path: str,
+    lora_r: int,
+    gradient_checkpointing: bool,
+    resume_from: str | None = None,
+    sharded: bool = True,
 ) -> nn.Module:
     """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
 
-    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16. `sharded`: see `load_weights`.
     """
     if lora_r:
-        model, _ = load_weights(AutoModelForCausalLM, path, dtype=utils.DTYPE)
+        model, _ = load_weights(AutoModelForCausalLM, path, utils.DTYPE, sharded=sharded)
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
-        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, dtype="float32")
+        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=sharded)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
-def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Places a model that is not trained: sharded layer by layer under FSDP2, else a copy in each process."""
-    model.eval().requires_grad_(False)
+def place(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
+    """Places a model on this process's device: rank 0's in shards under FSDP2, else a whole copy."""
     if accelerator.is_fsdp2:
         return fsdp2_prepare_model(accelerator, model)
-    return accelerator.prepare_model(model, evaluation_mode=True)
+    return accelerator.prepare_model(model, evaluation_mode=not learns)
+
+
+def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Places a model that is not trained."""
+    model.eval().requires_grad_(False)
+    return place(accelerator, model, learns=False)
 
 
 def prepare_trained(
@@ -187,10 +228,12 @@ def prepare_trained(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Places a model that learns, and its AdamW optimizer, on this process's device or in shards."""
+    """Places a model that learns, and makes its AdamW optimizer."""
+    model = place(accelerator, model, learns=True)
+    # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
-    return accelerator.prepare(model, optimizer)
+    return model, accelerator.prepare_optimizer(optimizer)
 
 
 # --- 2. log-probabilities
@@ -216,6 +259,10 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def tie_weights(self) -> None:
+        """Makes embedding and LM head one weight, if they are; accelerate calls it before and after sharding."""
+        self.model.tie_weights()
 
     def forward(
         self,
@@ -296,9 +343,18 @@ class Policy(nn.Module):
         return logprobs, entropies
 
 
+def reference_dtype() -> str:
+    """Returns bfloat16 under FSDP2 on GPUs, which rounds the policy's weights to it for each forward, else float32.
+
+    Without FSDP2 forwards are autocast: norms and the sum of the layers stay in float32. A bfloat16 reference would be
+    0.05 nat a token from a policy that has learned nothing (docs/gpu.md).
+    """
+    return utils.DTYPE if is_sharded_launch() else "float32"
+
+
 def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
     """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
-    model, _ = load_weights(AutoModelForCausalLM, path, dtype="float32")
+    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(), sharded=True)
     return prepare_frozen(accelerator, Policy(model, temperature))
 
 

@@ -376,11 +376,6 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true":
-        fail(
-            "fsdp_cpu_ram_efficient_loading: true leaves reference and reward model without weights on every rank "
-            "but the first; set it to false in the launch config"
-        )
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
     run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()

@@ -48,7 +48,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
-from transformers import AutoConfig, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
 import checkpoint
 import plan
@@ -416,11 +416,12 @@ def load_critic(
     folder = path
     if resume_from and not lora_r:  # with LoRA it holds the adapter and the head alone
         folder = resume_from
-    config = AutoConfig.from_pretrained(folder, num_labels=1, trust_remote_code=False)
+    config = utils.load_config(folder)
+    config.num_labels = 1
     config.classifier_dropout = 0.0  # else 0.1
     dtype = utils.DTYPE if lora_r else "float32"
     critic, missing = policy.load_weights(
-        AutoModelForTokenClassification, folder, new_head=True, config=config, dtype=dtype
+        AutoModelForTokenClassification, folder, dtype, new_head=True, sharded=True, config=config
     )
     for name, weight in critic.named_parameters():
         if name in missing:
@@ -658,7 +659,7 @@ def main(args: Args) -> None:
     rewards.check(args)
     dense.check(args, has_reference)
     memory = plan.rl_gib(args, use_vllm, has_reference)
-    memory["critic"] = plan.trained_gib(critic_path, args.lora_r)
+    memory["critic"] = plan.critic_gib(critic_path, args.lora_r)
     accelerator.print(plan.check_memory(memory))
     if args.dry_run:
         rewards.try_judges(args)

@@ -240,12 +240,11 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
     """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
+    path = str(folder or args.model)
+    config = utils.load_config(path)
+    config.num_labels = 1
     model, _ = policy.load_weights(
-        AutoModelForSequenceClassification,
-        str(folder or args.model),
-        new_head=True,
-        num_labels=1,
-        dtype=torch.float32,
+        AutoModelForSequenceClassification, path, "float32", new_head=True, sharded=True, config=config
     )
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one

@@ -511,14 +511,10 @@ def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator)
         f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}"
     )
-    parts = {"policy": plan.trained_gib(args.model, args.lora_r)}
-    if args.beta and not args.lora_r:
-        parts["reference"] = plan.reference_gib(args.model)
+    memory = plan.policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
-        parts["critic"] = parts["policy"]
-    if use_vllm:
-        parts["vLLM"] = plan.vllm_gib(args.model, args.vllm_memory)
-    accelerator.print(plan.check_memory(parts))
+        memory["critic"] = plan.critic_gib(args.model, args.lora_r)
+    accelerator.print(plan.check_memory(memory))
 
 
 def conversations_per_user(args: Args) -> int:

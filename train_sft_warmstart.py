@@ -247,7 +247,7 @@ def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     model, _ = policy.load_weights(
-        AutoModelForCausalLM, args.model, dtype=utils.DTYPE, quantization_config=quantization
+        AutoModelForCausalLM, args.model, utils.DTYPE, quantization_config=quantization
     )
     model = prepare_model_for_kbit_training(
         model, args.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -305,7 +305,7 @@ def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
     if args.load_in_4bit:
         checkpoint.save_weights(run / "adapter", model, accelerator, merge=False)
         accelerator.wait_for_everyone()
-        model = policy.load_policy(args.model, args.lora_r, False, run / "adapter")
+        model = policy.load_policy(args.model, args.lora_r, False, run / "adapter", sharded=False)
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
 
 

@@ -20,6 +20,9 @@ from pathlib import Path
 STALLED = 124  # exit code when no rank makes progress; timeout(1) has the same
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
 PATIENCE = 10  # times --stall-minutes that may pass while models are loaded or a checkpoint is written
+# bytes a second: half of the 0.2 GB/s that a cluster's disk may leave to one run when many write. An 8B checkpoint,
+# 96 GB, may take 16 minutes, of which 1 minute x PATIENCE would allow 10
+SLOWEST_DISK = 1e8
 SAME_SIGTERM = 5  # seconds in which a second SIGTERM is the first one, passed on by scheduler and launcher
 
 
@@ -31,7 +34,8 @@ class Run:
     minutes: float = 0.0
     """Minutes without progress that end the run; 0: never."""
     last_beat: float = -1e9
-    patient: bool = False
+    patience: float = 0.0
+    """Seconds without progress that `patient` allows; 0 outside of it."""
     sigterm_at: float | None = None
 
 
@@ -85,24 +89,27 @@ def beat() -> None:
 
 
 @contextlib.contextmanager
-def patient():
-    """Allows PATIENCE times as long without a beat, for work that cannot report, such as writing a checkpoint."""
-    before = RUN.patient
-    RUN.patient = True
+def patient(n_bytes: int = 0):
+    """Allows PATIENCE times as long without a beat, for work that cannot report, such as writing a checkpoint.
+
+    `n_bytes`: how much is written or read, which may take as long as at SLOWEST_DISK.
+    """
+    before = RUN.patience
+    RUN.patience = max(before, 60 * RUN.minutes * PATIENCE, n_bytes / SLOWEST_DISK)
     try:
         yield
     finally:
         RUN.last_beat = -1e9  # so that this beat touches the file
         beat()
-        RUN.patient = before
+        RUN.patience = before
 
 
 @contextlib.contextmanager
 def watched():
     """Ends the process with code STALLED when no rank makes progress for RUN.minutes, whatever it hangs in.
 
-    Until the first beat and within `patient`, PATIENCE times as long may pass. The stacks of all threads go to
-    stacks-rank<k>.txt, as they do on SIGTERM (from a launcher that lost another rank) and on an exception.
+    Until the first beat and within `patient`, PATIENCE times as long may pass, or more. The stacks of all threads
+    go to stacks-rank<k>.txt, as they do on SIGTERM (from a launcher that lost another rank) and on an exception.
     """
     if not RUN.folder or not RUN.minutes:  # an evaluation
         yield
@@ -142,14 +149,15 @@ def _end_when_stalled(file, ended: threading.Event) -> None:
     first = seen = _last_touch(0)
     since = time.monotonic()
     while True:
-        is_patient = RUN.patient  # before the file is read, as `patient` beats before it ends
+        patience = RUN.patience  # before the file is read, as `patient` beats before it ends
         now = _last_touch(seen)
         if now != seen:
             seen = now
             since = time.monotonic()
         limit = 60 * RUN.minutes  # seconds
-        if is_patient or seen == first:
+        if seen == first:
             limit *= PATIENCE
+        limit = max(limit, patience)
         seconds_left = since + limit - time.monotonic()
         # this thread needs the GIL, which the code that hangs may hold; that of dump_traceback_later does not
         faulthandler.dump_traceback_later(max(0, seconds_left) + 10, exit=True, file=file)

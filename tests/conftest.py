@@ -201,6 +201,20 @@ def here(monkeypatch, capfd):
     return start
 
 
+@pytest.fixture
+def exits(capsys):
+    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
+
+    def exits(function, *args):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as e:
+            function(*args)
+        assert e.value.code == 2
+        return capsys.readouterr().err
+
+    return exits
+
+
 def tiny_config(tokenizer, **changes) -> LlamaConfig:
     """A Llama small enough for any test, its weights wide enough that no two logits are about equal."""
     sizes = dict(

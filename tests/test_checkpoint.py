@@ -105,8 +105,13 @@ def test_training_goes_on_as_if_nothing_had_happened(lora_r, accelerator, tokeni
         train(one, 2)
         train(first[name], 2)
         assert same(weights_of(one), weights_of(first[name]))
+    on_disk = 0
+    for path in folder.rglob("*.safetensors"):
+        on_disk += path.stat().st_size
     for path in folder.rglob("*.pt"):
         torch.load(path, weights_only=True)
+        on_disk += path.stat().st_size
+    assert checkpoint.checkpoint_bytes(first) == pytest.approx(on_disk, rel=0.05)
     assert (folder / "adapter_model.safetensors").exists() == bool(lora_r)
     assert (folder / "model.safetensors").exists() != bool(lora_r)
 

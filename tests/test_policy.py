@@ -1,6 +1,6 @@
-"""Tests policy.py: log-probabilities and entropies against the logits, micro-batches, whole weights.
+"""Tests policy.py: loading, log-probabilities and entropies against the logits, micro-batches, whole weights.
 
-tests/test_watchdog.py tests the loading of weights, tests/test_grpo.py several processes.
+tests/test_watchdog.py tests weights that cannot be loaded, tests/test_grpo.py several processes.
 """
 
 import copy
@@ -15,11 +15,13 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
     GraniteConfig,
     GraniteForCausalLM,
 )
 
 import policy
+import utils
 from update_worker import stored_completions
 
 BASE = "data/toy/base"
@@ -43,6 +45,36 @@ def base():
 @pytest.fixture(scope="module")
 def batch() -> dict[str, torch.Tensor]:
     return policy.collate(stored_completions(6, 1)[0], 0, "cpu")
+
+
+def test_a_reference_that_is_not_sharded_stays_in_float32(monkeypatch):
+    """tests/test_grpo.py has one that is sharded."""
+    monkeypatch.setattr(utils, "DTYPE", "bfloat16")  # as on a GPU
+    reference = policy.load_reference(BASE, 1.0, policy.start_accelerator())
+    assert {weight.dtype for weight in reference.parameters()} == {torch.float32}
+    assert not any(weight.requires_grad for weight in reference.parameters())
+
+
+def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_path):
+    base.save_pretrained(tmp_path)
+    own = GenerationConfig(do_sample=True, repetition_penalty=3.0, min_p=0.5)
+    own.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.repetition_penalty == 3.0
+    loaded = policy.load_policy(tmp_path, 0, False).generation_config
+    assert loaded.repetition_penalty is None and loaded.min_p is None
+
+
+def test_a_model_without_weights_has_the_buffers_and_ties_of_a_loaded_one(base):
+    empty = policy.without_weights(AutoModelForCausalLM, base.config, "bfloat16")
+    assert {weight.device.type for weight in empty.parameters()} == {"meta"}
+    assert empty.lm_head.weight is empty.model.embed_tokens.weight
+    assert empty.num_parameters() == base.num_parameters()
+    shapes = {name: weight.shape for name, weight in empty.named_parameters()}
+    assert shapes == {name: weight.shape for name, weight in base.named_parameters()}
+    buffers = dict(empty.named_buffers())
+    assert buffers.keys() == dict(base.named_buffers()).keys()
+    for name, buffer in base.named_buffers():
+        assert buffers[name].dtype == buffer.dtype and torch.equal(buffers[name], buffer), name
 
 
 def direct(

@@ -3,15 +3,11 @@
 import dataclasses
 import json
 import sys
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-import torch
-from accelerate import PartialState
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from transformers import GenerationConfig
 
-import plan
 import rollout
 import runs
 import templates
@@ -45,20 +41,6 @@ def parse(monkeypatch):
         return runs.parse_args(Args, PRESETS)
 
     return parse
-
-
-@pytest.fixture
-def exits(capsys):
-    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
-
-    def exits(function, *args):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
-            function(*args)
-        assert e.value.code == 2
-        return capsys.readouterr().err
-
-    return exits
 
 
 def test_default_then_preset_then_flag(parse):
@@ -387,42 +369,6 @@ def test_constants_are_the_upper_case_names_of_a_script():
         "MAX_NORM": 1.0,
         "NAME": "a",
     }
-
-
-# --- memory
-
-
-def test_memory_of_the_paper_s_model_before_anything_is_loaded(tmp_path, monkeypatch, exits):
-    """Llama-3.1-8B's shape: 8.03 billion parameters; LoRA of rank 64 on all its linear layers 167.8 million."""
-    LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    ).save_pretrained(tmp_path)
-    model = str(tmp_path)
-    assert plan.n_parameters(model, AutoModelForCausalLM, 64) == (8_030_261_248, 167_772_160)
-    # what the machine of the real runs would say
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(utils, "DTYPE", "bfloat16")
-    assert plan.trained_gib(model, 0) == pytest.approx(119.66, abs=0.01)
-    assert plan.trained_gib(model, 64) == pytest.approx(14.96 + 2.5, abs=0.01)
-    assert plan.frozen_gib(model, AutoModelForCausalLM) == pytest.approx(14.96, abs=0.01)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(PartialState(), "num_processes", 8)
-    assert plan.trained_gib(model, 0) == pytest.approx(14.96, abs=0.01)
-    card = SimpleNamespace(total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    fits = {"policy": 14.957, "vLLM": 24}
-    assert plan.check_memory(fits) == "GiB a GPU, without activations: policy 15, vLLM 24"
-    too_much = {"policy": 60.0, "vLLM": 24.0}
-    assert "84 GiB are needed of a GPU's 80" in exits(plan.check_memory, too_much)
-    assert plan.check_memory(too_much, at_once=False)  # one after the other
-    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert plan.check_memory(too_much)
 
 
 def test_a_whole_number_in_a_preset_names_the_same_run(monkeypatch):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,47 @@ with watchdog.watched():
 def test_who_beats_or_may_take_its_time_is_left_alone(tmp_path):
     process = small_process(tmp_path, BEATING)
     assert end_of(process) == (0, "") and not (tmp_path / "stacks-rank0.txt").exists()
+
+
+WRITING = """
+watchdog.SLOWEST_DISK = 10
+watchdog.set_run(Path(sys.argv[1]), 0.001)
+with watchdog.watched():
+    time.sleep(0.2)
+    watchdog.beat()
+    with watchdog.patient(50):
+        time.sleep({seconds})
+"""
+
+
+def test_a_large_checkpoint_may_take_as_long_as_a_slow_disk(tmp_path):
+    """50 bytes at 10 a second: 5 seconds, where ten times --stall-minutes are 0.6."""
+    processes = {}
+    for seconds in (2, 60):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        processes[seconds] = small_process(folder, WRITING.format(seconds=seconds))
+    assert end_of(processes[2]) == (0, "")
+    code, text = end_of(processes[60])
+    assert code == 124 and "no rank has made progress for 5 seconds" in text
+
+
+def test_a_model_that_is_loaded_may_take_as_long_as_a_slow_disk(monkeypatch):
+    monkeypatch.setattr(watchdog, "RUN", watchdog.Run())
+    seen = set()
+    loaded = threading.Event()
+
+    def look() -> None:
+        while not loaded.wait(0.0005):
+            seen.add(watchdog.RUN.patience)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    model = policy.load_policy("data/toy/base", 0, False)
+    loaded.set()
+    watcher.join()
+    assert max(seen) == pytest.approx(4 * model.num_parameters() / watchdog.SLOWEST_DISK)
+    assert watchdog.RUN.patience == 0.0
 
 
 STOPPABLE = """
