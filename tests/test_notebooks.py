@@ -73,7 +73,7 @@ def rl_run(folder: Path, reward_model: str, gold: bool, steps: int, model="sft",
         "model": f"results/{model}/model",
         "reward_model": reward_model,
         "reward_on": "response",
-        "think": think,
+        "think_format": "think" if think else "plain",
         "prompts_per_step": 2,
         "group_size": 1,
     }
@@ -92,7 +92,9 @@ def rl_run(folder: Path, reward_model: str, gold: bool, steps: int, model="sft",
 def make_runs(folder: Path) -> None:
     """Writes all that the notebooks can show: RL runs on two reward models, held-out gold, evaluations, traits."""
     write(folder / "sft", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
-    (folder / "sft" / "config.json").write_text(json.dumps({"args": {"model": "base", "think": True}}))
+    (folder / "sft" / "config.json").write_text(
+        json.dumps({"args": {"model": "base", "think_format": "think"}})
+    )
     for name, accuracy in (("rm-weak", 0.6), ("rm-strong", 0.8)):
         held_out = {
             "accuracy": accuracy,
