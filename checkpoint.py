@@ -111,8 +111,7 @@ def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> N
 def save_tokenizer(folder: Path, tokenizer) -> None:
     """Makes a model folder complete: tokenizer, chat template, the ids at which generation ends, the think format.
 
-    The last two come from templates.prepare_tokenizer. A reward model's tokenizer has neither, as it generates
-    nothing.
+    The last two come from templates.prepare_tokenizer. A reward model has no `trained_as`, as it writes nothing.
     """
     tokenizer.save_pretrained(folder)
     if hasattr(tokenizer, "trained_as"):

@@ -225,7 +225,7 @@ def test_what_a_run_writes(whole):
     assert names >= {"config.json", "command.txt", "env.txt", "metrics.jsonl", "dropped.jsonl", "model"}
     metrics = metrics_of(run)
     committed = (ROOT / "results/toy/reward-weak-rm/metrics.jsonl").read_text().splitlines()[0]
-    assert metrics[0].keys() | {"seconds"} == json.loads(committed).keys()
+    assert metrics[0].keys() | {"seconds", "step_time"} == json.loads(committed).keys()
     n_steps = len(metrics)
     assert n_steps >= 8 and [row["step"] for row in metrics] == list(range(1, n_steps + 1))
 

@@ -232,7 +232,7 @@ def test_what_a_run_writes(whole):
 
     metrics = metrics_of(run)
     committed = (ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl").read_text().splitlines()[0]
-    assert metrics[0].keys() | {"seconds"} == json.loads(committed).keys()
+    assert metrics[0].keys() | {"seconds", "step_time"} == json.loads(committed).keys()
     assert [row["step"] for row in metrics] == list(range(1, 11))
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     assert metrics[0]["learning_rate"] == 0.0
