@@ -72,6 +72,7 @@ class Engine:
         `requests`: place -> prompt (token ids) and parameters. `finished` is False if the token limit cut
         the completion off. RuntimeError if vLLM's process has died.
         """
+        import zmq
         from vllm import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -93,7 +94,7 @@ class Engine:
                     for token, likeliest in zip(ids, output.logprobs, strict=True):
                         logprobs.append(likeliest[token].logprob)
                     yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
-        except EngineDeadError as error:
+        except (EngineDeadError, zmq.ZMQError) as error:  # vLLM closes the sockets of a dead process
             raise RuntimeError(
                 "vLLM's engine process died; if it printed no error, it was killed, most likely as memory ran out"
             ) from error
