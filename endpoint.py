@@ -177,9 +177,8 @@ def hide_keys(text: str, key_env: tuple[str, ...] = ()) -> str:
     names += [word.rpartition("=")[2] for word in key_env]
     for name in names:
         key = read_key(name)
-        if (
-            len(key) >= 8
-        ):  # shorter: a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
+        # shorter: a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
+        if len(key) >= 8:
             text = text.replace(key, "***")
     return text
 
