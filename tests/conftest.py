@@ -151,9 +151,8 @@ def build_tokenizer(family: tuple, folder: Path):
     )
     backend.add_tokens([AddedToken(t, normalized=False) for t in added])
     backend.add_special_tokens(specials)
-    if bos := attributes.get(
-        "bos_token"
-    ):  # as Llama 3: added to any text that is tokenised with special tokens
+    # as Llama 3: added to any text that is tokenised with special tokens
+    if bos := attributes.get("bos_token"):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )

@@ -223,9 +223,8 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, saved, run, 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(megabytes * 1e6), before[1]))
     try:
-        with pytest.raises(
-            Exception, match="[Ff]ile too large|failed writing file|unexpected pos"
-        ):  # each library has its own
+        # each library has its own
+        with pytest.raises(Exception, match="[Ff]ile too large|failed writing file|unexpected pos"):
             checkpoint.save(run, 5, learners, tokenizer, args, accelerator)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -177,9 +177,8 @@ def test_no_hostile_program_is_rewarded_or_gets_out(tmp_path):
         )
         assert len(earned) == len(HOSTILE) >= 60 and values[-6:] == [1.0] * 6
         isolation = sandbox.run("pass").isolation
-        if not isolation.startswith(
-            "bwrap"
-        ):  # what all may read, as a data set with its tests, a program may read too
+        # what all may read, as a data set with its tests, a program may read too
+        if not isolation.startswith("bwrap"):
             del earned["files"]
         if isolation.startswith("resource limits only"):  # the network stays open
             del earned["socket"]

@@ -324,9 +324,8 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
     # sharded, a model is read by one process; the others wait for their shards without weights
     assert found["loaded to"] == (["cpu", "meta"] if launcher is FSDP2 else ["cpu", "cpu"])
     assert found["reward model"] == pytest.approx(2 * one_process["reward model"])  # whole on each of them
-    if (
-        launcher is FSDP2
-    ):  # where forwards run in bfloat16, a reference of that dtype is the policy to the bit
+    # where forwards run in bfloat16, a reference of that dtype is the policy to the bit
+    if launcher is FSDP2:
         assert found["bfloat16 reference"] == ["torch.bfloat16", 0.0]
     for result in (one_process, found):
         for held in result["bytes held"]:

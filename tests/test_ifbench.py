@@ -95,9 +95,8 @@ def test_ifeval_published(tmp_path):
     stored = [json.loads(line) for line in gzip.open(folder / "gpt4_responses_scored.jsonl.gz")]
     out = score("ifeval", folder / "gpt4_responses_scored.jsonl.gz", folder, tmp_path)
     assert len(stored) == out["n"] == 271 and out["n_missing"] == 270
-    for ours, theirs in zip(
-        out["rows"], stored
-    ):  # the two with a random letter: as the letter asked for gives
+    # the two with a random letter: as the letter asked for gives
+    for ours, theirs in zip(out["rows"], stored):
         assert (ours["key"], ours["strict"], ours["loose"]) == (
             theirs["key"],
             theirs["strict"],

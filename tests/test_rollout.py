@@ -513,10 +513,11 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
         guard.check(bad, 2)
         with pytest.raises(RuntimeError, match=message):
             guard.check(bad, 3)
+        # one good step, and nobody looks after three
         for steps in (
             [bad, bad, good, bad, bad],
             [good, bad, bad, bad],
-        ):  # one good step, and nobody looks after three
+        ):
             guard = rollout.FormatGuard(GUARDED)
             for step, completions in enumerate(steps, 1):
                 guard.check(completions, step)

@@ -217,9 +217,8 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
         lambda: train_ppo.load_critic(str(pickled), 0, False),
         lambda: list(rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2))),
     ):
-        with pytest.raises(
-            (OSError, SystemExit), match="model.safetensors|2"
-        ):  # the library's, or ours with one line
+        # the library's, or ours with one line
+        with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):
             load()
 
 
