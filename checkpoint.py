@@ -27,6 +27,7 @@ All processes call these functions together, and all see the same disk. Each wri
 """
 
 import contextlib
+import copy
 import json
 import re
 import shutil
@@ -44,6 +45,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig
 
+import model_card
 import policy
 import watchdog
 
@@ -91,8 +93,12 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     save_file(own_weights, folder / own_file, metadata={"format": "pt"})
 
     if accelerator.is_main_process:
-        inner.config.dtype = next(iter(own_weights.values())).dtype
-        inner.config.save_pretrained(folder)
+        config = copy.deepcopy(inner.config)
+        config.dtype = next(iter(own_weights.values())).dtype
+        # 4-bit weights are saved as the values that they stand for
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        config.save_pretrained(folder)
         if n_files > 1:
             index = {"metadata": {"total_size": sum(n_bytes.values())}, "weight_map": file_of_weight}
             watchdog.write(folder / "model.safetensors.index.json", json.dumps(index))
@@ -136,6 +142,8 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             save_tokenizer(part, tokenizer)
+            if (folder / "README.md").exists():  # somebody may have written it
+                shutil.copy(folder / "README.md", part)
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         accelerator.wait_for_everyone()
@@ -205,7 +213,10 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 
 
 def checkpoint_bytes(learners: dict[str, Learner]) -> int:
-    """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter."""
+    """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter.
+
+    That is too many for moments in 8 bit.
+    """
     n_parameters = 0
     for learner in learners.values():
         n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
@@ -453,8 +464,10 @@ def leave() -> None:
 
 
 def finish(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script: writes summary.json, closes the sampler, leaves the process group."""
+    """Ends a training script: writes summary.json and the model card, closes the sampler, leaves the process group."""
     runs.write_summary(run, summary)
+    if PartialState().is_main_process:
+        model_card.write(run)
     PartialState().wait_for_everyone()
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it

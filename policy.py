@@ -6,6 +6,7 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 """
 
 import contextlib
+import copy
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import templates
@@ -107,17 +108,33 @@ def without_weights(auto_class, config, dtype: str = "float32") -> nn.Module:
 
 
 def load_weights(
-    auto_class, path: str, dtype: str, new_head: bool = False, sharded: bool = False, config=None, **kwargs
+    auto_class,
+    path: str,
+    dtype: str,
+    new_head: bool = False,
+    sharded: bool = False,
+    config=None,
+    load_in_4bit: bool = False,
 ) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
     With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
     rank 0 alone reads it; on other ranks it is without weights until `place` gives them their shards.
+    `load_in_4bit`: linear layers except the head become 4 bits a weight (NF4, QLoRA, 2305.14314).
     Exits with 2 if another weight is missing, as it would be random, if a weight is not finite, or if the
     folder cannot be read.
     """
     config = config or utils.load_config(path)
-    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    kwargs = {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    if load_in_4bit:
+        kwargs["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+            # a classifier's head is not found otherwise if it has a bias; an LM head is
+            llm_int8_skip_modules=["score"] if new_head else None,
+        )
     try:
         empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
@@ -192,17 +209,19 @@ def load_policy(
     lora_r: int,
     gradient_checkpointing: bool,
     resume_from: str | None = None,
-    sharded: bool = True,
+    load_in_4bit: bool = False,
 ) -> nn.Module:
     """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
 
-    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16. `sharded`: see `load_weights`.
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16. `load_in_4bit`: the frozen ones.
     """
     if lora_r:
-        model, _ = load_weights(AutoModelForCausalLM, path, utils.DTYPE, sharded=sharded)
+        model, _ = load_weights(
+            AutoModelForCausalLM, path, utils.DTYPE, sharded=True, load_in_4bit=load_in_4bit
+        )
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
-        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=sharded)
+        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=True)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -227,13 +246,32 @@ def prepare_trained(
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
+    optim: str = "adamw",
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Places a model that learns, and makes its AdamW optimizer."""
+    """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
     model = place(accelerator, model, learns=True)
     # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    if optim == "adamw_8bit":
+        optimizer = _adamw_8bit(model, trained, learning_rate, weight_decay, betas)
+    else:
+        optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     return model, accelerator.prepare_optimizer(optimizer)
+
+
+def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_decay: float, betas: tuple):
+    """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers' Trainer."""
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer = AdamW8bit(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as that
+    # of another round, may have the address of an earlier one.
+    optimizer.mng = copy.copy(optimizer.mng)
+    optimizer.mng.initialize()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            optimizer.mng.override_config(module.weight, "optim_bits", 32)
+    return optimizer
 
 
 # --- 2. log-probabilities
@@ -651,13 +689,24 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return
 
     for name, weight in inner.named_parameters():
-        if inner.prefix in name:  # the adapter's own weights
+        # the adapter's own weights, and a head as it was before training
+        if inner.prefix in name or ".original_module." in name:
             continue
-        tensor = whole(weight.detach())
+        tensor = whole(_in_16_or_32_bit(weight))
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
             tensor = _merged(layer, tensor)
-        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), tensor
+        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        yield name.replace(".modules_to_save.default", ""), tensor
+
+
+def _in_16_or_32_bit(weight: nn.Parameter) -> torch.Tensor:
+    """Returns the values that a weight in 4 bits stands for, which a forward computes with; any other as it is."""
+    if not hasattr(weight, "quant_state"):
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, weight.quant_state)
 
 
 def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:

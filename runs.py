@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -134,6 +135,10 @@ def check_values(args) -> None:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
+    _check_one_card(args)
+    report_to = getattr(args, "report_to", "none")
+    if report_to != "none" and not importlib.util.find_spec(report_to):
+        fail(f"--report-to {report_to}: it is not installed; pip install {report_to}")
 
     for field, value in vars(args).items():
         text = str(value)
@@ -151,6 +156,21 @@ def check_values(args) -> None:
         import endpoint  # here, as it imports this module
 
         endpoint.check_key_env(args.key_env)  # before it is logged: the key itself may have been typed
+
+
+def _check_one_card(args) -> None:
+    """Exits with 2 for 4-bit weights without LoRA, and where bitsandbytes would meet weights that are sharded."""
+    load_in_4bit = getattr(args, "load_in_4bit", False)
+    if load_in_4bit and not args.lora_r:
+        fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        reason = (
+            "needs whole weights on each GPU, and FSDP shards them; use accelerate/1gpu.yaml, or leave it out"
+        )
+        if load_in_4bit:
+            fail(f"--load-in-4bit {reason}")
+        if getattr(args, "optim", "adamw") != "adamw":
+            fail(f"--optim {args.optim} {reason}")
 
 
 def refuse_unused(reasons: dict[str, str]) -> None:
@@ -211,6 +231,8 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
+PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # of W&B and Trackio
+
 INDEX_COLUMNS = (
     "run",
     "time",
@@ -236,10 +258,44 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
-class StepLogger:
-    """Writes metrics.jsonl and prints one line a step. Main process only; other ranks' calls do nothing."""
+def start_tracker(report_to: str, run: Path, first_step: int):
+    """Starts a run of Weights & Biases, Trackio or TensorBoard; that of a resumed run goes on. None for "none".
 
-    def __init__(self, run: Path, first_step: int, steps: int, columns: dict[str, str]):
+    Main process only. Steps that a resume runs again: TensorBoard drops the old ones, W&B the new ones, which are equal
+    where resuming is exact, and Trackio has both.
+    """
+    if report_to == "none" or not PartialState().is_main_process:
+        return None
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    if report_to == "tensorboard":
+        tracker = LOGGER_TYPE_TO_CLASS[report_to](report_to, run, purge_step=first_step + 1)
+    else:
+        config_file = run / "config.json"
+        name = run.name
+        if not config_file.exists():  # a round of DPO, in the folder of its run
+            config_file = run.parent / "config.json"
+            name = f"{run.parent.name}-{run.name}"
+        id_file = run / "tracker_id"  # as a run that is overwritten has the same name
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
+        key = id_file.read_text()
+        settings = {"config": json.loads(config_file.read_text())["args"], "resume": "allow"}
+        if report_to == "wandb":
+            settings |= {"name": name, "id": key, "dir": str(run)}
+        else:
+            settings |= {"name": f"{name}-{key}"}  # Trackio knows a run by its name
+        tracker = LOGGER_TYPE_TO_CLASS[report_to](PROJECT, **settings)
+    tracker.start()
+    return tracker
+
+
+class StepLogger:
+    """Writes metrics.jsonl, prints one line a step, and reports it. Main process only; other ranks' calls do nothing."""
+
+    def __init__(
+        self, run: Path, first_step: int, steps: int, columns: dict[str, str], report_to: str = "none"
+    ):
         """`columns`: {name on the screen: key of the metrics}."""
         self.run = run
         self.first_step = first_step
@@ -249,6 +305,7 @@ class StepLogger:
         path = run / "metrics.jsonl"
         rows = read_log(path) if PartialState().is_main_process else []
         self.n_tokens = rows[-1].get("num_tokens", 0) if rows else 0
+        self.tracker = start_tracker(report_to, run, first_step)
 
     def log(self, step: int, metrics: dict, n_tokens: int, seconds: float) -> None:
         """Logs step number `step` (from 1), which read `n_tokens` over all processes and took `seconds`."""
@@ -259,6 +316,9 @@ class StepLogger:
         line = {"step": step, "seconds": round(elapsed, 2), **metrics}
         line |= {"num_tokens": self.n_tokens, "step_time": seconds}
         append_jsonl(self.run / "metrics.jsonl", [line])
+        if self.tracker:
+            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
+            self.tracker.log(numbers, step=step)
 
         shown = []
         for name, key in self.columns.items():
@@ -273,6 +333,11 @@ class StepLogger:
         """Adds the completions of a step to completions.jsonl."""
         if PartialState().is_main_process:
             append_jsonl(self.run / "completions.jsonl", [{"step": step, **c.row()} for c in completions])
+
+    def close(self) -> None:
+        """Ends the run of the tracker, if there is one."""
+        if self.tracker:
+            self.tracker.finish()
 
 
 # --- 3. the run's folder
@@ -300,6 +365,7 @@ FREE = (
     "tensor_parallel",
     "judge_tensor_parallel",
     "allow_truncation",
+    "report_to",
 )
 
 
@@ -379,7 +445,12 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
     run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()
-    start = {"args": config, "constants": script_constants or {}, "processes": state.num_processes}
+    start = {
+        "script": script,
+        "args": config,
+        "constants": script_constants or {},
+        "processes": state.num_processes,
+    }
     if state.is_main_process:
         start["files"] = digest_files({name: value for name, value in config.items() if name not in START})
         if goes_on:

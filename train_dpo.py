@@ -145,6 +145,10 @@ class Args:
     """Recompute activations in the backward pass (released script)."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -157,6 +161,8 @@ class Args:
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
     load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -654,10 +660,10 @@ def accumulate_gradients(
 def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
     """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
     torch.manual_seed(args.seed)
-    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved)
+    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit)
     learned = policy.Policy(learned, temperature=1.0)
     prepared = policy.prepare_trained(
-        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2)
+        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2), args.optim
     )
     learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(saved, {"": learner})
@@ -766,7 +772,8 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     learner = load_learner(start_model, saved, args, accelerator)
     checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
     metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(pairs, args))
-    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS)  # its clock counts the reference
+    # its clock counts the reference
+    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
         if saved:
@@ -778,6 +785,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
         # 5. update
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
+    logger.close()
 
     end_model = model_of_round(number, run, args)
     checkpoint.save_model(Path(end_model), learner.model, tokenizer, accelerator)
@@ -821,7 +829,9 @@ def main(args: Args) -> None:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
-        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), at_once=False))
+        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), args, at_once=False))
+    else:
+        accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     if data.prompts:
         samples_by = "vLLM" if use_vllm else "transformers"
         accelerator.print(

@@ -173,6 +173,10 @@ class Args:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -184,6 +188,8 @@ class Args:
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
     """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -236,6 +242,16 @@ VERIFIED = {
     "on_bad_format": "score",
     "temperature": 1.0,
 }
+# One card, our choice: LoRA on the SFT run of the same name, and a reward model of 0.6B; docs/gpu.md has the GiB
+SMALL = {
+    "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    "reward_on": "response",  # equation 3
+    "lora_r": 64,
+    "learning_rate": 1e-5,
+    "vllm_memory": 0.4,
+}
+CARD_24GB = {**SMALL, "prompts_per_step": 32, "max_completion_tokens": 2048}
+CARD_80GB = {**SMALL, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
     "table1/llama3.1-8b-rlmt": PAPER,
@@ -260,6 +276,18 @@ PRESETS: dict[str, dict] = {
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
     # needs no SFT: OpenThinker thinks already
     "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},
+    "24gb/qwen2.5-0.5b-rlmt": CARD_24GB,
+    "24gb/qwen2.5-0.5b-rlhf": CARD_24GB | RLHF,
+    "24gb/qwen2.5-1.5b-rlmt": CARD_24GB,
+    "24gb/qwen2.5-1.5b-rlhf": CARD_24GB | RLHF,
+    "24gb/llama3.2-1b-rlmt": CARD_24GB,
+    "24gb/llama3.2-1b-rlhf": CARD_24GB | RLHF,
+    "80gb/qwen2.5-0.5b-rlmt": CARD_80GB,
+    "80gb/qwen2.5-0.5b-rlhf": CARD_80GB | RLHF,
+    "80gb/qwen2.5-1.5b-rlmt": CARD_80GB,
+    "80gb/qwen2.5-1.5b-rlhf": CARD_80GB | RLHF,
+    "80gb/llama3.2-1b-rlmt": CARD_80GB,
+    "80gb/llama3.2-1b-rlhf": CARD_80GB | RLHF,
     # runs of other papers; what they leave open is as in VERIFIED and Args
     "rlvr/tulu3.1": {  # from its model card
         **VERIFIED,
@@ -689,7 +717,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     rewards.check(args)
     dense.check(args, has_reference)
-    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference)))
+    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference), args))
     if args.dry_run:
         rewards.try_judges(args)
         return
@@ -703,9 +731,13 @@ def main(args: Args) -> None:
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    model, optimizer = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
     reference = None  # with LoRA it is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
@@ -718,7 +750,7 @@ def main(args: Args) -> None:
     sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.top_p, server)
 
     # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     collapse = ""  # why the run ends early: the policy has collapsed
@@ -798,6 +830,7 @@ def main(args: Args) -> None:
                 accelerator.print(f"{collapse}; the run ends here")
                 break
 
+    logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)

@@ -27,13 +27,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 
 import checkpoint
+import plan
 import policy
 import rollout
 import rows
@@ -76,7 +77,9 @@ class Args:
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
     load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit (needs --lora-r)."""
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -88,6 +91,8 @@ class Args:
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
     """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data and new weights."""
     out: str = ""
@@ -114,6 +119,14 @@ LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
 QWEN = {"model": "Qwen/Qwen2.5-7B"}
 QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
 MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
+# One card, our choice; docs/gpu.md has the GiB. Where all weights fit with room for activations, all are trained.
+QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
+QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
+LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
+LORA = {"lora_r": 64, "learning_rate": 1e-4}
+EIGHT_BIT = {"optim": "adamw_8bit"}
+QLORA = {**LORA, "load_in_4bit": True}
+ROOMY = {"micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 5's, for Llama-3.1-8B
     "table1/llama3.1-8b-sft-think": {},
@@ -126,6 +139,20 @@ PRESETS: dict[str, dict] = {
     "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
     "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
     "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
+    "24gb/qwen2.5-0.5b-sft-think": QWEN_05B,
+    "24gb/qwen2.5-0.5b-sft-plain": QWEN_05B | PLAIN,
+    "24gb/qwen2.5-1.5b-sft-think": QWEN_15B | LORA,
+    "24gb/qwen2.5-1.5b-sft-plain": QWEN_15B | LORA | PLAIN,
+    "24gb/llama3.2-1b-sft-think": LLAMA_1B | EIGHT_BIT,
+    "24gb/llama3.2-1b-sft-plain": LLAMA_1B | EIGHT_BIT | PLAIN,
+    "24gb/llama3.1-8b-sft-think": QLORA,
+    "24gb/llama3.1-8b-sft-plain": QLORA | PLAIN,
+    "80gb/qwen2.5-0.5b-sft-think": QWEN_05B | ROOMY,
+    "80gb/qwen2.5-0.5b-sft-plain": QWEN_05B | ROOMY | PLAIN,
+    "80gb/qwen2.5-1.5b-sft-think": QWEN_15B | ROOMY,
+    "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
+    "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
+    "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
     "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",
         "traces": "data/toy/sft_traces.jsonl",
@@ -136,7 +163,7 @@ PRESETS: dict[str, dict] = {
     },
 }
 # the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
-RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}
+RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("table1/qwen")}
 
 
 # --- rows
@@ -227,39 +254,19 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dic
 def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
     """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
-    if args.load_in_4bit:
-        model = load_in_4bit(args, folder)
-    else:
-        model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     if args.packing and is_flash_attn_2_available():
         model.set_attn_implementation("flash_attention_2")
     return policy.Policy(model, temperature=1.0)
-
-
-def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
-    """Loads the weights in 4 bit, frozen, and adds a LoRA adapter: QLoRA (2305.14314)."""
-    from peft import prepare_model_for_kbit_training  # seconds to import
-
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    model, _ = policy.load_weights(
-        AutoModelForCausalLM, args.model, utils.DTYPE, quantization_config=quantization
-    )
-    model = prepare_model_for_kbit_training(
-        model, args.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
-    )
-    return policy.add_lora(model, args.lora_r, folder, task_type="CAUSAL_LM").train()
 
 
 def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
     """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder)
     prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2)
+        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2), args.optim
     )
     learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, {"": learner})
@@ -300,15 +307,6 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 # --- the run
 
 
-def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
-    """Saves the model folder. An adapter that was trained on 4-bit weights is merged into the whole ones."""
-    if args.load_in_4bit:
-        checkpoint.save_weights(run / "adapter", model, accelerator, merge=False)
-        accelerator.wait_for_everyone()
-        model = policy.load_policy(args.model, args.lora_r, False, run / "adapter", sharded=False)
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-
-
 def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:
     """Returns what summary.json says; the main process alone has the losses."""
     summary = {
@@ -336,8 +334,6 @@ def check_arguments(args: Args, accelerator) -> None:
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
-    if args.load_in_4bit and not args.lora_r:
-        runs.fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
 
 
 def main(args: Args) -> None:
@@ -352,6 +348,7 @@ def main(args: Args) -> None:
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
+    accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     if args.dry_run:
         prompt = tokenizer.decode(traces[0].prompt_ids)
         completion = tokenizer.decode(traces[0].ids)
@@ -367,7 +364,7 @@ def main(args: Args) -> None:
     checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
 
     # --- train
-    logger = runs.StepLogger(run, first_step, steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, steps):
             started = time.monotonic()
@@ -397,7 +394,8 @@ def main(args: Args) -> None:
                 raise checkpoint.Stopped(step + 1)
 
     # --- save
-    save_model(run, model, tokenizer, args, accelerator)
+    logger.close()
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, summarize(run, steps, traces, dropped))
 
 
