@@ -143,6 +143,11 @@ def load_weights(
             model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+    if load_in_4bit:
+        for module in model.modules():
+            # else a CPU in eval mode packs the weights for good into a form that has no gradient
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
     if model.can_generate():
         # without the folder's own, whose repetition penalty, say, neither vLLM nor the loss would have
         model.generation_config = empty.generation_config
