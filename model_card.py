@@ -86,7 +86,7 @@ def build(run: Path) -> str:
         front_matter(config["script"], models[-1], args[data]),
         f"# {run.name}",
         table(rows),
-        f"## Command\n\n```bash\n{commands(run)}\n```\n\non {config['processes']} processes",
+        f"## Command\n\n```bash\n{commands(run)}\n```\n\nProcesses: {config['processes']}",
         f"## Metrics of the training\n\n{metrics(run)}",
         f"## Use\n\n{use(layout)}",
         f"## Licence\n\n{LICENCE}",
@@ -180,7 +180,7 @@ def metrics(run: Path) -> str:
     for name in ("accuracy", "ece", "n"):
         if name in summary.get("held_out", {}):
             rows[f"held out: {name}"] = f"{summary['held_out'][name]:.4g}"
-    return f"{table(rows)}\n\nOf the last step of training, not of a benchmark."
+    return f"{table(rows)}\n\nThese are numbers of the last training step, not scores of a benchmark."
 
 
 def use(layout: str) -> str:

@@ -54,11 +54,11 @@ class Sizes(NamedTuple):
 
     whole: int
     linear: int
-    """Of the linear layers except the head: --load-in-4bit makes them smaller."""
+    """Linear layers except the head: --load-in-4bit makes them smaller."""
     embeddings: int
-    """Their moments are never in 8 bit."""
+    """Embeddings, whose moments are never in 8 bit."""
     adapter: int
-    """Of LoRA; they are no part of `whole`."""
+    """LoRA's, which are no part of `whole`."""
 
 
 def count_parameters(path: str, auto_class, lora_r: int = 0) -> Sizes:

@@ -269,8 +269,10 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").write_text("")
+    (folder / "README.md").write_text("my card")
     checkpoint.save_model(folder, one.model, tokenizer, accelerator)
     assert not (folder / "old").exists() and (tmp_path / "adapter").exists() == bool(lora_r)
+    assert (folder / "README.md").read_text() == "my card"
 
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())

@@ -223,10 +223,10 @@ def test_the_critic_starts_as_asked(tmp_path):
         train_ppo.find_critic(args, tokenizer)
 
 
-@pytest.mark.parametrize("lora_r", [0, 4])
-def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r):
+@pytest.mark.parametrize("lora_r, load_in_4bit", [(0, False), (4, False), (4, True)])
+def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, load_in_4bit):
     """With LoRA the adapter and the whole head learn, and both are saved."""
-    critic = train_ppo.load_critic("data/toy/base", lora_r, False)
+    critic = train_ppo.load_critic("data/toy/base", lora_r, False, load_in_4bit=load_in_4bit)
     trained = {name: weight for name, weight in critic.named_parameters() if weight.requires_grad}
     if lora_r:
         assert all("lora" in name or "score.modules_to_save" in name for name in trained)
@@ -234,7 +234,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r):
     for weight in trained.values():
         weight.data += torch.randn_like(weight)
     checkpoint.save_weights(tmp_path / "critic", critic, accelerator, merge=False)
-    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic")
+    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic", load_in_4bit)
     found = dict(again.named_parameters())
     for name, weight in trained.items():
         assert torch.equal(found[name], weight) and found[name].requires_grad, name

@@ -1,6 +1,7 @@
 """runs.py: arguments, the run folder, logs and checkpoints."""
 
 import dataclasses
+import importlib.util
 import json
 import sys
 from typing import Literal
@@ -281,6 +282,30 @@ def test_a_run_starts_where_there_is_no_git(here, monkeypatch):
 
 
 @dataclasses.dataclass
+class OneCard(Args):
+    lora_r: int = 0
+    load_in_4bit: bool = False
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    report_to: Literal["none", "tensorboard"] = "none"
+
+
+def test_what_bitsandbytes_and_trackers_cannot_do_is_refused(exits, monkeypatch):
+    assert "add --lora-r 64" in exits(runs.check_values, OneCard(load_in_4bit=True))
+    runs.check_values(OneCard(load_in_4bit=True, lora_r=4, optim="adamw_8bit"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = exits(runs.check_values, OneCard(report_to="tensorboard"))
+    assert "--report-to tensorboard: it is not installed; pip install tensorboard" in said
+
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    runs.check_values(OneCard(lora_r=4))
+    for args, flag in (
+        (OneCard(optim="adamw_8bit"), "--optim adamw_8bit"),
+        (OneCard(lora_r=4, load_in_4bit=True), "--load-in-4bit"),
+    ):
+        assert f"{flag} needs whole weights on each GPU" in exits(runs.check_values, args)
+
+
+@dataclasses.dataclass
 class Paid(Args):
     budget: float = 0.0
 
@@ -356,6 +381,29 @@ def test_step_logger(tmp_path, capsys):
     ]
     shown = capsys.readouterr().out
     assert "step 1/4  reward 0.5  tokens/s 50  left" in shown and "step 2/4  reward 0.75" in shown
+
+
+def test_tensorboard_gets_every_step_once(tmp_path, capsys):
+    """A run that was killed after step 3 and goes on from its checkpoint at step 2 has one step 3, the later one."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    first = runs.StepLogger(tmp_path, 0, 4, {}, "tensorboard")
+    for step in (1, 2, 3):
+        first.log(step, {"reward/gold": step / 10, "why": "text", "skipped": {"tie": 1}}, 100, 2.0)
+    resumed = runs.StepLogger(tmp_path, 2, 4, {}, "tensorboard")  # the first one was never closed
+    for step in (3, 4):
+        resumed.log(step, {"reward/gold": step * 10.0}, 100, 2.0)
+    resumed.close()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    values = [(event.step, event.value) for event in found.Scalars("reward/gold")]
+    assert values == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2)), (3, 30.0), (4, 40.0)]
+    assert {"num_tokens", "step_time"} < set(found.Tags()["scalars"]) and "why" not in found.Tags()["scalars"]
+
+
+def test_nothing_is_reported_unless_it_is_asked_for(tmp_path, capsys):
+    logger = runs.StepLogger(tmp_path, 0, 1, {})
+    logger.log(1, {"reward": 0.5}, 100, 2.0)
+    logger.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_write_summary(tmp_path, capsys):
