@@ -408,8 +408,8 @@ def check_judge(args) -> None:
     """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
-        local_judge.check(model)
         check_engines(args, model, "judge_tensor_parallel")
+        local_judge.check(model)
     if is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
     if ".py:" in args.judge:

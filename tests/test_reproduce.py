@@ -862,8 +862,8 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     (tmp_path / "experiments" / "toy.sh").write_text(
         'set -e\n: "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
         f'python -m data.toy.world --out "{tmp_path}/data" --n-traces 8 --n-prompts 8 --n-pairs 8 --n-tasks 2 --n-held-out 2\n\n'
-        f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format zero_think "
-        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --judge data/toy/world.py:judge --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
+        f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format plain "
+        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --judge data/toy/world.py:judge --temperatures 1.0 --max-tokens 96 --rollout hf --seed "$SEED" '
         f'--out "$RESULTS/{row}-s$SEED--gold" --resume\n'
     )
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
