@@ -228,12 +228,24 @@ INDEX_COLUMNS = (
 )
 
 
+TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
+
+
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it."""
+    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it.
+
+    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+    of_tasks = []
+    for row in rows:
+        for task, mean in (row.get("task_means") or {}).items():
+            of_tasks.append(row | {"task": task, "mean": mean})
+    pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)
 
 
 class StepLogger:

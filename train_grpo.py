@@ -370,9 +370,10 @@ PRESETS: dict[str, dict] = {
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
-# steps: the configs run two epochs of 7,544 prompts, 117 steps each, and save every 45 steps and at the end.
-# Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has 120. Here a run
-# ends with the saved step nearest to 135. As the learning rate is constant, its model is that checkpoint.
+# steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45 steps
+# and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
+# 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
+# checkpoint.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
