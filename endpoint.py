@@ -276,6 +276,7 @@ class Endpoint:
         return [done[key] for key in keys]
 
     def _key(self, request: dict, attempt: int = 0) -> str:
+        """Returns the hash under which the store has the reply to an attempt at a request."""
         identity = [self.model, self.base_url, request, attempt]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
@@ -316,6 +317,7 @@ class Endpoint:
             yield
 
     def _remember(self, line: bytes) -> None:
+        """Adds a line of the store to the replies, the cost and the scales."""
         row = read_row(line)
         is_check = row.get("attempt") == CHECK_ATTEMPT  # too short to tell how much longer requests may use
         for side, limit in enumerate(token_limits(row["request"])):  # in, out
@@ -326,6 +328,7 @@ class Endpoint:
         self.end += len(line)
 
     def _save(self, request: dict, attempt: int, body: dict) -> None:
+        """Appends a reply to the store, without keys."""
         usage = read_usage(body)
         row = {
             "key": self._key(request, attempt),

@@ -197,7 +197,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
 
     for task, text, finished, n_tokens in completions:
-        if task["id"] in rows:
+        if task["id"] in rows:  # an endpoint's stored replies come again
             continue
         check_plain(args, text)
         text = whole_turn(args, text, finished)
@@ -222,11 +222,11 @@ def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
     """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
-    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
+    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     stop = stop_string(think_format(args))
     samples = rollout.generate(
         args.model,
