@@ -226,7 +226,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.name,
         [task_prompt(args, task) for task in tasks],
         args.judge,
-        shared.judge_place(args.judge, args.judge_url),
+        shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]

@@ -389,7 +389,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
     contents = [
         args.setting() | {"seed": 0},
         name,
-        shared.judge_place(name, url),
+        shared.resolve_judge_url(name, url),
         user_prompts.SYSTEM,
         user_prompts.ASK_THINKING,
         user_prompts.PLANNER,

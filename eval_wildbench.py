@@ -199,7 +199,7 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     """Returns everything that must be equal for two results to be comparable, and a hash of it."""
     judging = {"mode": args.mode, "judge": args.judge}
     if args.mode != "program":
-        judging["judge_url"] = shared.judge_place(args.judge, args.judge_url)
+        judging["judge_url"] = shared.resolve_judge_url(args.judge, args.judge_url)
         for flag in ("protocol", "references", "orders", "length_margin", "judge_max_tokens"):
             judging[flag] = getattr(args, flag)
     if args.mode == "reward":

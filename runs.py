@@ -38,6 +38,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
+import api_keys
 import watchdog
 
 # --- 1. errors and arguments
@@ -142,15 +143,9 @@ def check_values(args) -> None:
             url = text.partition("@")[2]
         elif "url" in field or "://" in text:
             url = text
-        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):  # a user and password, or a query
-            fail(
-                f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
-                "set OPENAI_API_KEY, or name the variable that holds the key by --key-env HOST=NAME"
-            )
-    if getattr(args, "key_env", ()):
-        import endpoint  # here, as it imports this module
-
-        endpoint.check_key_env(args.key_env)  # before it is logged: the key itself may have been typed
+        or_fail(api_keys.check_url, url, f"--{field.replace('_', '-')}")
+    # before it is logged: the key itself may have been typed
+    or_fail(api_keys.check_key_env, getattr(args, "key_env", ()))
 
 
 def refuse_unused(reasons: dict[str, str]) -> None:
