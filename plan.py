@@ -44,7 +44,7 @@ REMEDIES = {  # part: what makes it smaller
 
 
 def n_shards() -> int:
-    """Returns among how many processes weights are split that FSDP shards: all; without FSDP 1."""
+    """Returns how many processes share the weights of a trained model: all under FSDP, else 1."""
     if policy.is_sharded_launch():
         return PartialState().num_processes
     return 1
@@ -76,7 +76,8 @@ def critic_gib(path: str, lora_r: int) -> float:
 
 def frozen_gib(path: str, auto_class) -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
-    return n_parameters(path, auto_class)[0] * BYTES[utils.DTYPE] / GIB
+    n_weights, _ = n_parameters(path, auto_class)
+    return n_weights * BYTES[utils.DTYPE] / GIB
 
 
 def reference_gib(path: str) -> float:
