@@ -91,9 +91,7 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     save_file(own_weights, folder / own_file, metadata={"format": "pt"})
 
     if accelerator.is_main_process:
-        inner.config.dtype = next(
-            iter(own_weights.values())
-        ).dtype  # vLLM and transformers load it in this type
+        inner.config.dtype = next(iter(own_weights.values())).dtype
         inner.config.save_pretrained(folder)
         if n_files > 1:
             index = {"metadata": {"total_size": sum(n_bytes.values())}, "weight_map": file_of_weight}

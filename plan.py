@@ -76,8 +76,7 @@ def critic_gib(path: str, lora_r: int) -> float:
 
 def frozen_gib(path: str, auto_class) -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
-    n_weights, _ = n_parameters(path, auto_class)
-    return n_weights * BYTES[utils.DTYPE] / GIB
+    return n_parameters(path, auto_class)[0] * BYTES[utils.DTYPE] / GIB
 
 
 def reference_gib(path: str) -> float:

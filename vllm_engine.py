@@ -84,7 +84,7 @@ class Engine:
         for place, request in requests.items():
             parameters = dict(request)
             prompt = {"prompt_token_ids": parameters.pop("prompt")}
-            detokenize = bool(parameters["stop"])  # vLLM looks for a stop string in the text
+            detokenize = bool(parameters["stop"])
             engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
         while engine.has_unfinished_requests():
             watchdog.beat()
