@@ -572,7 +572,7 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
 def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path):
     """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
-    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(12) for row in rows]
+    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(6) for row in rows]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
     common = ["--model", "data/toy/base", "--tasks", tmp_path / "tasks.jsonl", "--temperatures", 0.0]
     common += ["--judge", "data/toy/world.py:judge", "--max-tokens", 200]
