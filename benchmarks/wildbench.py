@@ -279,7 +279,7 @@ def score_verdicts(
     values = [value for _, value in scored]
     tasks = [row["id"] for row, _ in scored]
     means = task_means(values, tasks)
-    low, high = bootstrap(values, seed, tasks)
+    low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
         f"wb_{mode}": scale(float(np.mean(values)), mode),

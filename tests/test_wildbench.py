@@ -219,13 +219,13 @@ def test_bootstrap_draws_the_values_of_a_task_together():
 
 
 def test_program_summary_counts_invalid_and_never_scores_it():
-    row = lambda score: {
-        "score": score,
-        "checks": {} if score is None else {"a": score > 0.5, "b": True},
-        "invalid": "",
-    }
-    out = wildbench.score_program([row(1.0), row(0.5), row(None), row(0.0)])
+    rows = []
+    for task, score in {"t1": 1.0, "t2": 0.5, "t3": None, "t4": 0.0}.items():
+        checks = {} if score is None else {"a": score > 0.5, "b": True}
+        rows.append({"id": task, "score": score, "checks": checks, "invalid": ""})
+    out = wildbench.score_program(rows)
     assert out["score"] == 0.5 and out["n"] == 4 and out["n_invalid"] == 1
+    assert out["task_means"] == {"score": {"t1": 1.0, "t2": 0.5, "t4": 0.0}}
     assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {
         "a": pytest.approx(1 / 3),
         "b": 1.0,
