@@ -127,14 +127,7 @@ def load_weights(
     config = config or utils.load_config(path)
     kwargs = {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
     if load_in_4bit:
-        kwargs["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, dtype),
-            # a classifier's head is not found otherwise if it has a bias; an LM head is
-            llm_int8_skip_modules=["score"] if new_head else None,
-        )
+        kwargs["quantization_config"] = _four_bits(dtype, new_head)
     try:
         empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
@@ -142,14 +135,12 @@ def load_weights(
         with watchdog.patient(4 * empty.num_parameters()):  # bytes of a file in float32
             model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
-        runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+        reason = str(error).partition("\n")[0]
+        runs.fail(f"{path}: its weights cannot be read ({reason})")
     if load_in_4bit:
-        for module in model.modules():
-            # else a CPU in eval mode packs the weights for good into a form that has no gradient
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
+        _keep_gradient_on_a_cpu(model)
     if model.can_generate():
-        # without the folder's own, whose repetition penalty, say, neither vLLM nor the loss would have
+        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = empty.generation_config
     missing = list(info["missing_keys"])
     missing += [name for name, *_ in info["mismatched_keys"]]
@@ -164,13 +155,35 @@ def load_weights(
     return model, missing
 
 
+def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
+    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice; embeddings, norms and head stay whole."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        # transformers finds an LM head by itself, but no classifier's head that has a bias
+        llm_int8_skip_modules=["score"] if is_classifier else None,
+    )
+
+
+def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
+    """Keeps 4-bit weights as they are when a CPU evaluates, where bitsandbytes packs them into a form without gradient."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def has_adapter(model: nn.Module) -> bool:
     """Tells whether a model is a peft model, without importing peft, which takes seconds."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
-    """Adds a LoRA adapter on all linear layers, or loads the one of a checkpoint. Its weights are float32."""
+    """Adds a LoRA adapter on all linear layers, or loads that of the checkpoint `resume_from`; it is float32.
+
+    `config`: further fields of peft's LoraConfig.
+    """
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if resume_from:
@@ -233,7 +246,7 @@ def load_policy(
 
 
 def place(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
-    """Places a model on this process's device: rank 0's in shards under FSDP2, else a whole copy."""
+    """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
     if accelerator.is_fsdp2:
         return fsdp2_prepare_model(accelerator, model)
     return accelerator.prepare_model(model, evaluation_mode=not learns)
@@ -315,7 +328,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         generate: dict | None = None,
         position_ids: torch.Tensor | None = None,
-        third: str = "",
+        extra: str = "",
     ):
         """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
@@ -327,7 +340,7 @@ class Policy(nn.Module):
                 here so that FSDP2 gathers the weights.
             position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
                 `collate_packed`.
-            third: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
+            extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
                 "kl_uniform": KL(uniform || policy), nats.
         """
         if generate is not None:
@@ -353,7 +366,7 @@ class Policy(nn.Module):
         for start in range(0, len(targets), tokens_at_once):
             chunk = hidden[start : start + tokens_at_once]
             chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, extra)
             if len(targets) <= tokens_at_once:
                 chunks.append(self._logprobs_of_chunk(*arguments))
             else:  # the backward pass computes logits again, so that those of one chunk are there at a time
@@ -365,9 +378,9 @@ class Policy(nn.Module):
         )
 
     def _logprobs_of_chunk(
-        self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
+        self, hidden, weight, bias, targets, entropy_gradient: bool, extra: str
     ) -> tuple[torch.Tensor, ...]:
-        """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
+        """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
@@ -379,9 +392,9 @@ class Policy(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities = (logits - normaliser.unsqueeze(-1)).exp()
             entropies = normaliser - (probabilities * logits).sum(-1)
-        if third == "likeliest":
+        if extra == "likeliest":
             return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
-        if third == "kl_uniform":
+        if extra == "kl_uniform":
             return logprobs, entropies, normaliser - logits.mean(-1) - math.log(logits.size(-1))
         return logprobs, entropies
 
@@ -595,7 +608,7 @@ def set_entropy_statistics(
     The rewards self_certainty and negative_entropy read them.
     """
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
+        _, entropies, kl_uniform = model(**batch, extra="kl_uniform")
         for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {

@@ -45,14 +45,15 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
             by_task[result["task"]].append(result)
             fields |= {name for name in result if name.startswith("correct")}
 
-    numbers = {}
+    numbers = {"task_means": {}}
     for name in sorted(fields):
-        task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
+        means = {task: mean(result[name] for result in samples) for task, samples in by_task.items()}
         metric = name.replace("correct", "accuracy")
-        numbers[metric] = mean(task_means)
-        if task_means:
+        numbers[metric] = mean(means.values())
+        if means:
             interval = "interval" if metric == "accuracy" else f"{metric}_interval"
-            numbers[interval] = bootstrap(task_means)
+            numbers[interval] = bootstrap(list(means.values()))
+            numbers["task_means"][metric] = means
 
     fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
     for k in sorted({10, 100, fewest_samples}):
