@@ -156,7 +156,7 @@ def load_weights(
 
 
 def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
-    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice; embeddings, norms and head stay whole."""
+    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -168,7 +168,7 @@ def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
 
 
 def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
-    """Keeps 4-bit weights as they are when a CPU evaluates, where bitsandbytes packs them into a form without gradient."""
+    """Stops bitsandbytes from packing 4-bit weights on a CPU that evaluates: they would have no gradient after."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -231,7 +231,8 @@ def load_policy(
 ) -> nn.Module:
     """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
 
-    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16. `load_in_4bit`: the frozen ones.
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
+    `load_in_4bit`: those that are frozen have 4 bits.
     """
     if lora_r:
         model, _ = load_weights(
@@ -282,8 +283,8 @@ def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_de
     from bitsandbytes.optim import AdamW8bit
 
     optimizer = AdamW8bit(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
-    # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as that
-    # of another round, may have the address of an earlier one.
+    # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as
+    # that of another round, may have the address of an earlier one.
     optimizer.mng = copy.copy(optimizer.mng)
     optimizer.mng.initialize()
     for module in model.modules():

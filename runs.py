@@ -268,8 +268,8 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
 def start_tracker(report_to: str, run: Path, first_step: int):
     """Starts a run of Weights & Biases, Trackio or TensorBoard; that of a resumed run goes on. None for "none".
 
-    Main process only. Steps that a resume runs again: TensorBoard drops the old ones, W&B the new ones, which are equal
-    where resuming is exact, and Trackio has both.
+    Main process only. Of steps that a resume runs again TensorBoard drops the old ones and W&B the new ones,
+    which are equal where resuming is exact; Trackio has both.
     """
     if report_to == "none" or not PartialState().is_main_process:
         return None
@@ -298,7 +298,7 @@ def start_tracker(report_to: str, run: Path, first_step: int):
 
 
 class StepLogger:
-    """Writes metrics.jsonl, prints one line a step, and reports it. Main process only; other ranks' calls do nothing."""
+    """Writes metrics.jsonl, prints and reports each step. Main process only; other ranks' calls do nothing."""
 
     def __init__(
         self, run: Path, first_step: int, steps: int, columns: dict[str, str], report_to: str = "none"
@@ -324,7 +324,8 @@ class StepLogger:
         line |= {"num_tokens": self.n_tokens, "step_time": seconds}
         append_jsonl(self.run / "metrics.jsonl", [line])
         if self.tracker:
-            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
+            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+            numbers |= {"num_tokens": self.n_tokens, "step_time": seconds}
             self.tracker.log(numbers, step=step)
 
         shown = []

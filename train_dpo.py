@@ -161,7 +161,7 @@ class Args:
     stall_minutes: float = 1.0
     """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""

@@ -189,7 +189,7 @@ class Args:
     stall_minutes: float = 1.0
     """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -242,7 +242,7 @@ VERIFIED = {
     "on_bad_format": "score",
     "temperature": 1.0,
 }
-# One card, our choice: LoRA on the SFT run of the same name, and a reward model of 0.6B; docs/gpu.md has the GiB
+# One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 SMALL = {
     "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
     "reward_on": "response",  # equation 3

@@ -92,7 +92,7 @@ class Args:
     stall_minutes: float = 1.0
     """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl. A resumed run goes on in the same run there."""
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data and new weights."""
     out: str = ""
@@ -119,7 +119,7 @@ LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
 QWEN = {"model": "Qwen/Qwen2.5-7B"}
 QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
 MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
-# One card, our choice; docs/gpu.md has the GiB. Where all weights fit with room for activations, all are trained.
+# One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
 QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
 QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
 LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
