@@ -226,8 +226,6 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
-PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # of W&B and Trackio
-
 INDEX_COLUMNS = (
     "run",
     "time",
@@ -263,6 +261,9 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
         for task, mean in (row.get("task_means") or {}).items():
             of_tasks.append(row | {"task": task, "mean": mean})
     pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)
+
+
+PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # of W&B and Trackio
 
 
 def start_tracker(report_to: str, run: Path, first_step: int):

@@ -110,7 +110,9 @@ def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys
 def test_a_dry_run_shows_what_is_trained_on(tmp_path, capsys):
     path = write(tmp_path / "t.jsonl", MANY)
     train_sft_warmstart.main(Args(**{**TOY, "traces": path}, out=str(tmp_path / "run"), dry_run=True))
-    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in said
+    assert "GiB a process, without activations: model 0.0" in said
     assert not (tmp_path / "run").exists()
 
 
