@@ -30,7 +30,7 @@ FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 REMEDIES = {  # a part that does not learn: what makes it smaller
     "reference": "--lora-r, which needs no reference",
-    "reward model": "a smaller --reward-model",
+    "reward model": "a smaller --reward-model, such as Skywork/Skywork-Reward-V2-Qwen3-0.6B with 1.1 GiB",
     "scoring": "a smaller --reward-model or --gold",
     "gold": "a smaller --gold",
     "process model": "a smaller --reward-args process.model",

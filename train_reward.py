@@ -225,6 +225,17 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     return train, held_out
 
 
+def load_tokenizer(args: Args, accelerator):
+    """Loads the tokenizer with the chat template that renders both sides of a pair."""
+    tokenizer = utils.load_tokenizer(args.model)
+    think_format = "plain"
+    if args.reward_on == "think+response":
+        think_format = "think"
+    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
+    return tokenizer
+
+
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
     fields = ["messages", "chosen", "rejected"]
@@ -358,10 +369,7 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_tokenizer(args.model)
-    think_format = "think" if args.reward_on == "think+response" else "plain"
-    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
+    tokenizer = load_tokenizer(args, accelerator)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")

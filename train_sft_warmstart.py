@@ -321,6 +321,13 @@ def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -
     return summary
 
 
+def show_row(trace: Trace, tokenizer) -> str:
+    """Returns a row as text, with brackets around what is trained on."""
+    prompt = tokenizer.decode(trace.prompt_ids)
+    completion = tokenizer.decode(trace.ids)
+    return f"{prompt}[[[{completion}]]]"
+
+
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     runs.or_fail(utils.check_think_format, args.think_format)
@@ -350,9 +357,7 @@ def main(args: Args) -> None:
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     if args.dry_run:
-        prompt = tokenizer.decode(traces[0].prompt_ids)
-        completion = tokenizer.decode(traces[0].ids)
-        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
+        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(traces[0], tokenizer)}")
         return
     run = runs.start_run(args, "sft", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", dropped)

@@ -86,7 +86,8 @@ def test_what_does_not_fit_is_refused_with_the_largest_part_s_remedy_first(gpus,
     )
     assert "81 GiB are needed of a GPU's 79" in said
     reference = "--lora-r, which needs no reference"
-    assert said.rstrip().endswith(f"most comes first: a smaller --reward-model; {lora}; {reference}")
+    small = "a smaller --reward-model, such as Skywork/Skywork-Reward-V2-Qwen3-0.6B with 1.1 GiB"
+    assert said.rstrip().endswith(f"most comes first: {small}; {lora}; {reference}")
 
     too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}
     assert f"most comes first: {lora}; a smaller --vllm-memory" in exits(plan.check_memory, too_much, full)

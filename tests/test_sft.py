@@ -307,6 +307,7 @@ def test_lora_is_merged_into_the_weights_that_it_was_trained_with(traces, tmp_pa
 def test_a_killed_run_in_4_and_8_bits_ends_with_the_same_bits(traces, tmp_path):
     """Weights in 4, moments in 8; the adapter is wide enough that its moments are."""
     bits = {"lora_r": 64, "learning_rate": 2e-3, "load_in_4bit": True, "optim": "adamw_8bit"}
+    bits["gradient_checkpointing"] = True
     whole = train(traces, tmp_path / "whole", keep_checkpoints=0, **bits)
     states = torch.load(whole / "checkpoint-6" / "optimizer-rank0.pt", weights_only=True)
     assert sum(state["state1"].dtype == torch.uint8 for state in states) > len(states) / 2
