@@ -243,10 +243,8 @@ def wordings(table: pd.DataFrame) -> list[str]:
         parts = measured[(measured["row"] == line.row) & measured["benchmark"].isin(AVERAGES[line.benchmark])]
         is_ours = parts["wording"] == OUR_WORDING
         if is_ours.any() and not is_ours.all():
-            ours = ", ".join(parts["benchmark"][is_ours])
-            sentences.append(
-                f"{line.benchmark} of {line.row} mixes wordings: {ours} in our own, the others by templates."
-            )
+            mixed = ", ".join(f"{part.benchmark} {part.wording}" for part in parts.itertuples())
+            sentences.append(f"{line.benchmark} of {line.row} is over unlike instructions: {mixed}.")
     return sentences
 
 
