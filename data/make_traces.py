@@ -357,6 +357,7 @@ def check_arguments(args: Args) -> None:
         runs.fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
     if args.reasoning_field and args.instruction:
         runs.fail("--reasoning-field sends the prompt alone; leave --instruction out")
+    read_instruction(args.instruction)
     if args.resume and args.overwrite:
         runs.fail("--resume keeps the replies that --overwrite deletes; use one of the two")
     if args.resume or args.overwrite or args.dry_run:
