@@ -74,7 +74,7 @@ class Args:
     """US dollars per million tokens that a judge reads and writes; name the dearest judge's."""
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
-    out like it (experiments/evaluate.sh). Empty: our own wording."""
+    out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
     lanes: int = 1
     """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
@@ -117,7 +117,7 @@ class Block:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Returns the folder of the published checkpoint that a row as released evaluates; None for other blocks."""
+        """Returns the folder of the published checkpoint that a row as released evaluates; None for others."""
         if not self.row.endswith(tables.AS_RELEASED):
             return None
         folder = os.environ.get("CHECKPOINTS", "checkpoints")
@@ -285,13 +285,14 @@ def check_inputs(
 
 def check_references(lines: list[str]) -> None:
     """Exits with 2 if WildBench's tasks lack the reference answers that a line of evaluate.sh compares with."""
-    default = "gpt-4"  # of eval_wildbench.py
     for line in lines:
         tasks = re.search(r" --tasks (data/(?!toy/)\S+)", line)
         if not tasks:
             continue
         named = re.search(r" --references (\S+)", line)
-        reference = named[1] if named else default
+        reference = "gpt-4"  # the default of eval_wildbench.py
+        if named:
+            reference = named[1]
         n_without = 0
         for task in read_rows(HERE / tasks[1], "messages"):
             if reference not in (task.get("references") or {}):

@@ -1,7 +1,7 @@
 """Reads the instructions of a judge from a file, and fills in what it is asked about.
 
-A template is text with placeholders, `{$name}` or `{name}`. All other braces stay as they are. A whole template is
-one user message. With ChatML marks, as AlpacaEval's official templates have them, it is several messages:
+A template is text with placeholders, `{$name}` or `{name}`. All other braces stay as they are. It becomes one
+message of the user. With ChatML marks, as AlpacaEval's official templates have them, it becomes several messages:
 
     <|im_start|>system
     You compare two answers.
@@ -32,24 +32,29 @@ class Placeholders(NamedTuple):
 
 @functools.cache  # every request asks for it
 def read_template(path: str, placeholders: Placeholders, where: str = "") -> str:
-    """Reads a template; exits with 2 if it cannot be read, lacks a placeholder or has one that cannot be filled.
+    """Reads a template; exits with 2 if it is missing, lacks a placeholder, or has one that cannot be filled.
 
     `where` ends the error message, such as " with --protocol paper".
     """
     text = runs.or_fail(Path(path).read_text)
     known = placeholders.needed + placeholders.optional
-    listed = ", ".join(f"{{${name}}}" for name in known)
+    listed = ", ".join(map(as_placeholder, known))
     found = set()
     for dollar, name in PLACEHOLDER.findall(text):
         if name in known:
             found.add(name)
         elif dollar:  # without a dollar it may be LaTeX or code
-            runs.fail(f"--template {path}: cannot fill {{${name}}}{where}; it knows {listed}")
+            runs.fail(f"--template {path}: cannot fill {as_placeholder(name)}{where}; it knows {listed}")
 
-    missing = [f"{{${name}}}" for name in placeholders.needed if name not in found]
+    missing = [name for name in placeholders.needed if name not in found]
     if missing:
-        runs.fail(f"--template {path}: no {', '.join(missing)}{where}; it knows {listed}")
+        lacking = ", ".join(map(as_placeholder, missing))
+        runs.fail(f"--template {path}: no {lacking}{where}; it knows {listed}")
     return text
+
+
+def as_placeholder(name: str) -> str:
+    return "{$" + name + "}"
 
 
 def fill(template: str, fields: dict[str, str]) -> str:
@@ -66,16 +71,19 @@ def fill_messages(template: str, fields: dict[str, str]) -> list[dict]:
     turns = TURN.findall(template)  # before the answers are filled in, as they may hold such marks
     if not turns:
         return [{"role": "user", "content": fill(template, fields)}]
-    return [{"role": role, "content": fill(text.strip(), fields)} for role, text in turns]
+    messages = []
+    for role, text in turns:
+        messages.append({"role": role, "content": fill(text.strip(), fields)})
+    return messages
 
 
 def describe_wording(path: str) -> str:
-    """Names whose words the judge read: `our own`, or the file (or folder) of --template and a hash of its text."""
+    """Names whose words the judge read: `our own`, or the file or folder of --template with a hash of its text."""
     if not path:
         return OUR_WORDING
     files = [Path(path)]
     if Path(path).is_dir():
-        files = sorted(file for file in Path(path).iterdir() if file.suffix == ".txt")
+        files = sorted(Path(path).glob("*.txt"))
     text = "\0".join(file.read_text() for file in files)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"{Path(path).name} {digest}"
