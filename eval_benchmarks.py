@@ -26,8 +26,20 @@ of invalid rows (--max-invalid) a run has no headline.
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
 endpoint is asked for one token. `--dry-run` makes the same checks.
 
-The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, let
-the official tool judge, and score what it stored with --from.
+The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
+official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
+A template is used verbatim; summary.json names it as `wording`. It has these placeholders, as `{$name}` or `{name}`:
+
+| | placeholders | the reply |
+|---|---|---|
+| alpacaeval2, official | instruction, output_1 (of m), output_2 (of M) | begins with m or M |
+| alpacaeval2, paper | instruction, model_output (of A), reference (of B) | a ranking as JSON |
+| arenahard2 | QUESTION, ANSWER_A, ANSWER_B | a label, such as [[A>B]] |
+| creativewriting3 | writing_prompt, test_model_response, perhaps the two of criteria | lines `name: mark` |
+| wildbench-g | see eval_wildbench.py | JSON with `choice` |
+
+The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
+benchmarks/judge_template.py says how a template gets a system message.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
@@ -46,6 +58,7 @@ import tyro
 import utils
 from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import for_summary, read_stored, row_key
 from benchmarks.table import BENCHMARKS
 
@@ -65,7 +78,8 @@ class Args:
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
+    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
@@ -97,6 +111,9 @@ class Args:
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """What a judge is asked; see the top of this script."""
+    template: str = ""
+    """File with the judge's instructions, used verbatim; empty: our own wording. For arenahard2 perhaps a folder,
+    with hard_prompt.txt and creative_writing.txt."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     judge_tensor_parallel: int = 1
@@ -145,6 +162,7 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "judge_tensor_parallel",
     "key_env",
     "protocol",
+    "template",
     "concurrency",
     "budget",
     "price",
@@ -168,6 +186,8 @@ def check_args(args: Args) -> None:
         runs.fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if args.judge and not judged:
         runs.fail(f"{args.name} has no judge; leave --judge out")
+    if args.template and not judged:
+        runs.fail(f"{args.name} has no judge; leave --template out")
     if ".py:" in args.judge:
         runs.fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
@@ -207,8 +227,20 @@ def task_prompt(args: Args, task: dict) -> str:
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    benchmark = BENCHMARKS[args.name]
-    return benchmark.judge_requests(task, answer, Path(args.data), args.protocol, args.judge_max_tokens)
+    template = judge_template_for(args, task)
+    make = BENCHMARKS[args.name].judge_requests
+    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
+
+
+def judge_template_for(args: Args, task: dict) -> str:
+    """Returns the text of --template for a task; "" without one. Exits with 2 if it cannot be filled in."""
+    if not args.template:
+        return ""
+    path = Path(args.template)
+    if path.is_dir() and args.name == "arenahard2":
+        path = path / f"{task['category']}.txt"
+    placeholders = BENCHMARKS[args.name].placeholders[args.protocol]
+    return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
@@ -392,6 +424,8 @@ def main(args: Args) -> None:
         **for_summary(numbers),
         **shared.describe(answers),
     }
+    if args.judge:
+        summary["wording"] = describe_wording(args.template)
     runs.write_summary(run, summary)
     runs.add_to_index(run, index_rows(args, numbers, fingerprint))
 

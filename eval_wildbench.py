@@ -52,6 +52,7 @@ import utils
 from rows import check_ids, read_rows
 from benchmarks import shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import for_summary
 from rewards.preference import RewardModel
 
@@ -71,7 +72,8 @@ class Args:
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
+    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
@@ -102,7 +104,7 @@ class Args:
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     template: str = ""
-    """File with the judge's instructions; empty: our own wording."""
+    """File with the judge's instructions, used verbatim; empty: our own wording."""
     references: tuple[str, ...] = ("gpt-4",)
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
@@ -164,20 +166,12 @@ def load_tasks(args: Args) -> list[dict]:
 
 
 def load_template(args: Args) -> str:
-    """Returns the judge's instructions; exits with 2 if a placeholder cannot be filled in this mode."""
+    """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
     if args.mode == "program":
         return ""
     if not args.template:
         return wildbench.TEMPLATES[args.mode]
-    template = runs.or_fail(Path(args.template).read_text)
-    known = wildbench.PLACEHOLDERS[args.mode]
-    for name in wildbench.PLACEHOLDER.findall(template):
-        if name not in known:
-            runs.fail(
-                f"--template {args.template}: --mode {args.mode} cannot fill {{${name}}}; "
-                f"it knows {', '.join(known)}"
-            )
-    return template
+    return read_template(args.template, wildbench.PLACEHOLDERS[args.mode], f" with --mode {args.mode}")
 
 
 def check_models(args: Args) -> None:
@@ -443,7 +437,10 @@ def main(args: Args) -> None:
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
         lines += index_rows(args, temperature, numbers, judging["hash"])
         results[str(temperature)] = for_summary(numbers)
-    runs.write_summary(run, {"model": args.model, "fingerprint": judging, "temperatures": results})
+    summary = {"model": args.model, "fingerprint": judging, "temperatures": results}
+    if args.mode != "program":
+        summary["wording"] = describe_wording(args.template)
+    runs.write_summary(run, summary)
     runs.add_to_index(run, lines)
 
 

@@ -1,5 +1,6 @@
 """Chat templates and token ids of prompts and completions: the same in training, rewards and evaluation."""
 
+import json
 import re
 from pathlib import Path
 
@@ -67,16 +68,37 @@ def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     return keeps_all and adds_none and not prints_date
 
 
+def zero_template(instruction: str) -> str:
+    """Returns the template of a base model that is asked for a format: the instruction, then plain turns."""
+    return _BOS + "{{ " + json.dumps(instruction.rstrip(), ensure_ascii=False) + " }}\n\n" + _TURNS
+
+
+def check_instruction(path: str, text: str, think_format: str) -> None:
+    """Raises ValueError unless the text of a file that is no Jinja asks for the tags of a Zero format."""
+    wanted = utils.THINK_FORMATS[think_format]
+    if not wanted.instruction:
+        raise ValueError(
+            f"--chat-template {path}: no Jinja in it; a plain text is the instruction of the formats zero_think and "
+            "zero_plain"
+        )
+    missing = [tag for tag in wanted.tags if tag not in text]
+    if missing:
+        raise ValueError(f"--chat-template {path}: it does not ask for {', '.join(missing)} ({think_format})")
+
+
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
-    if chat_template != "auto":
-        return chat_template, Path(chat_template).read_text()
-
     instruction = utils.THINK_FORMATS[think_format].instruction
+    if chat_template != "auto":
+        text = Path(chat_template).read_text()
+        if "{{" in text:  # Jinja
+            return chat_template, text
+        check_instruction(chat_template, text, think_format)
+        return chat_template, zero_template(text)
     if instruction:
-        return think_format, _BOS + instruction + "\n\n" + _TURNS
+        return think_format, zero_template(instruction)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
@@ -133,7 +155,8 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family.
+            own if it keeps thinking verbatim; else ours for its family. A file of plain text takes the place of a
+            Zero format's instruction.
 
     Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """

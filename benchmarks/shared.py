@@ -300,10 +300,10 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 # --- 3. the judge
 
 
-def judge_request(args, prompt: str) -> dict:
-    """Returns the request that shows `prompt` to --judge and wants one JSON object back."""
+def judge_request(args, messages: list[dict]) -> dict:
+    """Returns the request that shows `messages` to --judge and wants one JSON object back."""
     return {
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": messages,
         "temperature": 0.0,
         "max_tokens": args.judge_max_tokens,
         "response_format": {"type": "json_object"},
@@ -369,6 +369,11 @@ def require(args, **what: str) -> None:
 def check_model(args) -> None:
     """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
     if args.model_url:
+        if args.chat_template != "auto":
+            runs.fail(
+                f"--chat-template {args.chat_template}: the server at --model-url applies its own; start it with "
+                f"`vllm serve {args.model} --chat-template FILE`, and leave the flag out here"
+            )
         model_endpoint(args, Path())
         return
     load_tokenizer(args)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.judge_template import Placeholders, fill_messages
 from benchmarks.scoring import bootstrap, shorten, task_means
 from benchmarks.shared import judge_request
 
@@ -60,10 +61,9 @@ Go through the points, name what is strong and what is weak, then give a mark fr
 Reply with one JSON object and nothing else:
 {"strengths": "...", "weaknesses": "...", "score": "..."}""",
 }
-PLACEHOLDER = re.compile(r"\{\$(\w+)\}")
 PLACEHOLDERS = {
-    "reward": ("history", "user_query", "checklist", "candidate_A", "candidate_B"),
-    "score": ("history", "user_query", "checklist", "model_output"),
+    "reward": Placeholders(("user_query", "candidate_A", "candidate_B"), ("history", "checklist")),
+    "score": Placeholders(("user_query", "model_output"), ("history", "checklist")),
 }
 KEPT_WORDS = {  # of the history and of each answer; 0: all
     ("reward", "official"): 1000,
@@ -127,13 +127,13 @@ def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str)
     requests = []
     for verdict in verdicts:
         task = tasks_by_id[verdict["id"]]
-        prompt = judge_prompt(template, task, args.protocol, args.mode, **verdict["texts"])
-        requests.append(judge_request(args, prompt))
+        fields = judge_fields(task, args.protocol, args.mode, **verdict["texts"])
+        requests.append(judge_request(args, fill_messages(template, fields)))
     return requests
 
 
-def judge_prompt(template: str, task: dict, protocol: str, mode: str, **candidates: str) -> str:
-    """Returns the message that asks the judge about a task.
+def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dict[str, str]:
+    """Returns what the judge is shown of a task, by placeholder.
 
     `candidates` are candidate_A and candidate_B (reward), or model_output (score).
     """
@@ -149,9 +149,7 @@ def judge_prompt(template: str, task: dict, protocol: str, mode: str, **candidat
         fields["user_query"] = query["content"]
     for name, text in candidates.items():
         fields[name] = shorten(text, words)
-
-    # In one pass, so that a placeholder within an answer is not filled in.
-    return PLACEHOLDER.sub(lambda match: fields[match[1]], template)
+    return fields
 
 
 # --- 2. what it replies

@@ -23,6 +23,7 @@ import eval_benchmarks
 import eval_wildbench
 import runs
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
+from benchmarks.judge_template import fill, fill_messages
 from benchmarks import table as benchmark_table
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
@@ -989,14 +990,16 @@ def test_prompts():
     assert verified.final_number(ask("gsm8k", question="Q")) is None
     assert "```python\ndef f():\n```" in ask("humaneval", prompt="def f():\n")
 
-    judge = creativewriting3.judge_prompt("P", "Y", ["Coherent", "Overwrought"], ["Overwrought"])
+    marks = {"mark_lines": "Coherent: mark\nOverwrought: mark"}
+    judge = fill(creativewriting3.TEMPLATE, marks)
     assert "Coherent: mark\nOverwrought: mark" in judge
     with pytest.raises(ValueError):  # an echo of what was asked is no verdict
         creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
-        alpacaeval2.parse_ranking(alpacaeval2.ranking_prompt("I", "a", "b").rpartition("JSON: ")[2])
+        alpacaeval2.parse_ranking(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
     for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
-        system, user = arenahard2.judge_messages(category, "P", "ya", "yb")
+        answers = {"ANSWER_A": "ya", "ANSWER_B": "yb"}
+        system, user = fill_messages(arenahard2.TEMPLATES[category], answers)
         assert word in system["content"]
         assert all(f"[[{label}]]" in system["content"] for label in list(arenahard2.VERDICTS)[:5])
         assert user["content"].index("ya") < user["content"].index("yb")

@@ -25,6 +25,7 @@ from transformers import LlamaForCausalLM
 import endpoint
 import eval_wildbench
 import templates
+from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
 from conftest import tiny_config
 
@@ -251,11 +252,15 @@ TASK = {
 }
 
 
+def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> str:
+    fields = wildbench.judge_fields(TASK, protocol, mode, **candidates)
+    return fill_messages(template, fields)[0]["content"]
+
+
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    text = wildbench.judge_prompt(
+    text = judge_prompt(
         "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}",
-        TASK,
         "official",
         "reward",
         candidate_A=long,
@@ -264,14 +269,14 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     history, query, a, b, checklist = text.split("|")
     assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
     assert a == " ".join(map(str, range(1000))) + "... (truncated)" and query.endswith("... (truncated)")
-    text = wildbench.judge_prompt("{$user_query}|{$candidate_A}", TASK, "paper", "reward", candidate_A=long)
+    text = judge_prompt("{$user_query}|{$candidate_A}", "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
-    assert wildbench.judge_prompt("{$model_output}", TASK, "official", "score", model_output=long) == long
+    assert judge_prompt("{$model_output}", "official", "score", model_output=long) == long
     for mode, fields in (
         ("reward", {"candidate_A": "AAA", "candidate_B": "BBB"}),
         ("score", {"model_output": "AAA"}),
     ):
-        text = wildbench.judge_prompt(wildbench.TEMPLATES[mode], TASK, "official", mode, **fields)
+        text = judge_prompt(wildbench.TEMPLATES[mode], "official", mode, **fields)
         assert (
             "{$" not in text.replace("{$history}", "")
             and all(v in text for v in fields.values())
