@@ -114,7 +114,8 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     args.think_format = "plain"
     pairs, skipped = read_pairs(args, tokenizer)
     assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
-    assert skipped == {"tie": 1, "too_long": 1, "malformed": 2}
+    # without its thinking, the answer in tags is the rejected one
+    assert skipped == {"tie": 2, "too_long": 1, "malformed": 1}
 
 
 def test_text_behind_the_end_of_a_response_is_not_trained_on(tokenizer):

@@ -288,6 +288,20 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     assert "m has changed since" in exits(runs.start_run, again, "grpo", "m")
 
 
+def test_a_resume_over_another_data_set_is_refused(here, exits):
+    """A folder as `datasets` saves it, and one of its splits."""
+    part = here / "prompts" / "train" / "data-00000-of-00001.arrow"
+    part.parent.mkdir(parents=True)
+    for number, name in enumerate(("prompts", "prompts:train")):
+        part.write_bytes(b"1")
+        args = Named(out=f"run{number}", prompts=name)
+        run = runs.start_run(args, "grpo", "m")
+        assert list(json.loads((run / "config.json").read_text())["files"]) == [str(part.relative_to(here))]
+        part.write_bytes(b"2")
+        again = dataclasses.replace(args, resume=True)
+        assert ".arrow has changed since" in exits(runs.start_run, again, "grpo", "m")
+
+
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
     """And starts anew, as a job script that always says --resume means."""
     first = runs.start_run(Args(), "grpo", "org/base")
