@@ -21,7 +21,7 @@ TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", 
 OPTIONAL_TEXT_FIELDS = ("chosen_thinking", "rejected_thinking")
 ROLES = ("system", "user", "assistant", "tool")
 # how the thinking is called where it is apart from the answer: in a row, or in an assistant's turn
-THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
+THINKING_FIELDS = ("thinking", "thought", "reasoning_content")
 
 EXPECTED_PROMPT = "'messages' or 'prompt' (messages or a text)"
 EXPECTED_TRACE = (
@@ -92,16 +92,21 @@ def without_answer(messages: list[dict]) -> list[dict]:
 
 def check_messages(messages: list[dict]) -> None:
     """Raises BadInput unless a conversation is in known roles and ends with a user's turn that is not empty."""
+    remedy = "data/prepare.py leaves such rows out"
     for message in messages:
         if message["role"] not in ROLES:  # a template would write it into the text, or drop the turn
-            raise BadInput(f"the role {message['role']!r} in 'messages' is not one of {', '.join(ROLES)}")
+            raise BadInput(
+                f"the role {message['role']!r} in 'messages' is not one of {', '.join(ROLES)}; {remedy}"
+            )
     if not messages:
-        raise BadInput("there is no prompt before the answer")
+        raise BadInput(f"there is no prompt before the answer; {remedy}")
     last = messages[-1]
     if last["role"] != "user":
-        raise BadInput(f"'messages' must end with the user's turn, not with one of {last['role']!r}")
+        raise BadInput(
+            f"'messages' must end with the user's turn, not with one of {last['role']!r}; {remedy}"
+        )
     if not last["content"].strip():
-        raise BadInput("the last turn of 'messages' is empty")
+        raise BadInput(f"the last turn of 'messages' is empty; {remedy}")
 
 
 def _text_of(row: dict, name: str) -> str:
@@ -221,8 +226,11 @@ def to_trace(row: dict) -> dict:
         more, answer = answer_of(row, field)
         messages = without_answer(prompt_of(row)) + more
     else:
-        *messages, answer = prompt_of(row)
-        if answer["role"] != "assistant":
+        messages = []
+        answer = {}
+        if row.get("messages"):
+            *messages, answer = messages_of(row, "messages")
+        if answer.get("role") != "assistant":
             raise BadInput(f"no field 'response', and no answer ends 'messages' (found {_fields_of(row)})")
     if name:
         answer["thinking"] = _text_of(row, name)

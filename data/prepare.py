@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -289,7 +289,7 @@ KINDS = {
     "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture"),
     "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main"),
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
-    "traces": Kind(trace_row, "trace"),
+    "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
 }
 PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
@@ -303,8 +303,6 @@ def resolve(args: Args) -> Args:
     """Fills in the defaults of the kind; raises BadInput if arguments contradict each other or the disk."""
     kind = KINDS[args.kind]
     name = args.input or kind.hub
-    if not name:
-        raise BadInput("--input is missing: traces have no hub data set of their own; give a file")
     if args.pairs and args.kind != "ultrafeedback":
         raise BadInput("--pairs is for ultrafeedback; leave it out")
     if args.teacher and args.kind != "traces":
@@ -342,15 +340,18 @@ def report_path(out: Path) -> Path:
     return Path(f"{out}.report.json")
 
 
+def read_input(args: Args) -> Iterator[tuple[int, object]]:
+    """Returns an iterator of (number from 1, row) over the input; `args` are resolved."""
+    if not args.split:
+        return sources.read_local(args.input)
+    name, _, configuration = args.input.partition(":")
+    return sources.read_hub(name, configuration or None, args.split, args.revision, "--input")
+
+
 def convert(args: Args) -> tuple[list[dict], dict]:
     """Converts what `args` (resolved) names; returns the rows to write, and their report without the hash."""
     kind = PAIRS if args.pairs else KINDS[args.kind]
     excluded_ids, excluded_turns = read_excluded(args.exclude)
-    if args.split:
-        name, _, configuration = args.input.partition(":")
-        source = sources.read_hub(name, configuration or None, args.split, args.revision, "--input")
-    else:
-        source = sources.read_local(args.input)
 
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason
@@ -358,7 +359,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     hashes = set()
     n_in = 0
     n_renamed = 0
-    for number, source_row in source:
+    for number, source_row in read_input(args):
         n_in += 1
         row_id = None
         try:

@@ -429,13 +429,10 @@ def test_hub_data_sets(tmp_path, monkeypatch, capsys):
 
     args = prepare.resolve(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
     assert (args.input, args.split) == ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs")
+    args = prepare.resolve(Args(kind="traces", out=tmp_path / "a.jsonl"))
+    assert (args.input, args.split) == ("princeton-nlp/gemini_2.5_flash_0417_sft-data", "train")
     args = prepare.resolve(Args(kind="wildchat-if", out=tmp_path / "a.jsonl", input="o/d", split="val"))
     assert (args.input, args.split) == ("o/d", "val")
-    args = prepare.resolve(Args(kind="traces", out=tmp_path / "a.jsonl", input="o/d"))
-    assert (args.input, args.split) == (
-        "o/d",
-        "train",
-    )  # traces have no data set on the hub, but yours may be there
     assert prepare.resolve(Args(kind="tulu3-random", out=tmp_path / "a.jsonl")).n == 7560
 
 

@@ -299,7 +299,7 @@ BAD_FORMS = [  # (reader, row, what the error must say of it and of what was exp
     (read_prompts, {"prompt": "q \ud800"}, "not JSON", "q \\ud800"),
     (read_traces, {"messages": QUESTION}, "no field 'response', and no answer ends 'messages'", "in tags"),
     (read_traces, {"messages": QUESTION, "response": "y"}, "no field 'thinking'", "(or 'thought')"),
-    (read_traces, {"text": "q"}, "no field 'messages' or 'prompt'", "the row: {'text': \"q\""),
+    (read_traces, {"text": "q"}, "no field 'response'", "the row: {'text': \"q\""),
     (read_traces, {"prompt": "q", "completion": 5}, "'completion' must be", "'completion': 5"),
     (
         read_traces,
