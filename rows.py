@@ -1,7 +1,7 @@
 """Reads prompts, traces and pairs in the forms that users have, and the prompts of a training run.
 
-data/README.md has the forms. Input that cannot be used ends the program with exit code 2 and one line that names
-file, line and field. A row whose texts cannot be trained on is dropped for a reason, and listed.
+data/README.md has the forms. Input that cannot be used ends the program with exit code 2 and one line that
+names file, line and field. A row whose texts cannot be trained on is dropped for a reason, and listed.
 """
 
 import json
@@ -25,12 +25,12 @@ THINKING_FIELDS = ("thinking", "thought", "reasoning_content")
 
 EXPECTED_PROMPT = "'messages' or 'prompt' (messages or a text)"
 EXPECTED_TRACE = (
-    "a prompt ('messages' or 'prompt'), 'thinking' (or 'thought') and 'response'; or 'messages' that end with an "
-    "assistant's turn, or 'prompt' and 'completion', with the thinking in tags"
+    "a prompt ('messages' or 'prompt'), 'thinking' (or 'thought') and 'response'; or 'messages' that end "
+    "with an assistant's turn, or 'prompt' and 'completion', with the thinking in tags"
 )
 EXPECTED_PAIR = (
-    "a prompt ('messages' or 'prompt'), 'chosen' and 'rejected', all texts or messages; or 'chosen' and 'rejected' "
-    "alone, as whole conversations"
+    "a prompt ('messages' or 'prompt'), 'chosen' and 'rejected', all texts or messages; or 'chosen' and "
+    "'rejected' alone, as whole conversations"
 )
 
 
@@ -52,7 +52,7 @@ def check_object(row: object) -> None:
 
 
 def messages_of(row: dict, name: str) -> list[dict]:
-    """Returns the conversation in a field, without empty keys; BadInput unless its turns have role and content."""
+    """Returns a field's conversation, without empty keys; BadInput unless its turns have role and content."""
     messages = row[name]
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise BadInput(f"{name!r} must be a list of {{'role', 'content'}} with strings")
@@ -69,8 +69,8 @@ def _is_message(message: object) -> bool:
 def prompt_of(row: dict) -> list[dict]:
     """Returns the conversation in `messages` or `prompt`, whichever role it ends with.
 
-    In a pair, it may be the turns of `chosen` before the answer; a `prompt` that is a text is then their last one, as
-    in UltraFeedback. Else such a text is one user turn.
+    In a pair, it may be the turns of `chosen` before the answer; a `prompt` that is a text is then their last
+    one, as in UltraFeedback. Else such a text is one user turn.
     """
     if row.get("messages") is not None:
         return messages_of(row, "messages")
@@ -91,7 +91,7 @@ def without_answer(messages: list[dict]) -> list[dict]:
 
 
 def check_messages(messages: list[dict]) -> None:
-    """Raises BadInput unless a conversation is in known roles and ends with a user's turn that is not empty."""
+    """Raises BadInput unless a conversation is in known roles and ends with a user's turn that has text."""
     remedy = "data/prepare.py leaves such rows out"
     for message in messages:
         if message["role"] not in ROLES:  # a template would write it into the text, or drop the turn
@@ -185,7 +185,7 @@ def split_answer(answer: dict) -> tuple[str, str]:
 def answer_of(row: dict, name: str) -> tuple[list[dict], dict]:
     """Returns the turns before an answer, maybe none, and the answer, an assistant's turn.
 
-    The field holds a text, or messages that end with the answer. Raises Dropped if they end with another role.
+    The field holds a text, or messages that end with the answer. Raises Dropped if another role ends them.
     """
     if isinstance(row[name], str):
         return [], {"role": "assistant", "content": row[name]}
@@ -240,7 +240,7 @@ def to_trace(row: dict) -> dict:
 
 
 def to_pair(row: dict) -> dict:
-    """Returns a preference row with `messages`, `chosen` and `rejected`, and the thinking of both where they have it.
+    """Returns a preference row with `messages`, `chosen` and `rejected`, and their thinking if they have it.
 
     Raises Dropped if the two sides are not answers to one prompt, or if the tags of one fit no think format.
     """
@@ -276,7 +276,7 @@ def _others(row: dict, *names: str) -> dict:
 
 
 def read_prompts(name: Path | str, flag: str = "--prompts") -> list[dict]:
-    """Reads prompt rows from a file, a folder or the hub, in any form of data/README.md, with all their fields."""
+    """Reads prompt rows, with all their fields, in any form and from any place that data/README.md names."""
     prompts, _ = _read(name, flag, to_prompt, EXPECTED_PROMPT)  # none is dropped
     return prompts
 

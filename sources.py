@@ -1,4 +1,4 @@
-"""Reads rows from where users have them: files, folders of data sets, the hub. rows.py says what rows may hold.
+"""Reads rows from where users have them: files, folders of data sets, the hub. rows.py knows what they hold.
 
 What cannot be read ends the program with exit code 2 and one line that names the place and the remedy.
 """
@@ -22,7 +22,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 
 def read_source(name: str, flag: str) -> Iterator[tuple[int, object]]:
-    """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 if there is none.
+    """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 without one.
 
     Of a folder or a data set `name:split` is read, `name` alone is its split `train`. A data set in several
     configurations is `owner/name:configuration:split`. `flag` is the one that an error names.
@@ -144,7 +144,7 @@ def _read_saved(folder: Path) -> Iterator[dict]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """Returns `train.jsonl` or `train-00000-of-00002.parquet` and its like; exits with 2 unless all are there."""
+    """Returns the files of a split, as the hub names them; exits with 2 unless all are there."""
     named = re.compile(rf"{re.escape(split)}(-\d+-of-(\d+).*)?({'|'.join(map(re.escape, FILE_TYPES))})")
     files = []
     n_parts = 1
@@ -156,8 +156,9 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     if not files:
         found = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
         runs.fail(
-            f"{folder}: no file of the split {split!r}, such as {split}.jsonl or {split}-00000-of-00001.parquet "
-            f"(found {', '.join(found[:5]) or 'nothing'}); name a file, or another split by {folder}:SPLIT"
+            f"{folder}: no file of the split {split!r}, such as {split}.jsonl or "
+            f"{split}-00000-of-00001.parquet (found {', '.join(found[:5]) or 'nothing'}); "
+            f"name a file, or another split by {folder}:SPLIT"
         )
     if len({file.parent for file in files}) > 1:
         folders = sorted({str(file.parent) for file in files})
@@ -181,8 +182,8 @@ def read_hub(
     except Exception as error:  # the hub, its client and the network have many kinds
         reason = " ".join(str(error).split())
         runs.fail(
-            f"{flag} {name}: neither a file or folder here, nor can the split {split!r} be loaded from the hub "
-            f"({reason}); check the name, or where there is a network run hf download {name} "
+            f"{flag} {name}: neither a file or folder here, nor can the split {split!r} be loaded from the "
+            f"hub ({reason}); check the name, or where there is a network run hf download {name} "
             "--repo-type dataset --local-dir DIR, and give DIR"
         )
     for number, row in enumerate(dataset, 1):

@@ -199,8 +199,8 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 def read_trained_as(model: str) -> dict:
     """Returns what a checkpoint, a folder or a hub name, says of how it was trained; {} if it says nothing.
 
-    That is its think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always there.
-    train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    That is its think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
+    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
     own = _find_file(model, "think_format.json")
     if own:
@@ -212,13 +212,13 @@ def read_trained_as(model: str) -> dict:
 
 
 def _format_of_longcot(model: str, config: dict) -> str:
-    """Returns the think format that the marks of a longcot_config.json belong to; exits with 2 if there is none."""
+    """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
     if not config.get("longcot", True):
         return "plain"
     opens_thinking = (config.get("start_think_marker") or "").strip()
     opens_response = (config.get("longcot_delimiter") or "").strip()
-    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking, whose
-    # chat template, unlike that of Zero, does not ask for a response in tags.
+    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
+    # whose chat template, unlike that of Zero, does not ask for a response in tags.
     if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
         return "think"
     for name, known in THINK_FORMATS.items():
@@ -226,8 +226,8 @@ def _format_of_longcot(model: str, config: dict) -> str:
         if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
             return name
     fail(
-        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no think "
-        "format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
+        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
+        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
     )
 
 
@@ -250,11 +250,10 @@ def _find_file(model: str, name: str) -> Path | None:
 
 @functools.cache  # an evaluation asks once an answer
 def _find_on_hub(model: str, name: str) -> Path | None:
-    with contextlib.suppress(
-        OSError
-    ):  # it is not there, or nothing can be reached: loading the model says which
+    try:
         return Path(cached_file(model, name))
-    return None
+    except OSError:  # it is not there, or nothing can be reached: loading the model says which
+        return None
 
 
 def load_config(path: str):

@@ -94,8 +94,8 @@ TIMEOUT = 600  # seconds for one reply
 @dataclass
 class Args:
     prompts: Path
-    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md. Have 10 %
-    more than --n, as some are dropped."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md.
+    Have 10 % more than --n, as some are dropped."""
     out: Path
     """The .jsonl file to write. The report goes to <out>.report.json, raw replies to <out>.replies.jsonl."""
     teacher: str

@@ -3,11 +3,11 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
 
-`--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json file, or
-a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a reason. The console and
-`<out>.report.json` list the reasons, how many rows each one dropped and the first ids; n_in == n_out +
-sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops the script with one
-line and exit code 2 before anything is written. All kept rows are held in memory.
+`--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
+file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
+reason. The console and `<out>.report.json` list the reasons, how many rows each one dropped and the first
+ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops
+the script with one line and exit code 2 before anything is written. All kept rows are held in memory.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ class Args:
     out: Path
     """The .jsonl file to write; its report is written to <out>.report.json."""
     input: str | None = None
-    """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's hub data
-    set."""
+    """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
+    hub data set."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None

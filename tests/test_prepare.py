@@ -311,7 +311,7 @@ def test_traces_with_a_tagged_response(tmp_path):
 
 
 def test_traces_as_the_authors_have_them(tmp_path):
-    """The teacher's answer apart, in a list; and what they train on, with the thinking in tags, as `datasets` saves it."""
+    """The teacher's answer apart, in a list; and with the thinking in tags, as they train on it."""
     datasets = pytest.importorskip("datasets")
     asked = {"id": "a", "messages": chat("q", "by Tulu"), "thought": "z", "response": "y", "source": "flan"}
     expected = {"id": "a", "messages": chat("q"), "thinking": "z", "response": "y", "teacher": "G"}

@@ -1,4 +1,4 @@
-"""rows.py and sources.py: rows in every form and place, broken files, conversations, prompts that are too long."""
+"""rows.py and sources.py: rows in every form and place, broken files, prompts that are too long."""
 
 import gzip
 import json

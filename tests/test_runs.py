@@ -105,7 +105,8 @@ def test_read_trained_as(tmp_path):
     assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
 
 
-LONGCOT = [  # (marks of the thinking and of the response, whether the chat template asks for a response, think format)
+# (marks of the thinking and of the response, whether the chat template asks for a response, think format)
+LONGCOT = [
     ("<think>", "</think>", False, "think"),  # what eval/README.md of the authors says of warm starts
     (None, "<response>", False, "think"),  # what their sft.py writes
     ("<think>", "<response>", True, "zero_think"),  # what their scripts for Zero write
