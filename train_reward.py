@@ -217,7 +217,7 @@ def check_thinking(path: str, preferences: list[dict]) -> None:
     """Exits with 2 unless both sides of all pairs have thinking."""
     for row in preferences:
         for side in ("chosen", "rejected"):
-            if f"{side}_thinking" not in row:
+            if row.get(f"{side}_thinking") is None:
                 runs.fail(
                     f"--pairs {path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
                     f"{side!r}; use --reward-on response"

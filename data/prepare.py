@@ -228,7 +228,7 @@ def pair_row(row: dict, args: Args) -> dict:
     check_prompt(prompt)
     converted = {"messages": prompt, "chosen": chosen_text, "rejected": rejected_text}
     for name in ("chosen_thinking", "rejected_thinking"):
-        if name in pair:
+        if pair.get(name) is not None:
             converted[name] = pair[name]
     return converted
 
