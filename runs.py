@@ -379,7 +379,7 @@ FREE = (
 
 
 def digest_files(config: dict) -> dict[str, str]:
-    """Returns {path: SHA-256} of the files and model folders that arguments name."""
+    """Returns {path: SHA-256} of the files, model folders and folders of data sets that arguments name."""
     words = []
     for value in config.values():
         words += value if isinstance(value, list) else [value]
@@ -387,16 +387,25 @@ def digest_files(config: dict) -> dict[str, str]:
     for word in words:
         if isinstance(word, str) and word:
             # local:PATH, NAME.OPTION=PATH and PATH.py:FUNCTION
-            paths.add(Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word)))
+            path = Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word))
+            without_split = Path(re.sub(r":[^:/]*$", "", word))  # FOLDER:SPLIT
+            paths.add(path if path.exists() else without_split)
 
     digests = {}
     for path in sorted(paths):
         if path.is_file():
-            with open(path, "rb") as file:
-                digests[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[str(path)] = _digest_file(path)
         elif path.is_dir() and any(path.glob("*.safetensors")):
             digests[str(path)] = _digest_weights(path)
+        elif path.is_dir():
+            for file in sorted([*path.rglob("*.arrow"), *path.rglob("*.parquet")]):
+                digests[str(file)] = _digest_file(file)
     return digests
+
+
+def _digest_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_weights(folder: Path) -> str:

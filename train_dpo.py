@@ -74,11 +74,11 @@ class Args:
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
-    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     completions: str = ""
     """completions.jsonl of an earlier run: pairs are made of it, and nothing is sampled or scored."""
     pairs: str = ""
-    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
+    """Pairs for offline DPO: a file, a folder or a hub name with its split, in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
@@ -331,12 +331,14 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
     """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
 
     malformed: a completion has a flaw (templates.flaw_of). tie: both are equal.
-    too_long: the prompt or a completion.
+    too_long: the prompt or a completion. rows.to_pair has others.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
     pairs = []
     skipped = Counter()
-    for row in rows.read_rows(args.pairs, "messages", "chosen", "rejected"):
+    preferences, dropped = rows.read_pairs(args.pairs)
+    skipped.update(row["reason"] for row in dropped)
+    for row in preferences:
         texts = []
         for side in ("chosen", "rejected"):
             text = row[side]
@@ -394,11 +396,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
             )
 
     # held-out prompts must not be trained on
-    trained_on = data.prompts
-    file = args.pairs or args.completions
-    if file and args.gold_prompts:
-        trained_on = []
-        for row in rows.read_rows(file, "messages"):
+    trained_on = list(data.prompts)
+    if args.gold_prompts and not data.prompts:
+        of_file = rows.read_pairs(args.pairs)[0] if args.pairs else data.completions
+        for row in of_file:
             trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
     data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data

@@ -66,7 +66,7 @@ class Args:
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
-    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
     model, which an instruction before the prompt asks for the format."""

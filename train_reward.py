@@ -20,6 +20,7 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 import json
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,8 +48,7 @@ class Args:
     model: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Hub name or folder to start from; a head of one output is kept, any other replaced by a fresh one."""
     pairs: str = "data/skywork.jsonl"
-    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}; see
-    data/README.md."""
+    """Pairs: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     reward_on: Literal["response", "think+response"] = "response"
     """What it learns to read; think+response needs the two thinking fields."""
     chat_template: str = "auto"
@@ -236,18 +236,29 @@ def load_tokenizer(args: Args, accelerator):
     return tokenizer
 
 
+def check_thinking(path: str, preferences: list[dict]) -> None:
+    """Exits with 2 unless both sides of all pairs have thinking."""
+    for row in preferences:
+        for side in ("chosen", "rejected"):
+            if row.get(f"{side}_thinking") is None:
+                runs.fail(
+                    f"--pairs {path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
+                    f"{side!r}; use --reward-on response"
+                )
+
+
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
-    fields = ["messages", "chosen", "rejected"]
+    preferences, unread = rows.read_pairs(args.pairs)
     if args.reward_on == "think+response":
-        fields += ["chosen_thinking", "rejected_thinking"]
-    preferences = rows.read_rows(args.pairs, *fields)
+        check_thinking(args.pairs, preferences)
     train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
-    dropped = dropped_train + dropped_held_out
+    dropped = unread + dropped_train + dropped_held_out
+    reasons = dict(Counter(row["reason"] for row in dropped))
     accelerator.print(
-        f"{len(preferences)} pairs, {len(dropped)} dropped; "
+        f"{len(preferences) + len(unread)} pairs, dropped: {reasons or 'none'}; "
         f"{len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:

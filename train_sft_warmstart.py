@@ -49,7 +49,7 @@ class Args:
     model: str = "meta-llama/Llama-3.1-8B"
     """Hub name or folder of the model to start from."""
     traces: str = "data/traces.jsonl"
-    """Trace rows {id, messages, thinking, response, teacher}; see data/README.md."""
+    """Traces: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
     chat_template: str = "auto"
@@ -224,24 +224,26 @@ def build_rows(
 
 def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dict]]:
     """Reads the traces and prints how many are dropped; exits with 2 if too many are."""
-    traces = rows.read_rows(args.traces, "messages", "thinking", "response")
-    kept, dropped = build_rows(traces, tokenizer, args.think_format, args.max_length)
+    traces, dropped = rows.read_traces(args.traces)
+    n_traces = len(traces) + len(dropped)
+    kept, dropped_later = build_rows(traces, tokenizer, args.think_format, args.max_length)
+    dropped += dropped_later
     reasons = dict(Counter(row["reason"] for row in dropped))
     n_tokens = sum(policy.n_tokens_of(row) for row in kept)
     accelerator.print(
-        f"{len(traces)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
+        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
         f"{n_tokens / max(1, len(kept)):.0f} tokens a row"
     )
-    if reasons.get("too_long", 0) > MAX_TOO_LONG * len(traces):
+    if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
         runs.fail(
-            f"{reasons['too_long']} of {len(traces)} traces are longer than --max-length {args.max_length}; "
+            f"{reasons['too_long']} of {n_traces} traces are longer than --max-length {args.max_length}; "
             f"{longest} fits all"
         )
-    if len(kept) < len(traces) / 2:
+    if len(kept) < n_traces / 2:
         runs.fail(
-            f"{args.traces}: only {len(kept)} of {len(traces)} traces can be trained on ({reasons}); "
-            "thinking and response must not contain tags: data/prepare.py traces takes texts apart"
+            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}); "
+            "data/README.md explains the reasons, and the forms of a trace"
         )
     if len(kept) < args.batch_size:
         runs.fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")

@@ -5,6 +5,7 @@ To add a think format, add one entry to THINK_FORMATS: the parser, the templates
 """
 
 import contextlib
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import cached_file
 
 from runs import fail, or_fail
 
@@ -195,14 +197,63 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 
 
 def read_trained_as(model: str) -> dict:
-    """Returns the content of a saved checkpoint's think_format.json; {} without that file.
+    """Returns what a checkpoint, a folder or a hub name, says of how it was trained; {} if it says nothing.
 
-    `think_format` is always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    That is its think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
+    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
-    path = Path(model) / "think_format.json"
-    if not path.exists():
+    own = _find_file(model, "think_format.json")
+    if own:
+        return json.loads(own.read_text())
+    longcot = _find_file(model, "longcot_config.json")
+    if not longcot:
         return {}
-    return json.loads(path.read_text())
+    return {"think_format": _format_of_longcot(model, or_fail(json.loads, longcot.read_text()))}
+
+
+def _format_of_longcot(model: str, config: dict) -> str:
+    """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
+    if not config.get("longcot", True):
+        return "plain"
+    opens_thinking = (config.get("start_think_marker") or "").strip()
+    opens_response = (config.get("longcot_delimiter") or "").strip()
+    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
+    # whose chat template, unlike that of Zero, does not ask for a response in tags.
+    if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
+        return "think"
+    for name, known in THINK_FORMATS.items():
+        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
+        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
+            return name
+    fail(
+        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
+        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
+    )
+
+
+def _template_has(model: str, tag: str) -> bool:
+    """Tells whether a tag is in a checkpoint's chat template."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = _find_file(model, name)
+        if path and tag in path.read_text():
+            return True
+    return False
+
+
+def _find_file(model: str, name: str) -> Path | None:
+    """Returns a file of a model folder or hub name; None if there is none."""
+    if not Path(model).is_dir():
+        return _find_on_hub(model, name)
+    path = Path(model) / name
+    return path if path.exists() else None
+
+
+@functools.cache  # an evaluation asks once an answer
+def _find_on_hub(model: str, name: str) -> Path | None:
+    try:
+        return Path(cached_file(model, name))
+    except OSError:  # it is not there, or nothing can be reached: loading the model says which
+        return None
 
 
 def load_config(path: str):

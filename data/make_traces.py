@@ -34,7 +34,7 @@ import utils
 import watchdog
 from data.prepare import SURROGATE, count_ids
 from endpoint import Endpoint, Reply, try_endpoint
-from rows import read_rows
+from rows import read_prompts
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -94,7 +94,8 @@ TIMEOUT = 600  # seconds for one reply
 @dataclass
 class Args:
     prompts: Path
-    """Prompt rows {id, messages, source} (data/README.md). Have 10 % more than --n, as some are dropped."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md.
+    Have 10 % more than --n, as some are dropped."""
     out: Path
     """The .jsonl file to write. The report goes to <out>.report.json, raw replies to <out>.replies.jsonl."""
     teacher: str
@@ -243,7 +244,7 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     repeated_ids = []
     ids = set()
     texts = set()
-    for number, row in enumerate(read_rows(path, "messages"), 1):
+    for number, row in enumerate(read_prompts(path), 1):
         row_id = str(row["id"])
         if row_id in ids:
             runs.fail(f"{path}:{number}: id {row_id!r} occurs twice; data/prepare.py gives each row its own")

@@ -64,6 +64,18 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     assert tokenizer.decode(with_thinking.chosen_ids).count("<think>\nBudget 12.\n</think>") == 1
 
 
+def test_a_pair_without_thinking_is_refused_where_it_is_read(capsys):
+    train_reward.check_thinking("p.jsonl", [ROW])
+    with pytest.raises(SystemExit) as stop:
+        train_reward.check_thinking("p.jsonl", [ROW, ROW | {"rejected_thinking": None}])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert (
+        "--pairs p.jsonl: the row p has neither 'rejected_thinking'" in error
+        and "--reward-on response" in error
+    )
+
+
 def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
     (pair,), _ = build_pairs([ROW], tokenizer, "response", 512)
     same = {**ROW, "rejected": ROW["chosen"]}

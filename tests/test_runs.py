@@ -3,7 +3,10 @@
 import dataclasses
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -101,6 +104,58 @@ def test_read_trained_as(tmp_path):
     assert utils.read_trained_as("org/base") == {}
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
     assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+
+
+# (marks of the thinking and of the response, whether the chat template asks for a response, think format)
+LONGCOT = [
+    ("<think>", "</think>", False, "think"),  # what eval/README.md of the authors says of warm starts
+    (None, "<response>", False, "think"),  # what their sft.py writes
+    ("<think>", "<response>", True, "zero_think"),  # what their scripts for Zero write
+    (None, "<response>", True, "zero_plain"),
+]
+
+
+def test_longcot_config_of_the_authors(tmp_path, exits):
+    for opens_thinking, opens_response, asks, expected in LONGCOT:
+        config = {"longcot": True, "longcot_delimiter": opens_response, "end_delimiter": None}
+        config["start_think_marker"] = opens_thinking
+        (tmp_path / "longcot_config.json").write_text(json.dumps(config))
+        template = "Answer between <response> and </response>." if asks else "{{ messages }}"
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        assert utils.read_trained_as(str(tmp_path)) == {"think_format": expected}
+
+    (tmp_path / "chat_template.jinja").write_text("Answer between <response> and </response>.")
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "zero_plain"}
+    (tmp_path / "longcot_config.json").write_text('{"longcot": false}')
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+    (tmp_path / "longcot_config.json").write_text('{"longcot_delimiter": "</thought>"}')
+    error = exits(utils.read_trained_as, str(tmp_path))
+    assert "marks '' and '</thought>' of no think format" in error
+    (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')  # our own file comes first
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+
+
+def test_think_format_of_a_hub_name(tmp_path):
+    """The hub's cache stands in for the hub: the same call of the same library reads it."""
+    repository = tmp_path / "models--lab--released"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    config = {"longcot_delimiter": "</think>", "start_think_marker": "<think>"}
+    (snapshot / "longcot_config.json").write_text(json.dumps(config))
+    program = "import utils; print(utils.read_trained_as('lab/released'))"
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=Path(utils.__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "{'think_format': 'think'}\n", done.stderr
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
@@ -233,6 +288,20 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
         (here / path).write_bytes(before)
     (here / "m" / "model.safetensors").unlink()
     assert "m has changed since" in exits(runs.start_run, again, "grpo", "m")
+
+
+def test_a_resume_over_another_data_set_is_refused(here, exits):
+    """A folder as `datasets` saves it, and one of its splits."""
+    part = here / "prompts" / "train" / "data-00000-of-00001.arrow"
+    part.parent.mkdir(parents=True)
+    for number, name in enumerate(("prompts", "prompts:train")):
+        part.write_bytes(b"1")
+        args = Named(out=f"run{number}", prompts=name)
+        run = runs.start_run(args, "grpo", "m")
+        assert list(json.loads((run / "config.json").read_text())["files"]) == [str(part.relative_to(here))]
+        part.write_bytes(b"2")
+        again = dataclasses.replace(args, resume=True)
+        assert ".arrow has changed since" in exits(runs.start_run, again, "grpo", "m")
 
 
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
