@@ -44,6 +44,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig
 
+import page
 import policy
 import watchdog
 
@@ -453,9 +454,12 @@ def leave() -> None:
 
 
 def finish(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script: writes summary.json, closes the sampler, leaves the process group."""
+    """Ends a training script: writes summary.json, closes the sampler, leaves the process group, writes page.html."""
     runs.write_summary(run, summary)
     PartialState().wait_for_everyone()
+    is_main_process = PartialState().is_main_process
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it
     leave()
+    if is_main_process:  # last, as nobody waits for it and nothing is lost with it
+        page.write_after_training(run)
