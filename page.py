@@ -30,7 +30,7 @@ import tyro
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MAX_COMPLETIONS = 2000
-MAX_CHARACTERS = 10_000_000  # of all texts on a page without --n 0: opens within a second or two
+MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
 MAX_POINTS = 500  # of a curve
 EXTREMES = 10  # visits at both ends of every order that are always on the page
 
@@ -270,10 +270,6 @@ def prompt_key(row: dict) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
-def count_characters(row: dict) -> int:
-    return sum(len(row[field]) for field in ("text", "thinking", "response"))
-
-
 def list_completions(runs: list[Path], notes: list[list[str]]) -> pd.DataFrame:
     """Returns place and numbers of every completion, one a row. Texts stay on the disk: they may be gigabytes."""
     places = []
@@ -283,7 +279,7 @@ def list_completions(runs: list[Path], notes: list[list[str]]) -> pd.DataFrame:
                 place = {"run": number, "kind": kind, "file": file, "line": line, "prompt": prompt_key(row)}
                 for field in ("step", "temperature", "reward", "gold", "status"):
                     place[field] = row.get(field)
-                place["characters"] = count_characters(row)
+                place["characters"] = len(row["text"])
                 places.append(place)
     columns = ["run", "file", "line", *VISIT, "reward", "gold", "status", "characters"]
     table = pd.DataFrame(places, columns=columns)
@@ -319,7 +315,8 @@ def number_visits(completions: pd.DataFrame) -> pd.DataFrame:
     visits["score"] = visits["reward"].where(has_reward, visits["gold"])
     visits["change"] = visits["score"] - visits.groupby(["run", "kind", "prompt"])["score"].transform("first")
 
-    visits["compared"] = visits["gold"] if visits["gold"].notna().any() else visits["reward"]
+    every_run_has_gold = (visits.groupby("run")["gold"].count() > 0).all()
+    visits["compared"] = visits["gold"] if every_run_has_gold else visits["reward"]
     return visits
 
 

@@ -187,6 +187,8 @@ def test_two_runs_are_matched_by_prompt_step_and_temperature(tmp_path):
     data = shown(tmp_path, run_c, run_d)
     assert [[len(side) for side in visit["sides"]] for visit in data["visits"]] == [[1, 0], [1, 2]]
     assert ordered_by(data, "difference") == [("x", 2, 2.5)]
+    write(run_c, "completions.jsonl", [completion("x", 2, 1.0, 0.5)])  # only one run has a gold
+    assert ordered_by(shown(tmp_path, run_c, run_d), "difference") == [("x", 2, 2.5)]
 
 
 def test_what_is_shown_of_a_completion(tmp_path):
@@ -316,10 +318,10 @@ def test_a_page_of_many_completions_shows_some_and_says_so(tmp_path):
 
 
 def test_a_page_holds_a_limited_number_of_characters(tmp_path):
-    long = "x" * (page.MAX_CHARACTERS // 20)  # in thinking and in the raw text
+    long = "x" * (page.MAX_CHARACTERS // 20)
     rows = [completion(f"p{i}", 1, float(i), thinking=long) for i in range(20)]
     data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows), n=2000)
-    assert len(data["visits"]) == 9 and data["sampled"].startswith("9 of the 20")
+    assert len(data["visits"]) == 19 and data["sampled"].startswith("19 of the 20")
 
 
 def test_scores_of_an_evaluation_come_from_its_verdicts(tmp_path):
