@@ -46,6 +46,7 @@ from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig
 
 import model_card
+import page
 import policy
 import watchdog
 
@@ -465,11 +466,14 @@ def leave() -> None:
 
 
 def finish(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script: writes summary.json and the model card, closes the sampler, leaves the process group."""
+    """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
     runs.write_summary(run, summary)
     if PartialState().is_main_process:
         model_card.write(run)
     PartialState().wait_for_everyone()
+    is_main_process = PartialState().is_main_process
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it
     leave()
+    if is_main_process:  # last, as nobody waits for it and nothing is lost with it
+        page.write_after_training(run)
