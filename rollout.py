@@ -34,6 +34,7 @@ import utils
 import vllm_engine
 import vllm_server
 import watchdog
+from thinking_budget import ThinkingBudget
 
 # nats a token by which sampler and trainer may differ; rounding makes about 0.01 in bfloat16, 1e-6 in float32
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
@@ -173,6 +174,8 @@ class Sampling:
     top_p: float = 1.0
     stop: str = ""
     """A string that ends a completion, which keeps it; the tokenizer's ends of turn always do."""
+    budget: ThinkingBudget | None = None
+    """Closes thinking that is too long; None: it may take all tokens. A server does not take one."""
 
 
 def use_vllm(rollout: str) -> bool:
@@ -260,6 +263,8 @@ class Sampler:
                 requests[place] = {"prompt": prompt, **parameters}
                 if seeds:
                     requests[place]["seed"] = seeds[place]
+                if self.sampling.budget:
+                    requests[place]["budget"] = self.sampling.budget
         for place, ids, logprobs, finished in self.vllm.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
@@ -301,6 +306,19 @@ class Sampler:
             last = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
             return torch.tensor([self._has_ended(row) for row in last], device=ids.device)
 
+        def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            """Leaves only the next closing token likely in rows whose thinking has used its budget."""
+            budget = self.sampling.budget
+            n_since_end = ids.size(1) - width - budget.end
+            if not 0 <= n_since_end < len(budget.closing):
+                return scores
+            for row, written in enumerate(ids[:, width:].tolist()):
+                closing = budget.closing_after(written, self.tokenizer)
+                if n_since_end < len(closing):
+                    scores[row] = -math.inf
+                    scores[row, closing[n_since_end]] = 0.0
+            return scores
+
         config = GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
@@ -312,6 +330,8 @@ class Sampler:
                 do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
             )
         options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+        if self.sampling.budget:
+            options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, policy.Policy):
             # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
             options["synced_gpus"] = policy.is_sharded_launch()

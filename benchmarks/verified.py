@@ -2,8 +2,8 @@
 
 Each has its prompt, `load_NAME(data)` for the tasks, `NAME_check(task, text)` for one answer, and
 `score_NAME(rows, data, source)`. All take several rows a task: `accuracy` is the mean over tasks of the mean
-over samples, as a fraction, with pass@k next to it. An answer without a readable result is wrong, and counted
-as unparsed.
+over samples, as a fraction, with pass@k, maj@k and best@k next to it. An answer without a readable result is
+wrong, and counted as unparsed.
 
 Where the paper's code and the official tool differ, the official value has the plain key, the paper's
 `..._paper`:
@@ -18,7 +18,8 @@ import json
 import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,10 +34,44 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def accuracy(results: list[dict], tasks: list[dict]) -> dict:
-    """Returns accuracy and its interval (for each field `correct...` of the results), pass@k, and the counts.
+def majority_at_k(votes: list[Hashable | None], correct: list[bool], k: int) -> float:
+    """Returns the share of groups of k samples in which the most frequent answer is right.
+
+    Of answers that are equally frequent, the one that came first wins. A vote None, an unreadable answer, is not
+    counted. The groups are disjoint, in the order of the samples, and a remainder is left out. So this is an unbiased
+    estimate for any k, and the plain majority vote if k is the number of samples.
+    """
+    n_right = 0
+    n_groups = len(votes) // k
+    for start in range(0, n_groups * k, k):
+        counts = Counter(vote for vote in votes[start : start + k] if vote is not None)
+        if counts:
+            winner, _ = counts.most_common(1)[0]  # the first of equals
+            n_right += correct[votes.index(winner, start)]
+    return n_right / n_groups
+
+
+def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
+    """Returns the chance that, of k of n samples, the one with the highest reward is right; the first of equals counts.
+
+    It is exact over all choices of k samples, so unbiased for any k, as pass_at_k is.
+    """
+    n = len(rewards)
+    best_first = sorted(range(n), key=lambda place: -rewards[place])
+    chance = 0.0
+    for rank, place in enumerate(best_first):
+        n_choices = math.comb(n - 1 - rank, k - 1)  # of the other k - 1, all of them worse
+        chance += correct[place] * n_choices / math.comb(n, k)
+    return chance
+
+
+def accuracy(
+    results: list[dict], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None = None
+) -> dict:
+    """Returns accuracy and its interval (for each field `correct...` of the results), values at k, and the counts.
 
     A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
+    `vote`: see `values_at_k`.
     """
     by_task = defaultdict(list)
     fields = {"correct"}
@@ -54,15 +89,45 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
             interval = "interval" if metric == "accuracy" else f"{metric}_interval"
             numbers[interval] = bootstrap(task_means)
 
+    return numbers | values_at_k(by_task, tasks, vote) | count_rows(results, tasks)
+
+
+def values_at_k(
+    by_task: dict[int, list[dict]], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None
+) -> dict:
+    """Returns pass@k, and with intervals over tasks maj@k and best@k, for k 10, 100 and the samples that all tasks have.
+
+    Args:
+        by_task: results of each task, by its position in `tasks`.
+        vote: (task, result) -> what equal answers have in common, None for an unreadable one. Without it there is
+            no maj@k. best@k is for results with a `reward`; one that has none never wins against one that has.
+    """
+    numbers = {}
+    has_rewards = any("reward" in result for samples in by_task.values() for result in samples)
     fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
     for k in sorted({10, 100, fewest_samples}):
-        if 1 < k <= fewest_samples:
-            chances = []
-            for samples in by_task.values():
-                n_right = sum(result["correct"] for result in samples)
-                chances.append(pass_at_k(len(samples), n_right, k))
-            numbers[f"pass@{k}"] = mean(chances)
-    return numbers | count_rows(results, tasks)
+        if not 1 < k <= fewest_samples:
+            continue
+        chances = defaultdict(list)  # one for each task
+        for position, samples in by_task.items():
+            correct = [result["correct"] for result in samples]
+            chances[f"pass@{k}"].append(pass_at_k(len(samples), sum(correct), k))
+            if vote:
+                votes = [vote(tasks[position], result) for result in samples]
+                chances[f"maj@{k}"].append(majority_at_k(votes, correct, k))
+            if has_rewards:
+                rewards = [result.get("reward", -math.inf) for result in samples]
+                chances[f"best@{k}"].append(best_at_k(rewards, correct, k))
+        for name, values in chances.items():
+            numbers[name] = mean(values)
+            if not name.startswith("pass"):
+                numbers[f"{name}_interval"] = bootstrap(values)
+    return numbers
+
+
+def vote_as_read(task: dict, result: dict) -> Hashable | None:
+    """Returns the answer as the check has read it; answers that the check tells apart have different ones."""
+    return result["answer"]
 
 
 # --- 2. PopQA
@@ -129,7 +194,8 @@ def mmlu_redux_check(task: dict, response: str) -> dict:
 
 def score_mmlu_redux(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_mmlu_redux(data)
-    return accuracy(check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check), tasks)
+    results = check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check)
+    return accuracy(results, tasks, vote_as_read)
 
 
 # --- 4. MATH-500
@@ -232,7 +298,19 @@ def math500_check(task: dict, response: str) -> dict:
 
 def score_math500(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_math500(data)
-    return accuracy(check_rows(rows, tasks, MATH500_KEYS, source, math500_check), tasks)
+    results = check_rows(rows, tasks, MATH500_KEYS, source, math500_check)
+    return accuracy(results, tasks, math500_vote)
+
+
+def math500_vote(task: dict, result: dict) -> str | None:
+    """Returns the normalised answer, as `correct` compares it; None without one."""
+    answer = result["answer"]
+    if answer is None:
+        return None
+    try:
+        return normalise_math(answer)
+    except ValueError:
+        return answer
 
 
 # --- 5. GSM8K
@@ -260,7 +338,8 @@ def gsm8k_check(task: dict, response: str) -> dict:
 
 def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_gsm8k(data)
-    return accuracy(check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check), tasks)
+    results = check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check)
+    return accuracy(results, tasks, vote_as_read)
 
 
 # --- 6. ZebraLogic
@@ -337,19 +416,13 @@ def zebralogic_check(task: dict, response: str) -> dict:
     if not isinstance(solution, dict):
         solution = None
 
+    true_cells = []
+    for true_row in true_rows:
+        true_cells += [truth.lower().strip() for truth in true_row[1:]]
+    n_cells = len(true_cells)
     n_right = 0
-    for number, true_row in enumerate(true_rows, 1):
-        house = (solution or {}).get(f"House {number}")
-        if not isinstance(house, dict):
-            continue
-        for attribute, truth in zip(attributes, true_row[1:]):
-            cell = house.get(attribute)
-            if isinstance(cell, list) and cell:
-                cell = cell[0]
-            if isinstance(cell, str) and cell.lower().strip() == truth.lower().strip():
-                n_right += 1
-
-    n_cells = len(true_rows) * len(attributes)
+    for cell, truth in zip(zebralogic_cells(task, solution or {}), true_cells, strict=True):
+        n_right += cell == truth
     return {
         "correct": n_right == n_cells,
         "right_cells": n_right,
@@ -357,6 +430,31 @@ def zebralogic_check(task: dict, response: str) -> dict:
         "group": zebralogic_size(len(true_rows), len(attributes)),
         "answer": solution,
     }
+
+
+def zebralogic_cells(task: dict, solution: dict) -> list[str | None]:
+    """Returns the cells of a grid, house by house, stripped and in lower case; None for one that cannot be read."""
+    cells = []
+    for number in range(1, len(task["solution"]["rows"]) + 1):
+        house = solution.get(f"House {number}")
+        if not isinstance(house, dict):
+            house = {}
+        for attribute in task["solution"]["header"][1:]:
+            cell = house.get(attribute)
+            if isinstance(cell, list) and cell:
+                cell = cell[0]
+            if isinstance(cell, str):
+                cells.append(cell.lower().strip())
+            else:
+                cells.append(None)
+    return cells
+
+
+def zebralogic_vote(task: dict, result: dict) -> tuple | None:
+    """Returns the cells of the grid; None without one."""
+    if result["answer"] is None:
+        return None
+    return tuple(zebralogic_cells(task, result["answer"]))
 
 
 def zebralogic_size(n_houses: int, n_attributes: int) -> str:
@@ -383,7 +481,7 @@ def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
     return {
         "cell_accuracy": n_right / n_cells if n_cells else None,
         "by_group": {size: mean(correct) for size, correct in by_size.items()},
-        **accuracy(results, tasks),
+        **accuracy(results, tasks, zebralogic_vote),
     }
 
 

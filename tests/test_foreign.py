@@ -20,7 +20,7 @@ import rollout
 import templates
 import train_sft_warmstart
 import utils
-from benchmarks import shared
+from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.shipped import use_as_shipped
 from rewards import simulated_user
@@ -225,9 +225,9 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
 def test_a_reward_model_reads_foreign_thinking_in_our_format(folders):
     args = eval_wildbench.Args(model=folders["gptoss"])
     row = {"text": f"{ANALYSIS}z<|end|>{FINAL}y", "thinking": "z", "response": "y"}
-    assert eval_wildbench.scored_format(args) == "think"
-    assert eval_wildbench.scored_text(args, row) == utils.join_thinking("z", "y", "think")
-    assert eval_wildbench.scored_text(args, row | {"thinking": ""}) == "y"
+    assert reward_model.scored_format(args) == "think"
+    assert reward_model.scored_text(args, row) == utils.join_thinking("z", "y", "think")
+    assert reward_model.scored_text(args, row | {"thinking": ""}) == "y"
 
 
 # --- 3. generation with models that have learned one completion by heart
