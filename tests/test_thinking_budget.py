@@ -84,7 +84,8 @@ def thinker(tokenizer_folders, tmp_path_factory) -> str:
         rows.append((prompt + completion, n_unlearned))
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.1))
+    # vLLM on a CPU wants heads of 32
+    model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     width = max(len(ids) for ids, _ in rows)
     batch = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
