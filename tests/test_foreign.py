@@ -279,6 +279,16 @@ def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path,
     assert row["n_thinking_tokens"] == len(tokenizer("Hello world", add_special_tokens=False)["input_ids"])
     assert "thinking read as" in capsys.readouterr().out
 
+    # closed inside the thinking: an answer follows
+    (tmp_path / "closed").mkdir()
+    args.max_thinking_tokens = 3
+    closed = shared.generate(args, tasks, 0.0, tmp_path / "closed")[0]
+    args.max_thinking_tokens = 0
+    closing = FOREIGN_STYLES[shared.think_format(args)].closes_thinking
+    assert closed["budget_used_up"] and closed["text"].count(closing) == 1
+    assert closed["n_thinking_tokens"] <= 3 and row["thinking"].startswith(closed["thinking"])
+    assert closed["status"] in ("ok", "truncated") and closed["response"]
+
     # cut off inside the thinking: nothing to judge
     (tmp_path / "short").mkdir()
     args.max_tokens = len(ids) // 3

@@ -127,14 +127,13 @@ def evaluate(thinker, monkeypatch, tmp_path):
 GREEDY = ("--temperature", 0, "--top-p", 1)
 
 
-@pytest.mark.parametrize("rollout", ["hf", "vllm"])
-def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate, rollout):
-    whole, without = evaluate(*GREEDY, "--rollout", rollout, out="none")
+def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate):
+    whole, without = evaluate(*GREEDY, out="none")
     assert whole[0]["text"] == THOUGHT and without["accuracy"] == 1 and without["budget_used_up"] is None
-    large, _ = evaluate(*GREEDY, "--rollout", rollout, "--max-thinking-tokens", 60, out="large")
+    large, _ = evaluate(*GREEDY, "--max-thinking-tokens", 60, out="large")
     assert large == [whole[0] | {"budget_used_up": False}]
 
-    short, summary = evaluate(*GREEDY, "--rollout", rollout, "--max-thinking-tokens", 6, out="short")
+    short, summary = evaluate(*GREEDY, "--max-thinking-tokens", 6, out="short")
     assert short[0]["n_thinking_tokens"] <= 6 < whole[0]["n_thinking_tokens"]
     thinking = short[0]["thinking"]
     assert short[0]["text"] == f"<think>\n{thinking}\n</think>\n\nSo it is\n#### 4" and thinking in THOUGHT
@@ -143,6 +142,8 @@ def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate, rollout):
     assert summary["thinking_tokens"] == short[0]["n_thinking_tokens"]
     assert summary["tokens_per_task"] == short[0]["n_tokens"] < without["tokens_per_task"]
     assert summary["fingerprint"] != without["fingerprint"]
+    by_vllm, _ = evaluate(*GREEDY, "--max-thinking-tokens", 6, "--rollout", "vllm", out="vllm")
+    assert by_vllm == short
 
 
 def test_a_resumed_run_has_the_budget_and_the_samples_of_an_unbroken_one(evaluate, tmp_path, capsys):
