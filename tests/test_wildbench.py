@@ -428,6 +428,7 @@ def tasks(tmp_path_factory) -> Path:
 
 
 MODEL = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0)
+JUDGE = ("--judge", "data/toy/world.py:judge")
 
 
 def numbers(folder: Path) -> dict:
@@ -617,10 +618,24 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
             "has no reference 'gpt-4'",
         ),
         (["--compare", "nowhere"], "does not exist"),
-        (["--mode", "program", "--rollout", "hf", "--data-parallel", 2, *MODEL], "only vLLM has several"),
-        (["--mode", "program", "--rollout", "vllm", "--tensor-parallel", 3, *MODEL], "the 4 attention heads"),
         (
-            ["--judge", "local:data/toy/base", "--judge-tensor-parallel", 2, "--mode", "score", *MODEL],
+            ["--mode", "program", *JUDGE, "--rollout", "hf", "--data-parallel", 2, *MODEL],
+            "only vLLM has several",
+        ),
+        (
+            ["--mode", "program", *JUDGE, "--rollout", "vllm", "--tensor-parallel", 3, *MODEL],
+            "the 4 attention heads",
+        ),
+        (
+            [
+                "--judge",
+                "local:data/toy/reward_model",
+                "--judge-tensor-parallel",
+                2,
+                "--mode",
+                "score",
+                *MODEL,
+            ],
             "only vLLM",
         ),
     ],
