@@ -307,17 +307,7 @@ class Sampler:
             return torch.tensor([self._has_ended(row) for row in last], device=ids.device)
 
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            """Leaves only the next closing token likely in rows whose thinking has used its budget."""
-            budget = self.sampling.budget
-            n_since_end = ids.size(1) - width - budget.end
-            if not 0 <= n_since_end < len(budget.closing):
-                return scores
-            for row, written in enumerate(ids[:, width:].tolist()):
-                closing = budget.closing_after(written, self.tokenizer)
-                if n_since_end < len(closing):
-                    scores[row] = -math.inf
-                    scores[row, closing[n_since_end]] = 0.0
-            return scores
+            return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
 
         config = GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,

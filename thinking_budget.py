@@ -5,8 +5,11 @@ forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 work alike. They
 Answer:"; nothing but the closing tags is added here.
 """
 
+import math
 import re
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,23 @@ class ThinkingBudget:
             if written[-n_begun:] == self.closing[:n_begun]:
                 return self.closing[n_begun:]
         return self.closing
+
+    def force_closing(self, written: torch.Tensor, scores: torch.Tensor, tokenizer) -> torch.Tensor:
+        """Leaves no choice but the next closing token where thinking has used its budget; for transformers' generate.
+
+        Args:
+            written: token ids (B, T) of the completions so far.
+            scores: (B, V), of the next token; changed in place.
+        """
+        n_since_end = written.size(1) - self.end
+        if not 0 <= n_since_end < len(self.closing):
+            return scores
+        for row, ids in enumerate(written.tolist()):
+            closing = self.closing_after(ids, tokenizer)
+            if n_since_end < len(closing):
+                scores[row] = -math.inf
+                scores[row, closing[n_since_end]] = 0.0
+        return scores
 
     def was_used_up(self, ids: list[int], tokenizer) -> bool:
         """Tells whether a completion's thinking was closed because its budget was used up."""

@@ -18,119 +18,15 @@ import json
 import math
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import runs
-from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
+from benchmarks.accuracy import accuracy, vote_as_read
+from benchmarks.scoring import check_rows, load, mean
 
-# --- 1. accuracy
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Returns the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def majority_at_k(votes: list[Hashable | None], correct: list[bool], k: int) -> float:
-    """Returns the share of groups of k samples in which the most frequent answer is right.
-
-    Of answers that are equally frequent, the one that came first wins. A vote None, an unreadable answer, is not
-    counted. The groups are disjoint, in the order of the samples, and a remainder is left out. So this is an unbiased
-    estimate for any k, and the plain majority vote if k is the number of samples.
-    """
-    n_right = 0
-    n_groups = len(votes) // k
-    for start in range(0, n_groups * k, k):
-        counts = Counter(vote for vote in votes[start : start + k] if vote is not None)
-        if counts:
-            winner, _ = counts.most_common(1)[0]  # the first of equals
-            n_right += correct[votes.index(winner, start)]
-    return n_right / n_groups
-
-
-def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
-    """Returns the chance that, of k of n samples, the one with the highest reward is right; the first of equals counts.
-
-    It is exact over all choices of k samples, so unbiased for any k, as pass_at_k is.
-    """
-    n = len(rewards)
-    best_first = sorted(range(n), key=lambda place: -rewards[place])
-    chance = 0.0
-    for rank, place in enumerate(best_first):
-        n_choices = math.comb(n - 1 - rank, k - 1)  # of the other k - 1, all of them worse
-        chance += correct[place] * n_choices / math.comb(n, k)
-    return chance
-
-
-def accuracy(
-    results: list[dict], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None = None
-) -> dict:
-    """Returns accuracy and its interval (for each field `correct...` of the results), values at k, and the counts.
-
-    A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
-    `vote`: see `values_at_k`.
-    """
-    by_task = defaultdict(list)
-    fields = {"correct"}
-    for result in results:
-        if "correct" in result:
-            by_task[result["task"]].append(result)
-            fields |= {name for name in result if name.startswith("correct")}
-
-    numbers = {}
-    for name in sorted(fields):
-        task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
-        metric = name.replace("correct", "accuracy")
-        numbers[metric] = mean(task_means)
-        if task_means:
-            interval = "interval" if metric == "accuracy" else f"{metric}_interval"
-            numbers[interval] = bootstrap(task_means)
-
-    return numbers | values_at_k(by_task, tasks, vote) | count_rows(results, tasks)
-
-
-def values_at_k(
-    by_task: dict[int, list[dict]], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None
-) -> dict:
-    """Returns pass@k, and with intervals over tasks maj@k and best@k, for k 10, 100 and the samples that all tasks have.
-
-    Args:
-        by_task: results of each task, by its position in `tasks`.
-        vote: (task, result) -> what equal answers have in common, None for an unreadable one. Without it there is
-            no maj@k. best@k is for results with a `reward`; one that has none never wins against one that has.
-    """
-    numbers = {}
-    has_rewards = any("reward" in result for samples in by_task.values() for result in samples)
-    fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
-    for k in sorted({10, 100, fewest_samples}):
-        if not 1 < k <= fewest_samples:
-            continue
-        chances = defaultdict(list)  # one for each task
-        for position, samples in by_task.items():
-            correct = [result["correct"] for result in samples]
-            chances[f"pass@{k}"].append(pass_at_k(len(samples), sum(correct), k))
-            if vote:
-                votes = [vote(tasks[position], result) for result in samples]
-                chances[f"maj@{k}"].append(majority_at_k(votes, correct, k))
-            if has_rewards:
-                rewards = [result.get("reward", -math.inf) for result in samples]
-                chances[f"best@{k}"].append(best_at_k(rewards, correct, k))
-        for name, values in chances.items():
-            numbers[name] = mean(values)
-            if not name.startswith("pass"):
-                numbers[f"{name}_interval"] = bootstrap(values)
-    return numbers
-
-
-def vote_as_read(task: dict, result: dict) -> Hashable | None:
-    """Returns the answer as the check has read it; answers that the check tells apart have different ones."""
-    return result["answer"]
-
-
-# --- 2. PopQA
+# --- 1. PopQA
 
 POPQA_KEYS = ("id", "question")
 POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\n{question}"
@@ -160,7 +56,7 @@ def score_popqa(rows: list[dict], data: Path, source: str) -> dict:
     return accuracy(check_rows(rows, tasks, POPQA_KEYS, source, popqa_check), tasks)
 
 
-# --- 3. MMLU-Redux
+# --- 2. MMLU-Redux
 
 MMLU_REDUX_KEYS = ("id", "index", "question")
 MMLU_REDUX_PROMPT = (
@@ -198,7 +94,7 @@ def score_mmlu_redux(rows: list[dict], data: Path, source: str) -> dict:
     return accuracy(results, tasks, vote_as_read)
 
 
-# --- 4. MATH-500
+# --- 3. MATH-500
 
 MATH500_KEYS = ("unique_id", "problem", "id")
 MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
@@ -313,7 +209,7 @@ def math500_vote(task: dict, result: dict) -> str | None:
         return answer
 
 
-# --- 5. GSM8K
+# --- 4. GSM8K
 
 GSM8K_KEYS = ("question", "id")
 GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds only #### and the final number."
@@ -342,7 +238,7 @@ def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
     return accuracy(results, tasks, vote_as_read)
 
 
-# --- 6. ZebraLogic
+# --- 5. ZebraLogic
 
 ZEBRALOGIC_KEYS = ("id",)
 ZEBRALOGIC_PROMPT = """Solve a logic puzzle, as in this example.
@@ -485,7 +381,7 @@ def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
     }
 
 
-# --- 7. HumanEval
+# --- 6. HumanEval
 
 HUMANEVAL_KEYS = ("task_id",)
 HUMANEVAL_PROMPT = (

@@ -23,7 +23,7 @@ import endpoint
 import eval_benchmarks
 import eval_wildbench
 import runs
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
+from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
 from benchmarks import table as benchmark_table
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
@@ -945,21 +945,21 @@ def test_completion(response, code):
 
 def test_pass_at_k():
     assert (
-        verified.pass_at_k(1, 1, 1) == 1
-        and verified.pass_at_k(4, 0, 3) == 0
-        and verified.pass_at_k(4, 2, 1) == 0.5
+        accuracy.pass_at_k(1, 1, 1) == 1
+        and accuracy.pass_at_k(4, 0, 3) == 0
+        and accuracy.pass_at_k(4, 2, 1) == 0.5
     )
     assert (
-        verified.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
-        and verified.pass_at_k(4, 2, 3) == 1
-        and verified.pass_at_k(200, 1, 100) == pytest.approx(0.5)
+        accuracy.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+        and accuracy.pass_at_k(4, 2, 3) == 1
+        and accuracy.pass_at_k(200, 1, 100) == pytest.approx(0.5)
     )
     row = lambda task, correct: {"task": task, "correct": correct}
     rows = [row(0, True)] * 3 + [row(0, False)] * 9 + [row(1, False)] * 10
-    out = verified.accuracy(rows, [{}, {}, {}])
+    out = accuracy.accuracy(rows, [{}, {}, {}])
     assert (out["accuracy"], out["n_missing"]) == (pytest.approx(0.125), 1)
-    assert out["pass@10"] == pytest.approx(0.5 * verified.pass_at_k(12, 3, 10)) and "pass@100" not in out
-    assert verified.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
+    assert out["pass@10"] == pytest.approx(0.5 * accuracy.pass_at_k(12, 3, 10)) and "pass@100" not in out
+    assert accuracy.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
         "accuracy": None,
         "n": 1,
         "n_invalid": 1,
@@ -971,7 +971,7 @@ def test_pass_at_k():
 
 
 def test_majority_at_k():
-    majority = verified.majority_at_k
+    majority = accuracy.majority_at_k
     assert majority(["a", "b", "b"], [True, False, False], 3) == 0
     assert majority(["a", "b", "b", "a"], [True, False, False, True], 4) == 1  # a tie: the first
     assert majority([None, None, "b"], [False, False, True], 3) == 1  # what cannot be read does not vote
@@ -988,7 +988,7 @@ def test_best_at_k():
         chosen = []
         for places in itertools.combinations(range(5), k):
             chosen.append(correct[max(places, key=lambda place: rewards[place])])  # the first of equals
-        assert verified.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
+        assert accuracy.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
 
 
 def test_values_at_k_of_a_benchmark(tmp_path):

@@ -519,6 +519,10 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
     ):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
+    budget = ("--think-format", "think", "--max-thinking-tokens", 4)
+    run(*MODEL, *budget, "--tasks", tasks, "--judge", JUDGE[1], "--limit", 4, "--out", tmp_path / "d")
+    done = run("--compare", tmp_path / "a", tmp_path / "d")
+    assert done.stdout.count("max-tokens 24  max-thinking-tokens 4") == 1 and "WARNING" in done.stderr
     done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
