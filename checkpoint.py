@@ -126,10 +126,11 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
     An older folder of that name is replaced when the new one is whole.
     """
     part = folder.with_name(folder.name + ".part")
-    n_bytes = sum(
-        weight.nbytes for weight in model.parameters()
-    )  # of whole weights, also if they are sharded
+    n_bytes = sum(weight.nbytes for weight in model.parameters())  # a sharded weight says that of the whole
     with watchdog.patient(n_bytes):
+        if accelerator.is_main_process:
+            shutil.rmtree(part, ignore_errors=True)  # one that was not written to its end
+        accelerator.wait_for_everyone()
         save_weights(part, model, accelerator)
         if policy.has_adapter(policy.unwrap(model)):
             save_weights(folder.parent / "adapter", model, accelerator, merge=False)
@@ -296,7 +297,7 @@ def _delete_older(run: Path, newest: Path, keep: int) -> None:
 
 def numbered(run: Path) -> list[Path]:
     """Returns the checkpoint folders of a run, oldest first."""
-    folders = [path for path in run.glob("checkpoint-*") if path.is_dir() and path.name[11:].isdecimal()]
+    folders = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(folders, key=step_of)
 
 

@@ -2,6 +2,7 @@
 
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
+    python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json    # stored answers
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
@@ -47,7 +48,7 @@ import tyro
 import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
-from benchmarks.scoring import read_stored, row_key
+from benchmarks.scoring import for_summary, read_stored, row_key
 from benchmarks.table import BENCHMARKS
 
 
@@ -242,7 +243,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.name,
         [task_prompt(args, task) for task in tasks],
         args.judge,
-        shared.judge_place(args.judge, args.judge_url),
+        shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
@@ -318,6 +319,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
             "value": numbers[metric],
             "low": low,
             "high": high,
+            "task_means": numbers.get("task_means", {}).get(metric),
         }
         rows.append(row)
     return rows
@@ -329,10 +331,6 @@ def list_invalid(numbers: dict) -> None:
     shared.print_first([f"invalid, line {row['line']}: {row['invalid']}" for row in invalid])
 
 
-def without_rows(numbers: dict) -> dict:
-    return {name: value for name, value in numbers.items() if name != "rows"}
-
-
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
     if not Path(args.from_).exists():
@@ -342,7 +340,7 @@ def score_stored(args: Args) -> None:
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
         shared.write_scores(args.out, result)
-    print(json.dumps(without_rows(result), indent=1))
+    print(json.dumps(for_summary(result), indent=1))
     list_invalid(numbers)
 
 
@@ -424,7 +422,7 @@ def main(args: Args) -> None:
     summary = {
         "model": args.model,
         "fingerprint": fingerprint,
-        **without_rows(numbers),
+        **for_summary(numbers),
         **shared.describe(answers),
         "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }

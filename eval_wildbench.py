@@ -52,6 +52,7 @@ import utils
 from rows import check_ids, read_rows
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.scoring import for_summary
 
 
 @dataclass
@@ -199,7 +200,7 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     """Returns everything that must be equal for two results to be comparable, and a hash of it."""
     judging = {"mode": args.mode, "judge": args.judge}
     if args.mode != "program":
-        judging["judge_url"] = shared.judge_place(args.judge, args.judge_url)
+        judging["judge_url"] = shared.resolve_judge_url(args.judge, args.judge_url)
         for flag in ("protocol", "references", "orders", "length_margin", "judge_max_tokens"):
             judging[flag] = getattr(args, flag)
     if args.mode == "reward":
@@ -294,6 +295,7 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
         "value": numbers[key],
         "low": low,
         "high": high,
+        "task_means": numbers["task_means"][key],
         "judge": args.judge,
         "n_invalid": numbers["n_invalid"],
         "fingerprint": fingerprint_hash,
@@ -326,7 +328,7 @@ def score_stored(args: Args) -> None:
             verdict["score"] = verdict.get("score", official.get("score"))
             verdict["output_len"] = len(verdict["model_output"].strip())
 
-    numbers = score(args, verdicts)
+    numbers = for_summary(score(args, verdicts))
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
     shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
@@ -416,8 +418,8 @@ def main(args: Args) -> None:
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, template, temperature, run)
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
-        results[str(temperature)] = numbers
         lines += index_rows(args, temperature, numbers, judging["hash"])
+        results[str(temperature)] = for_summary(numbers)
     runs.write_summary(run, {"model": args.model, "fingerprint": judging, "temperatures": results})
     runs.add_to_index(run, lines)
 

@@ -44,7 +44,7 @@ REMEDIES = {  # part: what makes it smaller
 
 
 def n_shards() -> int:
-    """Returns among how many processes weights are split that FSDP shards: all; without FSDP 1."""
+    """Returns how many processes share the weights of a trained model: all under FSDP, else 1."""
     if policy.is_sharded_launch():
         return PartialState().num_processes
     return 1

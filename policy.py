@@ -125,9 +125,10 @@ def load_weights(
         with watchdog.patient(4 * empty.num_parameters()):  # bytes of a file in float32
             model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
-        runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+        reason = str(error).partition("\n")[0]
+        runs.fail(f"{path}: its weights cannot be read ({reason})")
     if model.can_generate():
-        # without the folder's own, whose repetition penalty, say, neither vLLM nor the loss would have
+        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = empty.generation_config
     missing = list(info["missing_keys"])
     missing += [name for name, *_ in info["mismatched_keys"]]
@@ -148,7 +149,10 @@ def has_adapter(model: nn.Module) -> bool:
 
 
 def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
-    """Adds a LoRA adapter on all linear layers, or loads the one of a checkpoint. Its weights are float32."""
+    """Adds a LoRA adapter on all linear layers, or loads that of the checkpoint `resume_from`; it is float32.
+
+    `config`: further fields of peft's LoraConfig.
+    """
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if resume_from:
@@ -209,7 +213,7 @@ def load_policy(
 
 
 def place(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
-    """Places a model on this process's device: rank 0's in shards under FSDP2, else a whole copy."""
+    """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
     if accelerator.is_fsdp2:
         return fsdp2_prepare_model(accelerator, model)
     return accelerator.prepare_model(model, evaluation_mode=not learns)
@@ -272,7 +276,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         generate: dict | None = None,
         position_ids: torch.Tensor | None = None,
-        third: str = "",
+        extra: str = "",
     ):
         """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
@@ -284,7 +288,7 @@ class Policy(nn.Module):
                 here so that FSDP2 gathers the weights.
             position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
                 `collate_packed`.
-            third: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
+            extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
                 "kl_uniform": KL(uniform || policy), nats.
         """
         if generate is not None:
@@ -310,7 +314,7 @@ class Policy(nn.Module):
         for start in range(0, len(targets), tokens_at_once):
             chunk = hidden[start : start + tokens_at_once]
             chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, extra)
             if len(targets) <= tokens_at_once:
                 chunks.append(self._logprobs_of_chunk(*arguments))
             else:  # the backward pass computes logits again, so that those of one chunk are there at a time
@@ -322,9 +326,9 @@ class Policy(nn.Module):
         )
 
     def _logprobs_of_chunk(
-        self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
+        self, hidden, weight, bias, targets, entropy_gradient: bool, extra: str
     ) -> tuple[torch.Tensor, ...]:
-        """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
+        """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
@@ -336,9 +340,9 @@ class Policy(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities = (logits - normaliser.unsqueeze(-1)).exp()
             entropies = normaliser - (probabilities * logits).sum(-1)
-        if third == "likeliest":
+        if extra == "likeliest":
             return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
-        if third == "kl_uniform":
+        if extra == "kl_uniform":
             return logprobs, entropies, normaliser - logits.mean(-1) - math.log(logits.size(-1))
         return logprobs, entropies
 
@@ -552,7 +556,7 @@ def set_entropy_statistics(
     The rewards self_certainty and negative_entropy read them.
     """
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
+        _, entropies, kl_uniform = model(**batch, extra="kl_uniform")
         for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {

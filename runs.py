@@ -38,6 +38,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
+import api_keys
 import watchdog
 
 # --- 1. errors and arguments
@@ -142,15 +143,9 @@ def check_values(args) -> None:
             url = text.partition("@")[2]
         elif "url" in field or "://" in text:
             url = text
-        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):  # a user and password, or a query
-            fail(
-                f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
-                "set OPENAI_API_KEY, or name the variable that holds the key by --key-env HOST=NAME"
-            )
-    if getattr(args, "key_env", ()):
-        import endpoint  # here, as it imports this module
-
-        endpoint.check_key_env(args.key_env)  # before it is logged: the key itself may have been typed
+        or_fail(api_keys.check_url, url, f"--{field.replace('_', '-')}")
+    # before it is logged: the key itself may have been typed
+    or_fail(api_keys.check_key_env, getattr(args, "key_env", ()))
 
 
 def refuse_unused(reasons: dict[str, str]) -> None:
@@ -228,12 +223,24 @@ INDEX_COLUMNS = (
 )
 
 
+TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
+
+
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it."""
+    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it.
+
+    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+    of_tasks = []
+    for row in rows:
+        for task, mean in (row.get("task_means") or {}).items():
+            of_tasks.append(row | {"task": task, "mean": mean})
+    pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)
 
 
 class StepLogger:

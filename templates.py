@@ -9,9 +9,10 @@ import utils
 
 # --- 1. chat templates
 
+# for models without special tokens for turns: "User: ...", "Assistant: ..."
 _TURNS = (
-    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}"
-    "{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
+    "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 _BOS = "{{ bos_token if bos_token else '' }}"
@@ -23,7 +24,8 @@ CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and 
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "plain": _BOS + _TURNS,
 }
-FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}  # a token that tells the family
+# a token that only this family has
+FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
 
 THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
 
@@ -58,10 +60,11 @@ def ends_of_template(tokenizer: Tokenizer) -> list[int]:
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
     question = [{"role": "user", "content": "Q"}]
-    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
     adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
-    return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
+    prints_date = "strftime_now" in tokenizer.get_chat_template()
+    return keeps_all and adds_none and not prints_date
 
 
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
@@ -90,7 +93,7 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of all."""
     vocabulary = tokenizer.get_vocab()
     for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
@@ -123,9 +126,10 @@ def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
     """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
 
-    `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
-    ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
-    `trained_as` is what a checkpoint's think_format.json will say.
+    `eos_token` becomes the token that the template writes after the assistant's words. `stop_ids` holds it and the
+    ends that the tokenizer had, which base models write. The pad token is never the end of turn, as
+    transformers reads a reward at the last token that is not the pad token. `trained_as` will be the content of a
+    checkpoint's think_format.json.
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
@@ -161,7 +165,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns special tokens by id, even those no attribute names (<|eot_id|> in Llama 3.1), without think tags."""
+    """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute names."""
     return {
         token_id: token.content
         for token_id, token in tokenizer.added_tokens_decoder.items()

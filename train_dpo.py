@@ -155,8 +155,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""

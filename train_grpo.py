@@ -183,7 +183,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -370,9 +370,10 @@ PRESETS: dict[str, dict] = {
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
-# steps: the configs run two epochs of 7,544 prompts, 117 steps each, and save every 45 steps and at the end.
-# Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has 120. Here a run
-# ends with the saved step nearest to 135. As the learning rate is constant, its model is that checkpoint.
+# steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45 steps
+# and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
+# 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
+# checkpoint.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
@@ -693,9 +694,10 @@ def main(args: Args) -> None:
     if args.dry_run:
         rewards.try_judges(args)
         return
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
     if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
-        server = vllm_server.Server(args.vllm_server_url, args.max_prompt_tokens + args.max_completion_tokens)
+        server = vllm_server.Server(args.vllm_server_url, max_length)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
     rewards.try_judges(args, run)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
@@ -715,7 +717,9 @@ def main(args: Args) -> None:
     checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.top_p, server)
+    sampler = rollout.policy_sampler(
+        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, args.top_p, args.vllm_sleep, server
+    )
 
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)

@@ -176,7 +176,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -681,7 +681,10 @@ def main(args: Args) -> None:
     checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(args, tokenizer, use_vllm)
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
+    sampler = rollout.policy_sampler(
+        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
+    )
 
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)

@@ -80,7 +80,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
+    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the held-out prompts, the order of the data and new weights."""
     out: str = ""

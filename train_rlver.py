@@ -143,7 +143,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a token or the simulator's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a user's reply that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
@@ -564,20 +564,6 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     return learners
 
 
-def load_sampler(args: Args, tokenizer, use_vllm: bool) -> rollout.Sampler:
-    """Loads what samples replies; the policy's weights come to it by `sync`."""
-    stop = utils.THINK_FORMATS[args.think_format].stop
-    return rollout.Sampler(
-        args.model,
-        tokenizer,
-        rollout.Sampling(args.temperature, args.max_turn_tokens, stop=stop),
-        use_vllm,
-        max_length=args.max_tokens,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-    )
-
-
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator()
     check_arguments(args, accelerator)
@@ -606,7 +592,7 @@ def main(args: Args) -> None:
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-    sampler = load_sampler(args, tokenizer, use_vllm)
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []

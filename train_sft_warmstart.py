@@ -87,7 +87,7 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
+    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
     seed: int = 0
     """Random seed for the order of the data and new weights."""
     out: str = ""
@@ -287,7 +287,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 
         with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             # (B, T), 0 where there is no completion token
-            logprobs, entropies, likeliest = model(**batch, third="likeliest")
+            logprobs, entropies, likeliest = model(**batch, extra="likeliest")
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)

@@ -19,7 +19,7 @@ from runs import fail, or_fail
 # every model is loaded with these: no pickled weights, and no code that comes with a model
 SAFE = {"use_safetensors": True, "trust_remote_code": False}
 
-# where models live that are not trained, and their dtype
+# device and dtype of models that are not trained
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = "bfloat16" if DEVICE == "cuda" else "float32"
 
@@ -34,9 +34,9 @@ class ThinkFormat:
     layout: str
     """A completion as the model should write it, with {z} and {y}; the target of SFT and DPO."""
     thinking_tags: tuple[str, str] | None = None
-    """What opens and closes the thinking."""
+    """The texts that open and close the thinking."""
     response_tags: tuple[str, str] | None = None
-    """What opens and closes the response. A completion ends at the closing tag: sampling stops there."""
+    """The texts that open and close the response. A completion ends at the closing tag: sampling stops there."""
     instruction: str = ""
     """Text before the prompt of a base model that was never trained on the format (Zero)."""
 
@@ -46,7 +46,7 @@ class ThinkFormat:
 
     @property
     def opens_response(self) -> str:
-        """Returns the tag behind which the response begins; "" if the whole completion is the response."""
+        """Returns the tag after which the response begins; "" if the whole completion is the response."""
         if self.response_tags:
             return self.response_tags[0]
         if self.thinking_tags:
@@ -55,7 +55,7 @@ class ThinkFormat:
 
     @property
     def stop(self) -> str:
-        """Returns the string at which sampling stops, besides the end of turn; "" if there is none."""
+        """Returns the string at which sampling stops, apart from the end of turn; "" if there is none."""
         if self.response_tags:
             return self.response_tags[1]
         return ""
@@ -112,13 +112,13 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
-        its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing.
+        its response. `response` is what follows the last tag that opens a response, even if the status is not `ok`.
         Reward models read `response_to_score` instead.
     """
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
 
-    if expected.stop:  # whatever follows is ignored, as in the paper's evaluation code
+    if expected.stop:  # the text after it is ignored, as in the paper's evaluation code
         before, closing_tag, _ = text.partition(expected.stop)
         text = before + closing_tag
         finished = finished or bool(closing_tag)
@@ -166,9 +166,9 @@ def _response_of(text: str, expected: ThinkFormat) -> str:
 
 
 def response_to_score(text: str, think_format: str) -> str:
-    """Returns the response as a reward model reads it, of any completion, well-formed or not; stripped.
+    """Returns the response of a completion, well-formed or not, as a reward model reads it; stripped.
 
-    That is what follows the first tag that opens a response, wherever it is, or the whole text if none does.
+    It follows the first tag that opens a response, wherever that is. Without such a tag it is the whole text.
     In a Zero format it ends at the tag that closes a response. The paper's released training code does the same.
     """
     expected = THINK_FORMATS[think_format]
@@ -181,7 +181,7 @@ def response_to_score(text: str, think_format: str) -> str:
 
 
 def shows_response(text: str, think_format: str) -> bool:
-    """Tells whether a completion has the mark behind which its response begins."""
+    """Tells whether a completion has the tag after which its response begins; True for a format without one."""
     return THINK_FORMATS[think_format].opens_response in text
 
 
@@ -195,7 +195,7 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 
 
 def read_trained_as(model: str) -> dict:
-    """Returns what a saved checkpoint's think_format.json says; {} without that file.
+    """Returns the content of a saved checkpoint's think_format.json; {} without that file.
 
     `think_format` is always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
@@ -206,7 +206,7 @@ def read_trained_as(model: str) -> dict:
 
 
 def load_config(path: str):
-    """Loads the config of a model folder or hub name; exits with 2 if there is none or it needs code of its own."""
+    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
     return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
@@ -216,7 +216,7 @@ def context_length(config) -> int:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if there is none or the weights are pickled.
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
 
     Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
@@ -245,7 +245,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def check_weights(path: str) -> None:
-    """Exits with 2 if a model's folder lacks weights. A hub name is not looked up: it was, for its config."""
+    """Exits with 2 if a model's folder lacks weights. A hub name is not checked: its config was loaded before."""
     folder = Path(path)
     if not folder.is_dir():
         return

@@ -61,49 +61,50 @@ def accuracy(
             by_task[result["task"]].append(result)
             fields |= {name for name in result if name.startswith("correct")}
 
-    numbers = {}
+    numbers = {"task_means": {}}
     for name in sorted(fields):
-        task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
+        means = {task: mean(result[name] for result in samples) for task, samples in by_task.items()}
         metric = name.replace("correct", "accuracy")
-        numbers[metric] = mean(task_means)
-        if task_means:
+        numbers[metric] = mean(means.values())
+        if means:
             interval = "interval" if metric == "accuracy" else f"{metric}_interval"
-            numbers[interval] = bootstrap(task_means)
+            numbers[interval] = bootstrap(list(means.values()))
+            numbers["task_means"][metric] = means
 
-    return numbers | values_at_k(by_task, tasks, vote) | count_rows(results, tasks)
+    for name, means in values_at_k(by_task, tasks, vote).items():
+        numbers[name] = mean(means.values())
+        if not name.startswith("pass"):
+            numbers[f"{name}_interval"] = bootstrap(list(means.values()))
+            numbers["task_means"][name] = means
+    return numbers | count_rows(results, tasks)
 
 
 def values_at_k(
     by_task: dict[int, list[dict]], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None
-) -> dict:
-    """Returns pass@k, and with intervals over tasks maj@k and best@k, for k 10, 100 and the samples that all tasks have.
+) -> dict[str, dict[int, float]]:
+    """Returns each task's pass@k, maj@k and best@k, for k 10, 100 and the samples that all tasks have.
 
     Args:
         by_task: results of each task, by its position in `tasks`.
         vote: (task, result) -> what equal answers have in common, None for an unreadable one. Without it there is
             no maj@k. best@k is for results with a `reward`; one that has none never wins against one that has.
     """
-    numbers = {}
+    values = defaultdict(dict)  # {name: {task: value}}
     has_rewards = any("reward" in result for samples in by_task.values() for result in samples)
     fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
     for k in sorted({10, 100, fewest_samples}):
         if not 1 < k <= fewest_samples:
             continue
-        chances = defaultdict(list)  # one for each task
         for position, samples in by_task.items():
             correct = [result["correct"] for result in samples]
-            chances[f"pass@{k}"].append(pass_at_k(len(samples), sum(correct), k))
+            values[f"pass@{k}"][position] = pass_at_k(len(samples), sum(correct), k)
             if vote:
                 votes = [vote(tasks[position], result) for result in samples]
-                chances[f"maj@{k}"].append(majority_at_k(votes, correct, k))
+                values[f"maj@{k}"][position] = majority_at_k(votes, correct, k)
             if has_rewards:
                 rewards = [result.get("reward", -math.inf) for result in samples]
-                chances[f"best@{k}"].append(best_at_k(rewards, correct, k))
-        for name, values in chances.items():
-            numbers[name] = mean(values)
-            if not name.startswith("pass"):
-                numbers[f"{name}_interval"] = bootstrap(values)
-    return numbers
+                values[f"best@{k}"][position] = best_at_k(rewards, correct, k)
+    return values
 
 
 def vote_as_read(task: dict, result: dict) -> Hashable | None:

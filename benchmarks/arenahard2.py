@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from rows import read_rows
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean
+from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
 
 KEYS = ("uid",)
 PROMPT = "{prompt}"
@@ -235,11 +235,14 @@ def category_scores(results: list[dict]) -> dict:
             outcomes += [value_of_model] * weight2 + [1 - value_of_baseline] * weight1
             styles += [result["style"]] * (weight1 + weight2)
 
+    percentages = 100 * np.array(values)
+    tasks = [result["task"] for result in results for _ in range(2)]
     numbers = {
         "score": None,
         "score_style_controlled": None,
         "score_paper": 100 * mean(values),
-        "score_paper_interval": bootstrap(100 * np.array(values), tasks=np.repeat(range(len(results)), 2)),
+        "score_paper_interval": bootstrap(percentages, tasks=tasks),
+        "task_means": {"score_paper": task_means(percentages, tasks)},
     }
     if not outcomes:
         return numbers

@@ -9,7 +9,16 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
+from benchmarks.scoring import (
+    bootstrap,
+    count_rows,
+    get_field,
+    load_sibling,
+    match_rows,
+    mean,
+    shorten,
+    task_means,
+)
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
@@ -162,12 +171,17 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             scores.append(result["score"])
             titles.append(row["title"])
     paper_scores = [result.get("score", 0.0) for result in results]
+    all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),
         "overall_interval": bootstrap(scores, tasks=titles) if scores else None,
         "iterations": [shown(values_of_iteration[i]) for i in sorted(values_of_iteration)],
         "overall_paper": mean(paper_scores),
-        "overall_paper_interval": bootstrap(paper_scores, tasks=[row["title"] for row in rows]),
+        "overall_paper_interval": bootstrap(paper_scores, tasks=all_titles),
+        "task_means": {
+            "overall": task_means(scores, titles),
+            "overall_paper": task_means(paper_scores, all_titles),
+        },
         "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
         **count_rows(results, tasks),
     }

@@ -268,6 +268,23 @@ def shorten(text: str, words: int) -> str:
     return " ".join(parts[:words]) + "... (truncated)"
 
 
+def task_means(values: Iterable[float], tasks: Iterable) -> dict:
+    """Averages the values of each task: its samples, orders or iterations.
+
+    Under `task_means` of a benchmark's numbers they stand by metric. Tables average them over training seeds before
+    they compute an interval over tasks.
+    """
+    values_of_task = defaultdict(list)
+    for value, task in zip(values, tasks, strict=True):
+        values_of_task[task].append(value)
+    return {task: mean(values) for task, values in values_of_task.items()}
+
+
+def for_summary(numbers: dict) -> dict:
+    """Leaves out the results of rows and the means of tasks, which have files of their own."""
+    return {name: value for name, value in numbers.items() if name not in ("rows", "task_means")}
+
+
 def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = None) -> tuple[float, float]:
     """Returns the 95 % percentile interval of the mean of `values`, by resampling tasks.
 

@@ -28,19 +28,14 @@ from thinking_budget import ThinkingBudget
 # --- 1. the tested model
 
 
-def stored_think_format(args) -> str | None:
-    """Returns what the model's think_format.json says; None without that file, or behind an endpoint."""
-    if args.model_url:
-        return None
-    return utils.read_trained_as(args.model).get("think_format")
-
-
 def given_think_format(args) -> str:
-    """Returns --think-format; for `auto` the format stored with the model, else `auto`.
+    """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
 
-    Exits with 2 if both say something different: the wrong part of an answer would be judged.
+    Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
     """
-    stored = stored_think_format(args)
+    stored = None
+    if not args.model_url:
+        stored = utils.read_trained_as(args.model).get("think_format")
     if args.think_format == "auto":
         return stored or "auto"
     if stored not in (None, args.think_format):
@@ -94,28 +89,25 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
     return template_args
 
 
-def split_thinking(text: str, think_format: str, finished: bool = True) -> utils.ThinkParts:
-    """Splits a completion into thinking and response, both stripped.
-
-    `think_format`: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
-    """
-    if think_format in FOREIGN_STYLES:
-        return split_foreign(text, FOREIGN_STYLES[think_format], finished)
-    return utils.split_thinking(text, think_format, finished)
+def split_thinking(text: str, format_name: str, finished: bool = True) -> utils.ThinkParts:
+    """Splits a completion into thinking and response, both stripped; `format_name` as `think_format` returns it."""
+    if format_name in FOREIGN_STYLES:
+        return split_foreign(text, FOREIGN_STYLES[format_name], finished)
+    return utils.split_thinking(text, format_name, finished)
 
 
-def shows_response(text: str, think_format: str) -> bool:
-    """Tells whether a completion has the mark behind which its response begins."""
-    if think_format in FOREIGN_STYLES:
-        return re.search(FOREIGN_STYLES[think_format].opens_answer, text) is not None
-    return utils.shows_response(text, think_format)
+def shows_response(text: str, format_name: str) -> bool:
+    """Tells whether a completion has the tag after which its response begins."""
+    if format_name in FOREIGN_STYLES:
+        return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
+    return utils.shows_response(text, format_name)
 
 
-def stop_string(think_format: str) -> str:
-    """Returns the string at which sampling stops, besides the end of turn; foreign styles have none."""
-    if think_format in FOREIGN_STYLES:
+def stop_string(format_name: str) -> str:
+    """Returns the string at which sampling stops, apart from the end of turn; "" for foreign styles."""
+    if format_name in FOREIGN_STYLES:
         return ""
-    return utils.THINK_FORMATS[think_format].stop
+    return utils.THINK_FORMATS[format_name].stop
 
 
 def thinking_budget(args) -> ThinkingBudget | None:
@@ -155,10 +147,10 @@ def thinking_budget(args) -> ThinkingBudget | None:
 
 
 def whole_turn(args, text: str, finished: bool) -> str:
-    """Returns the assistant's turn: a completion behind the tag with which its chat template opened it.
+    """Returns the assistant's turn: the tag with which its chat template begins it, and a completion.
 
-    What template a model behind an endpoint has, nobody knows. If it thinks by `tags`, and was cut off before
-    any of them, it is taken to have been thinking, so that no judge reads thinking.
+    The template of a model behind an endpoint is unknown. If its format is `tags` and it was cut off before
+    </think>, the text counts as thinking, so that no judge reads thinking.
     """
     opening = ""
     if not args.model_url:
@@ -171,67 +163,52 @@ def whole_turn(args, text: str, finished: bool) -> str:
 
 
 def check_plain(args, text: str) -> None:
-    """Exits with 2 if `text` holds thinking although the format is `plain` only for want of another.
+    """Exits with 2 if an answer holds thinking, and its format is `plain` only because nothing names another.
 
     The judge would read the thinking as a part of the answer.
     """
     if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
-    marks = {}
+    marks = {}  # regular expressions for the end of the thinking, by format
     for name, known in utils.THINK_FORMATS.items():
         if known.thinking_tags:
             marks[name] = re.escape(known.thinking_tags[1])
     for name, style in FOREIGN_STYLES.items():
         marks[name] = style.opens_answer
-    fitting = [name for name, mark in marks.items() if re.search(mark, text)]
-    if fitting:
-        mark = re.search(marks[fitting[0]], text)[0]
+    found = {}
+    for name, mark in marks.items():
+        match = re.search(mark, text)
+        if match:
+            found[name] = match[0]
+    if found:
+        first = next(iter(found.values()))
         runs.fail(
-            f"an answer of {args.model} contains {mark}, but nothing says that this model thinks, so its thinking "
-            f"would be judged; pass --think-format {', '.join(fitting)}, or plain if the whole text is meant"
+            f"an answer of {args.model} contains {first}, but nothing says that this model thinks, so its thinking "
+            f"would be judged; pass --think-format {', '.join(found)}, or plain if the whole text is meant"
         )
 
 
-def rollout_of(args) -> str:
-    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
-    return getattr(args, "rollout", "auto")
-
-
-def check_engines(args, model: str, flag: str) -> None:
-    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
-
-    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
-    """
-    n_gpus = getattr(args, flag)
-    named = f"--{flag.replace('_', '-')} {n_gpus}"
-    if args.data_parallel < 0:
-        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
-    if not rollout.use_vllm(rollout_of(args)):
-        if n_gpus > 1 or args.data_parallel > 1:
-            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
-        return
-    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
-    n_heads = utils.load_config(model).get_text_config().num_attention_heads
-    if n_heads % n_gpus:
-        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
+def model_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
+    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
     stop = stop_string(think_format(args))
-    if stop:  # a Zero model: only vLLM serves one, and takes the second parameter
+    if stop:
         sampling["stop"] = [stop]
-        sampling["include_stop_str_in_output"] = True
-    if args.chat_template_args:  # so vLLM calls them
+        sampling["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
+    if args.chat_template_args:  # the key is vLLM's name for them
         sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling
 
 
 # --- 2. its answers
 
-# a task, the text of its completion, whether that ended by itself, its number of tokens, and whether its thinking
-# was closed because the budget was used up
+# a task, the text of its completion, whether it ended before the token limit, its number of tokens, and whether its
+# thinking was closed because the budget was used up
 Completion = tuple[dict, str, bool, int, bool]
 
 
@@ -259,7 +236,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
 
     for task, text, finished, n_tokens, used_up in completions:
-        if task["id"] in rows:
+        if task["id"] in rows:  # an endpoint's stored replies come again
             continue
         check_plain(args, text)
         text = whole_turn(args, text, finished)
@@ -286,11 +263,11 @@ def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
     """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
-    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
+    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     stop = stop_string(think_format(args))
     budget = thinking_budget(args)
     samples = rollout.generate(
@@ -331,6 +308,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
 
 
 def count_tokens(tokenizer, text: str) -> int | None:
+    """Returns the number of tokens of a text; None without a tokenizer."""
     if tokenizer is None:
         return None
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -362,11 +340,6 @@ def describe(rows: list[dict]) -> dict:
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     return mean(value for value in values if value is not None)
-
-
-def model_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
 
 
 # --- 3. the judge
@@ -432,7 +405,7 @@ def print_estimate(args, requests: list[dict], name: str) -> None:
 
 
 def require(args, **what: str) -> None:
-    """Exits with 2 if a flag is missing. `what` has the names of the flags and says what each one takes."""
+    """Exits with 2 if a flag is missing. `what` says, by the names of the flags, what each one takes."""
     missing = [f"--{name} is missing: {text}" for name, text in what.items() if not getattr(args, name)]
     if missing:
         runs.fail("; ".join(missing))
@@ -449,15 +422,39 @@ def check_model(args) -> None:
     check_engines(args, args.model, "tensor_parallel")
 
 
+def rollout_of(args) -> str:
+    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
+    return getattr(args, "rollout", "auto")
+
+
+def check_engines(args, model: str, flag: str) -> None:
+    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
+
+    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
+    """
+    n_gpus = getattr(args, flag)
+    named = f"--{flag.replace('_', '-')} {n_gpus}"
+    if args.data_parallel < 0:
+        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
+    if not rollout.use_vllm(rollout_of(args)):
+        if n_gpus > 1 or args.data_parallel > 1:
+            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
+        return
+    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
+    n_heads = utils.load_config(model).get_text_config().num_attention_heads
+    if n_heads % n_gpus:
+        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
+
+
 def check_judge(args) -> None:
     """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
-        local_judge.check(model)
         check_engines(args, model, "judge_tensor_parallel")
-    if is_behind_endpoint(args.judge):
+        local_judge.check(model)
+    elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
-    if ".py:" in args.judge:
+    elif args.judge:
         runs.load_function(args.judge)
 
 
@@ -474,7 +471,7 @@ def try_judge(args, run: Path | None = None) -> None:
 
 
 def withhold_headline(args, numbers: dict, headline: str) -> None:
-    """Sets the headline to None if more than --max-invalid of the rows are invalid; `without_headline` has it."""
+    """Moves the headline to `without_headline` if a larger share of the rows than --max-invalid is invalid."""
     if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
         numbers["without_headline"] = numbers[headline]
         numbers[headline] = None
@@ -497,11 +494,8 @@ def print_first(lines: list[str], n: int = 10) -> None:
 # --- 6. fingerprints
 
 
-def judge_place(judge: str, url: str) -> str:
-    """Returns the URL at which a judge or simulated user is asked.
-
-    It is "" if there is none, if it runs on this machine, or if it is a program.
-    """
+def resolve_judge_url(judge: str, url: str) -> str:
+    """Returns the URL at which a judge or simulated user is asked; "" if it is not behind an endpoint."""
     if is_behind_endpoint(judge):
         return resolve_url(url)
     return ""

@@ -301,7 +301,7 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
 
     judging = {
         "judge": args.judge,
-        "judge_url": shared.judge_place(args.judge, args.judge_url),
+        "judge_url": shared.resolve_judge_url(args.judge, args.judge_url),
         "judge_max_tokens": args.judge_max_tokens,
         "template": digest(trait_judging.COMPARE),
         "traits": digest(traits),

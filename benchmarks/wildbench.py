@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.scoring import bootstrap, shorten
+from benchmarks.scoring import bootstrap, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -276,13 +276,15 @@ def score_verdicts(
     if not scored:
         raise ValueError(f"none of {len(rows)} verdicts can be read")
 
-    means = task_means(scored)
     values = [value for _, value in scored]
-    low, high = bootstrap(values, seed, tasks=[row["id"] for row, _ in scored])
+    tasks = [row["id"] for row, _ in scored]
+    means = task_means(values, tasks)
+    low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
         f"wb_{mode}": scale(float(np.mean(values)), mode),
         "interval": [scale(low, mode), scale(high, mode)],
+        "task_means": {f"wb_{mode}": {task: scale(value, mode) for task, value in means.items()}},
         "n": len(rows),
         "n_invalid": n_invalid,
         "n_tasks": len(means),
@@ -300,13 +302,6 @@ def score_verdicts(
             numbers["references"] = score_references(scored)
             numbers["wb_reward"] = float(np.mean(list(numbers["references"].values())))
     return numbers
-
-
-def task_means(scored: list[tuple[dict, float]]) -> dict[str, float]:
-    values_by_task: dict[str, list[float]] = {}
-    for row, value in scored:
-        values_by_task.setdefault(row["id"], []).append(value)
-    return {task: float(np.mean(values)) for task, values in values_by_task.items()}
 
 
 def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
@@ -410,6 +405,7 @@ def score_program(rows: list[dict], seed: int = 0) -> dict:
     return {
         "score": float(np.mean(scores)),
         "interval": bootstrap(scores, seed),
+        "task_means": {"score": {row["id"]: row["score"] for row in judged}},
         "standard_error": standard_error,
         "all_checks": float(np.mean([all(row["checks"].values()) for row in judged])),
         "n": len(rows),

@@ -3,6 +3,7 @@
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 from scipy import stats
 
 import runs
+from benchmarks.scoring import bootstrap
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
@@ -50,9 +52,9 @@ COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
-    "training run differs. With several seeds it is the mean of theirs: they share the tasks, so averaging each task over "
-    "the seeds first gives at most that. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers "
-    "training and sampling on these tasks."
+    "training run differs. With several seeds each task is averaged over them first; a metric that is no mean over tasks then "
+    "has no interval over tasks. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers training "
+    "and sampling on these tasks."
 )
 
 
@@ -60,7 +62,7 @@ VARIANCE = (
 
 
 def read_index(folder: Path) -> pd.DataFrame:
-    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name.
+    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, and its `folder`.
 
     Runs with other names are left out. Of two lines for the same value the later one counts.
     """
@@ -71,16 +73,15 @@ def read_index(folder: Path) -> pd.DataFrame:
         index = pd.DataFrame(columns=list(runs.INDEX_COLUMNS))
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
+    index["folder"] = [folder / run for run in index["run"]]
     return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
 
 
 def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. Of several seeds they are the means of the seeds' ends, not narrower: the
-    seeds share the tasks, so a hard task is hard for all of them. `seed_low` and `seed_high` are over seeds,
-    by Student's t; None for one seed. Exits with 2 if the seeds were not judged alike, as their values have no
-    common mean.
+    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; None for one
+    seed. Exits with 2 if the seeds were not judged alike, as their values have no common mean.
     """
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
@@ -92,22 +93,47 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
         runs.fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
 
     mean = values["value"].mean()
+    low = values["low"].iloc[0]
+    high = values["high"].iloc[0]
     seed_low = None
     seed_high = None
     if seeds > 1:
+        low, high = interval_over_tasks(values)
         half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
         seed_low = factor * (mean - half)
         seed_high = factor * (mean + half)
     return {
         "ours": factor * mean,
-        "low": factor * values["low"].mean(skipna=False),
-        "high": factor * values["high"].mean(skipna=False),
+        "low": factor * low,
+        "high": factor * high,
         "seed_low": seed_low,
         "seed_high": seed_high,
         "task": values["benchmark"].iloc[0],
         "fingerprint": values["fingerprint"].iloc[0],
         "seeds": seeds,
     }
+
+
+def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
+    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds first.
+
+    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has no
+    task_means.csv with the metric.
+    """
+    means_of_seeds = []
+    for line in values.itertuples():
+        path = line.folder / "task_means.csv"
+        if not path.exists():
+            return math.nan, math.nan
+        means = pd.read_csv(path, dtype={"task": str})
+        same = (means["benchmark"] == line.benchmark) & (means["metric"] == line.metric)
+        if not pd.isna(line.temperature):
+            same &= means["temperature"] == line.temperature
+        if not same.any():
+            return math.nan, math.nan
+        means_of_seeds.append(means[same])
+    task_means = pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean()
+    return bootstrap(task_means)
 
 
 def judged_unlike(table: pd.DataFrame) -> list[str]:

@@ -961,6 +961,7 @@ def test_pass_at_k():
     assert out["pass@10"] == pytest.approx(0.5 * accuracy.pass_at_k(12, 3, 10)) and "pass@100" not in out
     assert accuracy.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
         "accuracy": None,
+        "task_means": {},
         "n": 1,
         "n_invalid": 1,
         "n_missing": 0,

@@ -266,10 +266,13 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     one = learner(lora_r=lora_r)
     train(one, 2)
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old").write_text("")
+    unfinished = tmp_path / "model.part"  # of a run that was killed: from_pretrained would find its shards
+    for other in (folder, unfinished):
+        other.mkdir()
+        (other / f"old-{other.name}").write_text("")
     checkpoint.save_model(folder, one.model, tokenizer, accelerator)
-    assert not (folder / "old").exists() and (tmp_path / "adapter").exists() == bool(lora_r)
+    assert not list(folder.glob("old*")) and not unfinished.exists()
+    assert (tmp_path / "adapter").exists() == bool(lora_r)
 
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())

@@ -283,7 +283,8 @@ def test_dense_rewards_come_on_top_token_by_token(tmp_path):
     )
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     tokenizer.stop_ids = [tokenizer.eos_token_id]
-    source = dense.ProcessReward(f"{tmp_path}/judge.py:steps", 2.0, tokenizer, 0, torch.device("cpu"))
+    options = {"model": f"{tmp_path}/judge.py:steps"}
+    source = dense.ProcessReward(options, 2.0, tokenizer, 0, torch.device("cpu"))
     ids = tokenizer(" Friday Good Hello")["input_ids"] + [tokenizer.eos_token_id]
     prompt = {"id": "a", "prompt": [], "prompt_ids": [5]}
     completion = rollout.read_completion(tokenizer, "plain", prompt, rollout.Sample(ids, None, True))

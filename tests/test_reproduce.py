@@ -246,14 +246,16 @@ def test_as_released_has_the_values_of_the_released_configs():
 
 @pytest.mark.parametrize("script, n_rows", [("train_grpo", 21), ("train_ppo", 2)])
 def test_a_run_as_released_ends_with_a_checkpoint_that_was_saved(script, n_rows):
-    """Two epochs of 7,544 prompts; of the saved steps the nearest to the README's 135."""
+    """Of the steps that were saved in some epochs of 7,544 prompts it is the nearest to the README's 135."""
     module = importlib.import_module(script)
     assert len(module.RELEASED) == n_rows
+    configs = released_configs()
+    epochs = {preset_of(config): int(values["epochs"]) for config, values in configs.items()}
     for name in module.RELEASED:
         args = args_as_released(module, name)
-        last = 2 * (7544 // args.prompts_per_step)
+        last = epochs.get(name, 2) * (7544 // args.prompts_per_step)
         saved = [*range(args.save_steps, last, args.save_steps), last]
-        assert args.steps * args.prompts_per_step <= 2 * 7544, name
+        assert args.steps <= last, name
         assert args.steps == min(saved, key=lambda step: abs(step - 135)), name
 
 
@@ -542,7 +544,16 @@ def write_index(folder: Path, rows: list[dict]) -> None:
     pd.DataFrame(rows, columns=list(runs.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
 
 
+def write_task_means(run: Path, benchmark: str, metric: str, means: dict[str, float]) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    shared = {"benchmark": benchmark, "metric": metric, "temperature": 0.7}
+    rows = [shared | {"task": task, "mean": mean} for task, mean in means.items()]
+    pd.DataFrame(rows, columns=list(runs.TASK_COLUMNS)).to_csv(run / "task_means.csv", index=False)
+
+
 def test_tables_by_hand(tmp_path):
+    for seed, means in enumerate([{"a": 0.6, "b": 0.0}, {"a": 0.04, "b": 0.64}]):
+        write_task_means(tmp_path / f"llama3.1-8b-rlmt-s{seed}--popqa", "x", "accuracy_paper", means)
     common = {"benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7}
     write_index(
         tmp_path,
@@ -592,6 +603,12 @@ def test_tables_by_hand(tmp_path):
                 **common,
             },
             {
+                "run": "llama3.1-8b-rlmt-s1--alpacaeval2",
+                "metric": "lc_win_rate_paper",
+                "value": 54.0,
+                **common,
+            },
+            {
                 "run": "llama3.1-8b-rlmt-zero-s0--wildbench",
                 "metric": "wb_reward",
                 "value": -5.0,
@@ -608,8 +625,8 @@ def test_tables_by_hand(tmp_path):
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
     assert wb.difference == pytest.approx(44 - wb.paper)
     assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
-    # over tasks: between the means of the seeds' ends, which are 28 and 32, 32 and 36
-    assert (popqa.low, popqa.high) == pytest.approx((30, 34))
+    # over tasks: both are 0.32 over the seeds, though they differ by 0.6 in each
+    assert (popqa.low, popqa.high) == pytest.approx((32, 32))
     # over seeds: t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
     assert popqa.seed_high - popqa.ours == pytest.approx(12.706 * 2, rel=1e-4)
     assert pd.isna(wb.seed_high)
@@ -617,8 +634,9 @@ def test_tables_by_hand(tmp_path):
         table.loc[("llama3.1-8b-rlhf", "WB")].ours
     )
     line = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
-    assert "44.0 ± 3.0 (" in line and "32.0 ± 2.0, ± 25.4 over 2 seeds (" in line
-    assert "| 52.0 (" in line and line.endswith("partly measured |")  # AE2 without an interval
+    assert "44.0 ± 3.0 (" in line and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in line
+    # AE2's number is no mean over tasks
+    assert "| 53.0, ± 12.7 over 2 seeds (" in line and line.endswith("partly measured |")
     assert all(tables.VARIANCE in text for text in texts.values())
     assert "99" not in texts["table1"].replace("(", " ").split()
     zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))
@@ -862,8 +880,8 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     (tmp_path / "experiments" / "toy.sh").write_text(
         'set -e\n: "${SEED:=0}"\nexport HF_HUB_OFFLINE=1\n\n# stage: data\n'
         f'python -m data.toy.world --out "{tmp_path}/data" --n-traces 8 --n-prompts 8 --n-pairs 8 --n-tasks 2 --n-held-out 2\n\n'
-        f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format zero_think "
-        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --judge data/toy/world.py:judge --temperatures 1.0 --max-tokens 16 --rollout hf --seed "$SEED" '
+        f"# row: toy/{row}\n# needs: data\npython eval_wildbench.py --model data/toy/base --think-format plain "
+        f'--tasks "{tmp_path}/data/benchmark_tasks.jsonl" --judge data/toy/world.py:judge --temperatures 1.0 --max-tokens 96 --rollout hf --seed "$SEED" '
         f'--out "$RESULTS/{row}-s$SEED--gold" --resume\n'
     )
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
@@ -874,6 +892,8 @@ def test_a_toy_row_for_real(tmp_path, monkeypatch, capsys):
     assert reproduce.status(tmp_path / "toy", block, 0) == "done"
     table = pd.read_csv(tmp_path / "tables" / "toy.csv").set_index(["row", "benchmark"])
     gold = table.loc[(row, "gold, T=1")]
+    task_means = pd.read_csv(tmp_path / "toy" / f"{row}-s0--gold" / "task_means.csv")
+    assert len(task_means) == 2 and task_means["mean"].mean() == pytest.approx(gold.ours, abs=1e-4)
     assert gold.seeds == 1 and gold.low < gold.ours < gold.high and pd.isna(gold.seed_low)
 
     reproduce.main(args)

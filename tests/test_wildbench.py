@@ -219,13 +219,13 @@ def test_bootstrap_draws_the_values_of_a_task_together():
 
 
 def test_program_summary_counts_invalid_and_never_scores_it():
-    row = lambda score: {
-        "score": score,
-        "checks": {} if score is None else {"a": score > 0.5, "b": True},
-        "invalid": "",
-    }
-    out = wildbench.score_program([row(1.0), row(0.5), row(None), row(0.0)])
+    rows = []
+    for task, score in {"t1": 1.0, "t2": 0.5, "t3": None, "t4": 0.0}.items():
+        checks = {} if score is None else {"a": score > 0.5, "b": True}
+        rows.append({"id": task, "score": score, "checks": checks, "invalid": ""})
+    out = wildbench.score_program(rows)
     assert out["score"] == 0.5 and out["n"] == 4 and out["n_invalid"] == 1
+    assert out["task_means"] == {"score": {"t1": 1.0, "t2": 0.5, "t4": 0.0}}
     assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {
         "a": pytest.approx(1 / 3),
         "b": 1.0,
@@ -428,7 +428,7 @@ def tasks(tmp_path_factory) -> Path:
 
 
 MODEL = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0)
-JUDGE = ("--judge", "data/toy/world.py:judge")
+TOY_JUDGE = ("--judge", "data/toy/world.py:judge")
 
 
 def numbers(folder: Path) -> dict:
@@ -520,7 +520,7 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
     budget = ("--think-format", "think", "--max-thinking-tokens", 4)
-    run(*MODEL, *budget, "--tasks", tasks, "--judge", JUDGE[1], "--limit", 4, "--out", tmp_path / "d")
+    run(*MODEL, *budget, "--tasks", tasks, "--judge", TOY_JUDGE[1], "--limit", 4, "--out", tmp_path / "d")
     done = run("--compare", tmp_path / "a", tmp_path / "d")
     assert done.stdout.count("max-tokens 24  max-thinking-tokens 4") == 1 and "WARNING" in done.stderr
     done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
@@ -576,7 +576,7 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
 def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path):
     """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
-    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(12) for row in rows]
+    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(6) for row in rows]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
     common = ["--model", "data/toy/base", "--tasks", tmp_path / "tasks.jsonl", "--temperatures", 0.0]
     common += ["--judge", "data/toy/world.py:judge", "--max-tokens", 200]
@@ -623,11 +623,11 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
         ),
         (["--compare", "nowhere"], "does not exist"),
         (
-            ["--mode", "program", *JUDGE, "--rollout", "hf", "--data-parallel", 2, *MODEL],
+            ["--mode", "program", *TOY_JUDGE, "--rollout", "hf", "--data-parallel", 2, *MODEL],
             "only vLLM has several",
         ),
         (
-            ["--mode", "program", *JUDGE, "--rollout", "vllm", "--tensor-parallel", 3, *MODEL],
+            ["--mode", "program", *TOY_JUDGE, "--rollout", "vllm", "--tensor-parallel", 3, *MODEL],
             "the 4 attention heads",
         ),
         (
