@@ -1,8 +1,11 @@
 """Closes the thinking of a completion that has used its budget of tokens, so that the model goes on with its answer.
 
-Evaluations do so by --max-thinking-tokens; benchmarks/shared.py says how each style of thinking is closed. Budget
-forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 work alike. They may add words, such as "Final
-Answer:"; nothing but the closing tags is added here.
+Evaluations do so by --max-thinking-tokens; benchmarks/shared.py knows what closes each style of thinking. Budget
+forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike. They also write words,
+such as "Final Answer:"; here nothing but the closing tags is written.
+
+Transformers chooses its next tokens by `force_closing`. An engine of vLLM ends the request at the budget, and starts
+one that goes on behind the closed thinking: its model runners for CPU and GPU take different logits processors.
 """
 
 import math
