@@ -278,7 +278,8 @@ def test_arenahard2_expected(tmp_path):
 
 
 def test_arenahard2_by_hand():
-    result = lambda g1, g2, **more: {"game1": g1, "game2": g2, "style": None} | more
+    tasks = itertools.count()
+    result = lambda g1, g2, **more: {"task": next(tasks), "game1": g1, "game2": g2, "style": None} | more
     out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
     # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4

@@ -358,6 +358,31 @@ def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prom
     assert not set(engines_of_this_process()) - others
 
 
+def test_two_processes_share_the_weights_and_say_what_transformers_says(
+    base, tokenizer, prompts, monkeypatch
+):
+    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by default each process wants a NUMA node
+    sampler = Sampler(
+        BASE,
+        tokenizer,
+        Sampling(0.0, 20),
+        use_vllm=True,
+        max_length=256,
+        gpus=vllm_engine.gpu_groups(tensor_parallel=2),
+    )
+    [engine] = sampler.vllm.processes.values()
+    workers = psutil.Process(engine.pid).children()
+    assert len(workers) == 2
+    found = {place: sample.ids for place, sample in sampler.sample(prompts)}
+    sampler.close()
+    assert not any(worker.is_running() for worker in workers)
+    ends = rollout.ends_of(tokenizer)
+    for place, prompt in enumerate(prompts):
+        expected, _ = cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)
+        assert found[place] == expected
+
+
 def test_gpus_are_divided_among_engines():
     assert vllm_engine._split(["0", "1", "2", "3", "5"], 2) == [["0", "1"], ["2", "3"]]
     assert vllm_engine._split(["0", "1"], 1) == [["0"], ["1"]]

@@ -19,10 +19,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 import endpoint
 import eval_wildbench
+import templates
 from benchmarks import local_judge, scoring, shared, wildbench
+from conftest import tiny_config
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -609,6 +613,85 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
         assert len(lines) == len(many)
         texts.append({row["id"]: row["text"] for row in map(json.loads, lines)})
     assert texts[0] == texts[1]
+
+
+@pytest.fixture(scope="module")
+def judge_by_heart(tasks, tokenizer_folders, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """Trains a judge until it knows its replies to the first eight tasks by heart; two of them hold no mark.
+
+    Returns its folder, which holds its template too, and the replies by the tasks' ids.
+    """
+    folder = tmp_path_factory.mktemp("judge")
+    template = "Mark this: {$user_query}"
+    (folder / "template.txt").write_text(template)
+    tokenizer = local_judge.load_tokenizer(str(tokenizer_folders["smollm"]))
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()[:8]]
+    replies = {}
+    encoded = []
+    for mark, row in enumerate(rows, 1):
+        reply = "it is good" if mark % 4 == 0 else json.dumps({"score": str(mark)})
+        query = row["messages"][-1]["content"]
+        message = {"role": "user", "content": template.replace("{$user_query}", query)}
+        prompt_ids = templates.encode_prompt(tokenizer, [message])
+        encoded.append((prompt_ids, templates.encode_completion(tokenizer, reply)))
+        replies[row["id"]] = reply
+
+    longest = max(len(prompt + reply) for prompt, reply in encoded)
+    ids = torch.full((8, longest), tokenizer.pad_token_id)
+    labels = torch.full((8, longest), -100)
+    for place, (prompt, reply) in enumerate(encoded):
+        ids[place, : len(prompt + reply)] = torch.tensor(prompt + reply)
+        labels[place, len(prompt) : len(prompt + reply)] = torch.tensor(reply)
+    torch.manual_seed(0)
+    # vLLM's attention on a CPU wants heads of 32
+    model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.05))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        loss = model(ids, labels=labels).loss
+        if loss < 0.003:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.003
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, replies
+
+
+def test_a_local_judge_on_two_engines_judges_as_transformers_does(
+    tasks, judge_by_heart, run, tmp_path, monkeypatch
+):
+    """Two engines answer, then two of the judge mark what they said."""
+    monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engines anew
+    judge, replies = judge_by_heart
+    common = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0]
+    common += ["--tasks", tasks, "--limit", 8, "--mode", "score", "--judge", f"local:{judge}"]
+    common += ["--template", judge / "template.txt", "--judge-max-tokens", 20, "--max-invalid", 1]
+    done = run(*common, "--rollout", "vllm", "--data-parallel", 2, "--out", tmp_path / "vllm")
+    assert done.stdout.count("vLLM: 2 engines: ") == 2
+    assert multiprocessing.active_children() == []  # all engines have ended
+    run(*common, "--rollout", "hf", "--out", tmp_path / "hf")
+
+    stored = {}
+    for name in ("generations", "verdicts", "judge"):
+        for by in ("vllm", "hf"):
+            lines = (tmp_path / by / f"{name}.jsonl").read_text().splitlines()
+            stored[name, by] = sorted(lines)  # completions end in any order
+        assert stored[name, "vllm"] == stored[name, "hf"], name
+    assert sorted(json.loads(line)["text"] for line in stored["judge", "vllm"]) == sorted(replies.values())
+    for verdict in map(json.loads, stored["verdicts", "vllm"]):
+        reply = replies[verdict["id"]]
+        if reply == "it is good":
+            assert verdict["score"] is None and verdict["invalid"]
+        else:
+            assert json.loads(reply) == {"score": verdict["score"]}
+
+    summaries = [json.loads((tmp_path / by / "summary.json").read_text()) for by in ("vllm", "hf")]
+    found, expected = [summary["temperatures"]["0.0"] for summary in summaries]
+    assert found == expected
+    # marks 1, 2, 3, 5, 6, 7: their mean is 4
+    assert (found["wb_score"], found["n"], found["n_invalid"]) == (pytest.approx(-20), 8, 2)
 
 
 @pytest.mark.parametrize(
