@@ -2,6 +2,7 @@
 
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
+    python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json    # stored answers
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
@@ -47,6 +48,7 @@ rows.jsonl (what was scored, and the result of each row), summary.json. Adds lin
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +58,7 @@ import runs  # isort: skip
 import tyro
 
 import utils
-from benchmarks import shared
+from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import for_summary, read_stored, row_key
@@ -91,8 +93,15 @@ class Args:
     """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    max_thinking_tokens: int = 0
+    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     samples: int = 1
-    """Answers per task, for pass@k; 1 for benchmarks with a judge, IFEval and IFBench."""
+    """Answers per task, for pass@k and maj@k. Benchmarks with a judge, IFEval and IFBench score one answer: the
+    best of them by --reward-model."""
+    reward_model: str = ""
+    """Reward model that scores every answer in good format, for the best of n answers; also reports its mean."""
+    reward_on: Literal["think+response", "response"] = "think+response"
+    """What that reward model reads."""
     limit: int = 0
     """Use only the first tasks; 0: all."""
     batch_size: int = 64
@@ -153,6 +162,9 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "rollout",
     "top_p",
     "max_tokens",
+    "max_thinking_tokens",
+    "reward_model",
+    "reward_on",
     "limit",
     "batch_size",
     "data_parallel",
@@ -195,8 +207,10 @@ def check_args(args: Args) -> None:
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
-    if args.samples > 1 and not benchmark.several_samples:
-        runs.fail(f"--samples {args.samples}: {args.name} takes one answer a task")
+    if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
+        runs.fail(
+            f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
+        )
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
@@ -253,7 +267,10 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers."""
+    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers.
+
+    A thinking budget and the choice of the best answer by a reward model belong to it.
+    """
     content = [
         args.name,
         [task_prompt(args, task) for task in tasks],
@@ -262,6 +279,10 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
+    if args.max_thinking_tokens:
+        content.append({"max_thinking_tokens": args.max_thinking_tokens})
+    if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
+        content.append({"best_of": args.samples, "by": args.reward_model, "reward_on": args.reward_on})
     return shared.short_hash(json.dumps(content))
 
 
@@ -281,7 +302,10 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
             asked.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
             asked_tasks.append(task)
     rows = shared.generate(args, asked, args.temperature, run)
-    return [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
+    answers = [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
+    if args.reward_model:
+        reward_model.add_rewards(args, answers)
+    return answers
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
@@ -310,7 +334,8 @@ def scored_row(args: Args, row: dict) -> dict:
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of results/runs.csv, one a metric."""
     rows = []
-    for metric in BENCHMARKS[args.name].metrics:
+    at_k = [name for name in numbers if re.fullmatch(r"(maj|best)@\d+", name)]
+    for metric in [*BENCHMARKS[args.name].metrics, *at_k]:
         # these two call their interval `interval`
         interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
         low, high = numbers.get(interval) or (None, None)
@@ -355,6 +380,8 @@ def wildbench_command(args: Args) -> list[str]:
     """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing."""
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
+    if args.samples > 1:
+        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
     if args.from_:
         command += ["--from-judgments", args.from_]
     else:
@@ -389,6 +416,8 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
+    shared.thinking_budget(args)
+    reward_model.check(args)
     shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
@@ -406,10 +435,14 @@ def main(args: Args) -> None:
     shared.try_judge(args, run)
 
     # --- 2. generate, judge, score
-    answers = respond(args, tasks, run)
-    judged = judge(args, answers, run) if args.judge else answers
-    rows = [scored_row(args, row) for row in judged]
     benchmark = BENCHMARKS[args.name]
+    answers = respond(args, tasks, run)
+    scored = answers
+    if not benchmark.several_samples:
+        scored = reward_model.best_answers(answers)
+    if args.judge:
+        scored = judge(args, scored, run)
+    rows = [scored_row(args, row) for row in scored]
     numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
 
     # --- 3. write
@@ -423,6 +456,7 @@ def main(args: Args) -> None:
         "fingerprint": fingerprint,
         **for_summary(numbers),
         **shared.describe(answers),
+        "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }
     if args.judge:
         summary["wording"] = describe_wording(args.template)

@@ -50,11 +50,10 @@ import runs  # isort: skip
 
 import utils
 from rows import check_ids, read_rows
-from benchmarks import shared, wildbench
+from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import for_summary
-from rewards.preference import RewardModel
 
 
 @dataclass
@@ -85,6 +84,8 @@ class Args:
     """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    max_thinking_tokens: int = 0
+    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     batch_size: int = 64
     """Tasks per batch with transformers."""
     data_parallel: int = 0
@@ -185,8 +186,8 @@ def check_models(args: Args) -> None:
         )
     shared.check_judge(args)
     shared.check_model(args)
-    if args.reward_model:
-        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+    shared.thinking_budget(args)
+    reward_model.check(args)
 
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
@@ -224,37 +225,11 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
         verdict["invalid"] = reply.error
 
 
-def scored_format(args: Args) -> str:
-    """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
-    think_format = shared.think_format(args)
-    if think_format in FOREIGN_STYLES:
-        return "think"
-    return think_format
-
-
-def scored_text(args: Args, row: dict) -> str:
-    """Returns the completion of a generation row in the format that `scored_format` names."""
-    if shared.think_format(args) not in FOREIGN_STYLES:
-        return row["text"]
-    if not row["thinking"]:
-        return row["response"]
-    return utils.join_thinking(row["thinking"], row["response"], "think")
-
-
-def add_rewards(args: Args, generations: list[dict]) -> None:
-    """Adds the reward model's `reward` to the rows in good format."""
-    good = [row for row in generations if row["status"] == "ok"]
-    reward_model = RewardModel(args.reward_model, args.reward_on, scored_format(args))
-    rewards = reward_model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
-    for row, reward in zip(good, rewards):
-        row["reward"] = reward
-
-
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
     """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
     generations = shared.generate(args, tasks, temperature, run)
     if args.reward_model:
-        add_rewards(args, generations)
+        reward_model.add_rewards(args, generations)
 
     if args.mode == "program":
         verdicts = wildbench.judge_by_program(runs.load_function(args.judge), generations)
@@ -375,6 +350,8 @@ def compare(folders: tuple[str, ...]) -> None:
             )
         run_args = json.loads(path.with_name("config.json").read_text())["args"]
         sampling = f"top-p {run_args['top_p']}  max-tokens {run_args['max_tokens']}"
+        if run_args.get("max_thinking_tokens"):  # runs from before there was a limit have no such argument
+            sampling += f"  max-thinking-tokens {run_args['max_thinking_tokens']}"
         samplings.add(sampling)
         for temperature, numbers in summary["temperatures"].items():
             lines.append(f"{folder}  T={temperature}  {sampling}  {headline(numbers)}")

@@ -35,6 +35,7 @@ import utils
 import vllm_engine
 import vllm_server
 import watchdog
+from thinking_budget import ThinkingBudget
 
 # nats a token by which sampler and trainer may differ; rounding makes about 0.01 in bfloat16, 1e-6 in float32
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
@@ -174,6 +175,8 @@ class Sampling:
     top_p: float = 1.0
     stop: str = ""
     """A string that ends a completion, which keeps it; the tokenizer's ends of turn always do."""
+    budget: ThinkingBudget | None = None
+    """Closes thinking that is too long; None: it may take all tokens. A server does not take one."""
 
 
 def use_vllm(rollout: str) -> bool:
@@ -261,6 +264,8 @@ class Sampler:
                 requests[place] = {"prompt": prompt, **parameters}
                 if seeds:
                     requests[place]["seed"] = seeds[place]
+                if self.sampling.budget:
+                    requests[place]["budget"] = self.sampling.budget
         for place, ids, logprobs, finished in self.vllm.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
@@ -302,6 +307,9 @@ class Sampler:
             last = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
             return torch.tensor([self._has_ended(row) for row in last], device=ids.device)
 
+        def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
+
         config = GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
@@ -313,6 +321,8 @@ class Sampler:
                 do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
             )
         options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+        if self.sampling.budget:
+            options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, policy.Policy):
             # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
             options["synced_gpus"] = policy.is_sharded_launch()

@@ -75,28 +75,57 @@ class Engine:
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `requests`: place -> prompt (token ids) and parameters. `finished` is False if the token limit cut
-        the completion off.
+        `requests`: place -> prompt (token ids) and parameters; `budget`, if there is one, is a ThinkingBudget.
+        `finished` is False if the token limit cut the completion off.
         """
-        from vllm import SamplingParams
-
         engine = self.llm.llm_engine
+        budgets = {}
         for place, request in requests.items():
-            parameters = dict(request)
-            prompt = {"prompt_token_ids": parameters.pop("prompt")}
-            detokenize = bool(parameters["stop"])
-            engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
+            self._add(place, request)
+            if "budget" in request:
+                budgets[place] = request["budget"]
+        closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
         while engine.has_unfinished_requests():
             watchdog.beat()
-            for request in engine.step():
-                if not request.finished:
-                    continue
-                output = request.outputs[0]
-                ids = list(output.token_ids)
-                logprobs = []
-                for token, likeliest in zip(ids, output.logprobs, strict=True):
-                    logprobs.append(likeliest[token].logprob)
-                yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
+            for result in engine.step():
+                place = int(result.request_id)
+                output = result.outputs[0]
+                if result.finished:
+                    ids, logprobs = closed.get(place, ([], []))
+                    ids = ids + list(output.token_ids)
+                    logprobs = logprobs + _logprobs(output)
+                    yield place, ids, logprobs, output.finish_reason == "stop"
+                elif place in budgets and len(output.token_ids) >= budgets[place].end:
+                    del budgets[place]
+                    closed[place] = self._close_thinking(place, requests[place], output)
+
+    def _add(self, place: int, request: dict) -> None:
+        """Gives vLLM a request of `complete`."""
+        from vllm import SamplingParams
+
+        parameters = {name: value for name, value in request.items() if name not in ("prompt", "budget")}
+        detokenize = bool(parameters["stop"])
+        prompt = {"prompt_token_ids": request["prompt"]}
+        self.llm.llm_engine.add_request(
+            str(place), prompt, SamplingParams(**parameters, detokenize=detokenize)
+        )
+
+    def _close_thinking(self, place: int, request: dict, output) -> tuple[list[int], list[float]]:
+        """Replaces a request whose thinking has used its budget by one that goes on behind the closed thinking.
+
+        Returns ids and log-probabilities up to there; two empty lists if there is nothing to close.
+        """
+        budget = request["budget"]
+        thought = list(output.token_ids)[: budget.end]
+        closing = budget.closing_after(thought, self.llm.get_tokenizer())
+        if not closing:
+            return [], []
+        ids = thought + closing
+        n_left = request["max_tokens"] - len(ids)
+        self.llm.llm_engine.abort_request([str(place)])
+        self._add(place, request | {"prompt": request["prompt"] + ids, "max_tokens": n_left})
+        logprobs = _logprobs(output)[: budget.end]
+        return ids, logprobs + [0.0] * len(closing)  # nothing else could follow
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
@@ -125,6 +154,14 @@ class Engine:
         """Stops the engine, and the processes of tensor parallelism."""
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
+
+
+def _logprobs(output) -> list[float]:
+    """Returns the log-probability of each sampled token of a completion by vLLM."""
+    logprobs = []
+    for token, likeliest in zip(output.token_ids, output.logprobs, strict=True):
+        logprobs.append(likeliest[token].logprob)
+    return logprobs
 
 
 def _pack_tied_head(model: torch.nn.Module) -> None:

@@ -23,18 +23,26 @@ class ForeignStyle:
     """A regular expression; the answer is what follows its last match."""
     markup: str
     """A regular expression for everything in the thinking that is not its words."""
+    closes_thinking: str
+    """What a model writes between its thinking and its answer."""
     closes_answer: str = ""
     """A text that may stand between the answer and the end of turn."""
 
 
 FOREIGN_STYLES = {
     # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
-    "tags": ForeignStyle(opens_thinking="<think>", opens_answer="</think>", markup="</?think>"),
+    "tags": ForeignStyle(
+        opens_thinking="<think>",
+        opens_answer="</think>",
+        markup="</?think>",
+        closes_thinking="\n</think>\n\n",
+    ),
     # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
         opens_answer=r"<\|channel\|>final.*?<\|message\|>",
         markup=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
     ),
 }

@@ -209,14 +209,16 @@ def check_rows(
 ) -> list[dict]:
     """Returns the rows' results, with what `check(task, text)` says of each.
 
-    A row without text is `invalid`; a row whose task does not count is `excluded`. `apply` is map, or a
-    pool's map.
+    A row without text is `invalid`; a row whose task does not count is `excluded`. A row's `reward` is kept.
+    `apply` is map, or a pool's map.
     """
     results = match_rows(rows, tasks, keys, source, several_samples)
     answered = []
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         text = get_field(row, f"{source}:{result['line']}", *text_fields)
+        if isinstance(row.get("reward"), int | float):
+            result["reward"] = row["reward"]
         if "excluded" in task:
             result["excluded"] = task["excluded"]
         elif text is None:

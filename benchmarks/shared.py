@@ -23,6 +23,7 @@ from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.scoring import mean
 from benchmarks.shipped import use_as_shipped
 from endpoint import Endpoint, Reply, resolve_url, try_endpoint
+from thinking_budget import ThinkingBudget
 
 # --- 1. the tested model
 
@@ -109,6 +110,42 @@ def stop_string(format_name: str) -> str:
     return utils.THINK_FORMATS[format_name].stop
 
 
+def thinking_budget(args) -> ThinkingBudget | None:
+    """Returns what closes the model's thinking at --max-thinking-tokens; None if that is 0.
+
+    Exits with 2 if it cannot be closed, or if --max-tokens leaves no room for an answer.
+    """
+    if not args.max_thinking_tokens:
+        return None
+    limit = f"--max-thinking-tokens {args.max_thinking_tokens}"
+    if args.max_thinking_tokens < 0:
+        runs.fail(f"{limit}: use 0 or more")
+    if args.model_url:
+        runs.fail(f"{limit}: only a model that runs here can be made to answer; leave out --model-url")
+    tokenizer = load_tokenizer(args)
+    name = think_format(args)
+    if name in FOREIGN_STYLES:
+        opens = FOREIGN_STYLES[name].opens_thinking
+        is_closed = FOREIGN_STYLES[name].opens_answer
+        closes = FOREIGN_STYLES[name].closes_thinking
+    elif utils.THINK_FORMATS[name].thinking_tags:
+        opens, closing_tag = utils.THINK_FORMATS[name].thinking_tags
+        is_closed = re.escape(closing_tag)
+        between = utils.join_thinking("@@", "@@", name).split("@@")[1]
+        closes = between.rstrip(" ")  # the answer's first token begins with its space
+    else:
+        runs.fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
+
+    end = args.max_thinking_tokens
+    if not tokenizer.opening:  # the model writes the tag itself
+        end += count_tokens(tokenizer, opens)
+    closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
+    budget = ThinkingBudget(end, opens, is_closed, closing, tokenizer.opening)
+    if budget.end + len(budget.closing) >= args.max_tokens:
+        runs.fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
+    return budget
+
+
 def whole_turn(args, text: str, finished: bool) -> str:
     """Returns the assistant's turn: the tag with which its chat template begins it, and a completion.
 
@@ -170,8 +207,9 @@ def endpoint_sampling(args, temperature: float) -> dict:
 
 # --- 2. its answers
 
-# a task, the text of its completion, whether it ended before the token limit, and its number of tokens
-Completion = tuple[dict, str, bool, int]
+# a task, the text of its completion, whether it ended before the token limit, its number of tokens, and whether its
+# thinking was closed because the budget was used up
+Completion = tuple[dict, str, bool, int, bool]
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
@@ -185,6 +223,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     Returns:
         Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
         the order of the tasks. `n_thinking_tokens` is None behind an endpoint: its tokenizer is not known.
+        With --max-thinking-tokens `budget_used_up` tells whether that closed the thinking.
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
@@ -196,7 +235,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         tokenizer = load_tokenizer(args)
         completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
 
-    for task, text, finished, n_tokens in completions:
+    for task, text, finished, n_tokens, used_up in completions:
         if task["id"] in rows:  # an endpoint's stored replies come again
             continue
         check_plain(args, text)
@@ -213,6 +252,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
             "n_tokens": n_tokens,
             "n_thinking_tokens": count_tokens(tokenizer, parts.thinking),
         }
+        if args.max_thinking_tokens:
+            row["budget_used_up"] = used_up
         rows[task["id"]] = row
         runs.append_jsonl(path, [row])
     return [rows[task["id"]] for task in tasks]
@@ -228,11 +269,12 @@ def complete_here(
 
     prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     stop = stop_string(think_format(args))
+    budget = thinking_budget(args)
     samples = rollout.generate(
         args.model,
         prompts,
         tokenizer,
-        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop),
+        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop, budget),
         use_vllm=rollout.use_vllm(args.rollout),
         seed=args.seed,
         batch_size=args.batch_size,
@@ -240,7 +282,9 @@ def complete_here(
         done=done_positions,
     )
     for position, sample in samples:
-        yield tasks[position], rollout.text_of(tokenizer, sample), sample.finished, len(sample.ids)
+        text = rollout.text_of(tokenizer, sample)
+        used_up = budget is not None and budget.was_used_up(sample.ids, tokenizer)
+        yield tasks[position], text, sample.finished, len(sample.ids), used_up
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
@@ -260,7 +304,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
         if reply.error:
             runs.fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
         finished = reply.choice.get("finish_reason") != "length"
-        yield task, reply.text, finished, reply.usage[1]
+        yield task, reply.text, finished, reply.usage[1], False
 
 
 def count_tokens(tokenizer, text: str) -> int | None:
@@ -289,6 +333,7 @@ def describe(rows: list[dict]) -> dict:
         "format_ok": mean_of_known(row["status"] == "ok" for row in rows),
         "thinking_tokens": mean_of_known(row["n_thinking_tokens"] for row in rows),
         "response_tokens": mean_of_known(response_tokens),
+        "budget_used_up": mean_of_known(row.get("budget_used_up") for row in rows),
         "proxy_reward": mean_of_known(row.get("reward") for row in rows),
     }
 

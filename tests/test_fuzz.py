@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from test_endpoint import ask_for
 
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
+from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench
 import checkpoint
 import policy
@@ -831,7 +831,7 @@ def test_pass_at_k_of_a_benchmark(n, data):
     from itertools import combinations
 
     draws = [any(i < c for i in d) for d in combinations(range(n), k)]
-    assert verified.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
+    assert accuracy.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
 
 
 verdicts = st.lists(

@@ -528,6 +528,10 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
     ):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
+    budget = ("--think-format", "think", "--max-thinking-tokens", 4)
+    run(*MODEL, *budget, "--tasks", tasks, "--judge", TOY_JUDGE[1], "--limit", 4, "--out", tmp_path / "d")
+    done = run("--compare", tmp_path / "a", tmp_path / "d")
+    assert done.stdout.count("max-tokens 24  max-thinking-tokens 4") == 1 and "WARNING" in done.stderr
     done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
@@ -715,7 +719,15 @@ def test_a_local_judge_on_two_engines_judges_as_transformers_does(
             "the 4 attention heads",
         ),
         (
-            ["--judge", "local:data/toy/base", "--judge-tensor-parallel", 2, "--mode", "score", *MODEL],
+            [
+                "--judge",
+                "local:data/toy/reward_model",
+                "--judge-tensor-parallel",
+                2,
+                "--mode",
+                "score",
+                *MODEL,
+            ],
             "only vLLM",
         ),
     ],
