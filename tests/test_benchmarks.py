@@ -6,6 +6,7 @@ Run from the repository root: `pytest tests/test_benchmarks.py`.
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import random
@@ -276,7 +277,8 @@ def test_arenahard2_expected(tmp_path):
 
 
 def test_arenahard2_by_hand():
-    result = lambda g1, g2, **more: {"game1": g1, "game2": g2, "style": None} | more
+    tasks = itertools.count()
+    result = lambda g1, g2, **more: {"task": next(tasks), "game1": g1, "game2": g2, "style": None} | more
     out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
     # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4
@@ -959,6 +961,7 @@ def test_pass_at_k():
     assert out["pass@10"] == pytest.approx(0.5 * verified.pass_at_k(12, 3, 10)) and "pass@100" not in out
     assert verified.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
         "accuracy": None,
+        "task_means": {},
         "n": 1,
         "n_invalid": 1,
         "n_missing": 0,
