@@ -389,9 +389,9 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
 def try_endpoint(endpoint: Endpoint, flag: str, dry_run: bool) -> None:
     """Makes one call of one token; exits with code 2, naming `flag`, if no reply comes.
 
-    So a wrong key, model or URL ends a run before its folder is made, and before anything is generated. What the
-    reply says does not matter. Nothing is written here: the reply is stored, and counts in the budget, when the
-    store is next opened. A dry run stores nothing, and does not repeat a failed call.
+    So a wrong key, model or URL ends a run before its folder is made, and before anything is generated.
+    What the reply says does not matter. Nothing is written here: it is stored, and counts in the budget, when
+    the store is next opened. A dry run stores nothing, and does not repeat a failed call.
     """
     # the time makes it a new request: a stored reply says nothing about today
     message = {"role": "user", "content": f"{CHECK_TEXT} ({time.time_ns()})"}

@@ -157,7 +157,7 @@ def check_weights(auto_class, path: str, new_head: bool = False) -> None:
     """Exits with 2 if `load_weights` could not load a folder; reads the headers of its files, and no weights.
 
     Finds files that are missing or cut off, missing weights, and a classifier where another model is needed.
-    A hub name is not checked. A quantised model, or one that transformers does not have, is not compared by names.
+    A hub name is not checked. Names are not compared if a model is quantised, or known to vLLM alone.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -207,8 +207,8 @@ def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
         except (SafetensorError, OSError) as error:
             reason = str(error).partition("\n")[0]
             runs.fail(
-                f"{folder}: its weights cannot be read ({part}: {reason}); copy or download the folder again, or name "
-                "another"
+                f"{folder}: its weights cannot be read ({part}: {reason}); "
+                "copy or download the folder again, or name another"
             )
     return weights
 

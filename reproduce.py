@@ -241,7 +241,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 def check_inputs(
     jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
 ) -> list[endpoint.Endpoint]:
-    """Returns the judges that the jobs ask; exits with 2 if a key for them, or data for a row of the paper, is missing.
+    """Returns the judges that the jobs ask; exits with 2 if a key for them, or data for a row, is missing.
 
     Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
     """

@@ -391,7 +391,7 @@ class Start(NamedTuple):
 
 
 def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
-    """Checks that the run may have its folder; writes nothing, so a dry run calls it too. Every rank calls it.
+    """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
 
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or

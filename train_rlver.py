@@ -539,7 +539,10 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
 
 
 def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
-    """Asks a simulator behind an endpoint for one token; exits with 2 if no reply comes. `run`: see `try_endpoint`."""
+    """Asks a simulator behind an endpoint for one token; exits with 2 if no reply comes.
+
+    `run`: the folder that will keep the reply; see `try_endpoint`.
+    """
     simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
         try_endpoint(simulator, "--simulator", args.dry_run)

@@ -63,7 +63,7 @@ class Server:
             )
 
     def _call(self, method: str, route: str, **options) -> requests.Response:
-        """Calls a route; PermissionError for a wrong key, RuntimeError with the server's words if it refuses."""
+        """Calls a route; PermissionError for a wrong key, RuntimeError with the server's words otherwise."""
         response = requests.request(method, f"{self.url}/{route}", headers=self.headers, **options)
         if response.status_code == 401:
             raise PermissionError(f"{self.url} answers 401: {api_keys.advice(self.url, self.key_env)}")

@@ -417,7 +417,10 @@ def check_judge(args) -> None:
 
 
 def try_judge(args, run: Path) -> None:
-    """Asks a --judge behind an endpoint for one token; exits with 2 if no reply comes. `run`: see `try_endpoint`."""
+    """Asks a --judge behind an endpoint for one token; exits with 2 if no reply comes.
+
+    `run`: the folder that will keep the reply; see `try_endpoint`.
+    """
     if is_behind_endpoint(args.judge):
         try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)
 

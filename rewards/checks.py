@@ -68,7 +68,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
 def try_judges(args, run: Path) -> None:
     """Asks the judges of --rewards and --gold for one token each; exits with 2 if no reply comes.
 
-    Call it before a model is loaded. `run`: see `try_endpoint`.
+    Call it before a model is loaded. `run`: the folder that will keep the replies; see `try_endpoint`.
     """
     if judged_rewards(args) and PartialState().is_main_process:
         try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)

@@ -31,7 +31,10 @@ def check(args) -> None:
 
 
 def try_judge(args, run: Path) -> None:
-    """Asks a judge of --gold for one token; exits with 2 if no reply comes. `run`: see `try_endpoint`."""
+    """Asks a judge of --gold for one token; exits with 2 if no reply comes.
+
+    `run`: the folder that will keep the reply; see `try_endpoint`.
+    """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
         try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
 

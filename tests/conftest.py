@@ -221,7 +221,7 @@ def exits(capsys):
 
 @pytest.fixture
 def no_sandbox(tmp_path, monkeypatch):
-    """Hides bwrap and unshare from root, and gives somebody else the folder of sandboxes: root runs no program then."""
+    """Makes a machine on which root runs no program: it lacks bwrap and unshare, and its folder of sandboxes."""
     if os.geteuid():
         pytest.skip("only root refuses to run programs without a sandbox")
     (tmp_path / "bin").mkdir()

@@ -764,7 +764,7 @@ def test_a_variable_that_is_not_set_is_refused(tmp_path, exits, monkeypatch):
 
 
 def test_a_check_is_one_call_of_one_token_at_every_start(serve, client, tmp_path, capsys):
-    """Its reply may be anything. The next call stores it, and its cost counts; after a dry run nothing is stored."""
+    """Its reply may be anything. The next call stores it, and its cost counts; a dry run stores nothing."""
     store = tmp_path / "store.jsonl"
     server = serve(lambda text, n: text, usage=(10, 5), check=lambda text, n: None)
     judge = client(server, price=(0, 1e6), budget=40)

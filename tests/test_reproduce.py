@@ -537,7 +537,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
     assert passes("table10", row)  # all that a judge reads is done
 
 
-def test_each_judge_is_asked_for_one_token_before_anything_is_trained(tmp_path, monkeypatch, capsys, serve):  # noqa: F811
+def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, capsys, serve):  # noqa: F811
     """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
     names = []
 
