@@ -69,7 +69,7 @@ class Args:
     """Use only the first tasks of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If that was a guess, </think> ends the run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
     """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
     chat_template_args: tuple[str, ...] = ()

@@ -713,7 +713,9 @@ def test_what_would_fail_after_generating_is_refused_before(
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", "half of the weights", "config.json", "tokenizer.json"]
+)
 def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_model(
     part, tasks, run, tmp_path, local_judge_folder
 ):
@@ -724,6 +726,8 @@ def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_m
     for folder in (judge, base, reward_model):
         for path in folder.glob(f"{part.partition('.')[0]}*"):
             path.unlink()
+        if part == "half of the weights":
+            os.truncate(folder / "model.safetensors", 50_000)
     whole = ("--tasks", tasks, *LOCAL, "--judge", f"local:{local_judge_folder}", "--dry-run")
     run(*whole)
     for words, folder in (
