@@ -166,6 +166,8 @@ def check_weights(auto_class, path: str, new_head: bool = False) -> None:
     weights = _read_headers(folder)
     if getattr(config, "quantization_config", None):
         return
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # one line says what is missing
     transformers_logging.disable_progress_bar()
     try:
         model_class = type(without_weights(auto_class, config))
@@ -176,20 +178,23 @@ def check_weights(auto_class, path: str, new_head: bool = False) -> None:
             device_map="meta",
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **utils.SAFE,
         )
     except ValueError:  # such as a family for which vLLM alone has a class
         return
     finally:
         transformers_logging.enable_progress_bar()
+        transformers_logging.set_verbosity(verbosity)
 
     needed = _needed_weights(_missing_weights(info), model, new_head)
     class_name = model_class.__name__
     config_class = (config.architectures or ["no class"])[0]
     # a reward model with tied embeddings lacks nothing of a language model
-    is_other_kind = "Classification" in config_class and config_class != class_name and not new_head
-    if needed or is_other_kind:
-        lacks = f"; {len(needed)} weights are missing, e.g. {needed[0]}" if needed else ""
-        runs.fail(f"{path}: {class_name} is needed here, and its config names {config_class}{lacks}")
+    cannot_be = bool(needed) or "Classification" in config_class
+    if cannot_be and config_class != class_name and not new_head:
+        runs.fail(f"{path}: {class_name} is needed here, and its config names {config_class}")
+    if needed:
+        runs.fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
 
 
 def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
