@@ -334,13 +334,15 @@ def main(args: Args) -> None:
     tokenizer = utils.load_tokenizer(args.model)
     think_format = "think" if args.reward_on == "think+response" else "plain"
     accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
+    start = runs.check_run(args, "reward", args.model, runs.constants(globals()))
     if args.dry_run:
         return
-    run = runs.start_run(args, "reward", args.model, runs.constants(globals()))
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model

@@ -349,15 +349,17 @@ def main(args: Args) -> None:
     accelerator.print(
         runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     )
+    policy.check_weights(AutoModelForCausalLM, args.model)
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
+    start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
     if args.dry_run:
         prompt = tokenizer.decode(traces[0].prompt_ids)
         completion = tokenizer.decode(traces[0].ids)
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
-    run = runs.start_run(args, "sft", args.model, runs.constants(globals()))
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model

@@ -37,6 +37,12 @@ FOREIGN_STYLES = {
         markup=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
         closes_answer="<|end|>",
     ),
+    # Gemma 4: <|channel>thought thinking <channel|> answer
+    "gemma": ForeignStyle(
+        opens_thinking="<|channel>thought",
+        opens_answer=r"<channel\|>",
+        markup=r"<\|channel>thought|<channel\|>",
+    ),
 }
 
 
