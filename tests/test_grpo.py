@@ -555,7 +555,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
         (["--reward-model", "data"], "data is neither a model folder"),
-        (["--reward-model", "data/toy/base"], "has no chat template"),
+        (["--reward-model", "data/toy/base"], "LlamaForSequenceClassification is needed here"),
         (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
         (["--gold", "nowhere.py:f"], "is not file.py:function"),
         (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
