@@ -3,8 +3,8 @@
     python eval_sentient.py --model results/rlver/model --profiles simulator_profile_withfirsttalk.jsonl \\
         --simulator deepseek-chat --simulator-url https://ENDPOINT/v1 --held-out-simulator gpt-4o-2024-08-06
     python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json     # no model, no simulator
-    python eval_sentient.py --from-dialogues dialogues.jsonl.gz --judge deepseek-chat --judge-url https://ENDPOINT/v1 \\
-        --out score.json                                                             # what the replies did
+    python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json --judge deepseek-chat \\
+        --judge-url https://ENDPOINT/v1                                              # what the replies did
 
 Reports `mean_emotion` of the last turns (the Sentient score), `success` (dialogues that end at 100) and
 `failure` (below 10). rewards/simulated_user.py says how a user works. A simulator is a model at an
@@ -24,9 +24,10 @@ Use a second simulator: a policy can learn to please the one that it was trained
     malformed reply      the user hears what follows the last          the dialogue ends with
                          </think>, or all of it if there is none       emotion 0
 
-`emotion_curve` is the mean emotion at the start and after each answer; a dialogue that has ended keeps its last one.
-With --judge, a language model also reads the dialogues: `strategies` (how often a group of strategies is used, and
-how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see benchmarks/empathy.py.
+`emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended keeps
+its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group of
+strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
+benchmarks/empathy.py.
 
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
@@ -39,8 +40,8 @@ Everything is checked before anything is generated; a simulator behind an endpoi
 
 Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
 dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
-simulator_held_out.jsonl (raw replies); summary.json; with --judge judge.jsonl (raw replies) and judged.jsonl (what
-it says of each dialogue), next to --out with --from-dialogues. Adds lines to results/runs.csv.
+simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and judged.jsonl
+(what it says of each dialogue); with --from-dialogues next to --out. Adds lines to results/runs.csv.
 """
 
 import dataclasses
@@ -125,8 +126,7 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens that a simulator or the judge reads and writes."""
     max_invalid: float = 0.01
-    """Share of dialogues without a score above which there is no headline; also of dialogues that the judge
-    failed on."""
+    """Share of dialogues without a score above which there is no headline; also of those the judge failed on."""
     # judge
     judge: str = ""
     """What reads the dialogues for strategies and capabilities: a model at --judge-url, local:FOLDER, or

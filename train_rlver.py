@@ -26,8 +26,8 @@ user they train with: evaluate with a second one (eval_sentient.py --held-out-si
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
-3. The prompts of the policy and of the simulator are our own wording. To use the two templates that the paper prints
-   for the policy, write one into the field `system` of each profile, and pass --no-ask-thinking.
+3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
+   paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
 4. Warm-up is 50 steps for both models, from 1/50 of the rate. Released: 20 steps for the policy, from 0.
 5. Neither an entropy bonus nor an imitation loss: the paper names both, without a value.
 The released runs used 32 GPUs.

@@ -1,16 +1,16 @@
-"""How a model supports the user of a dialogue: RLVER's emotion curves, strategies and capabilities (2507.03112).
+"""How a model supports the user of a dialogue: emotion curves, strategies and capabilities (RLVER, 2507.03112).
 
-Emotion curve: the mean emotion after each answer of the user. A dialogue that has ended keeps its final emotion.
+Emotion curve: the mean emotion after each answer of the user. A dialogue that has ended keeps its final one.
 
-Strategies (section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The frequency
-of a group is the share of the replies that show one of its strategies. Its contribution is the mean change of the
-emotion after these replies. A reply that the user did not answer has no change.
+Strategies (section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The
+frequency of a group is the share of the replies that show one of its strategies. Its contribution is the mean
+change of the emotion after these replies. A reply that the user did not answer has no change.
 
 Capabilities (section 3.3, appendix C): the judge marks a dialogue from 1 to 5 on each of five scales.
 
 The lists, the scales and the formulas are the paper's. Differences from it:
-1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, and a prompt for
-   a longer list of strategies (appendix E.2), but not the prompts of these two judgements.
+1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, and a
+   prompt for a longer list of strategies (appendix E.2), but not the prompts of these two judgements.
 2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time.
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
 

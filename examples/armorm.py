@@ -1,18 +1,19 @@
 """ArmoRM as a reward (RLHFlow/ArmoRM-Llama3-8B-v0.1, arXiv 2406.12845), from its published weights.
 
-    python -m examples.armorm                      # scores the example of the model card, as a check: 16 GB of weights
+    python -m examples.armorm               # scores the example of the model card, as a check; 15 GB of weights
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
-        --model results/sft-think/model --prompts data/wildchat_if.jsonl --rewards examples/armorm.py:armorm:1 \\
-        --out results/rlmt-armorm
+        --model results/sft-think/model --prompts data/wildchat_if.jsonl \\
+        --rewards examples/armorm.py:armorm:1 --out results/rlmt-armorm
 
-The model comes with code for its head, which is not run here. A Llama trunk gives hidden states, and the score is
+The model comes with code for its head, which is not run here. A Llama trunk gives hidden states h:
 
-    rewards  r = W h(last token)                    19 objectives, such as helpsteer-helpfulness; W: regression_layer
-    gate     g = s * softmax(MLP(h(end of prompt)) / 10)   MLP: gating.layers, 3 hidden layers with ReLU; s: logit_scale
-    score    g . (r T)                              T: reward_transform_matrix, which takes verbosity out
+    rewards  r = W h(last token)                           19 objectives, such as helpsteer-helpfulness
+    gate     g = s * softmax(MLP(h(end of prompt)) / 10)   three hidden layers with ReLU
+    score    g . (r T)                                     T takes the objectives' share of verbosity out
 
-`end of prompt` is the token <|eot_id|> before the assistant's header: the weights of the objectives depend on the prompt
-alone. The heads are computed in float32; the model card computes them in bfloat16.
+W is regression_layer, the MLP gating.layers, s gating.logit_scale, T reward_transform_matrix. `end of prompt` is
+the token <|eot_id|> before the assistant's header, so the weights of the objectives depend on the prompt alone.
+The heads are computed in float32; the model card computes them in bfloat16.
 
 Every process holds the model, 15 GiB in bfloat16, in addition to what --dry-run prints.
 """
@@ -64,9 +65,7 @@ class ArmoRM:
         self.tokenizer = utils.load_tokenizer(path)
         trunk, _ = policy.load_weights(AutoModel, path, dtype=utils.DTYPE)
         self.trunk = trunk.to(device).eval()
-        self.temperature = getattr(
-            trunk.config, "gating_temperature", 10
-        )  # 10 in its code, for a config without one
+        self.temperature = getattr(trunk.config, "gating_temperature", 10)  # the default of its code
 
         heads = {name: tensor.to(device) for name, tensor in read_heads(path).items()}
         self.regression = heads["regression_layer.weight"]
@@ -78,7 +77,10 @@ class ArmoRM:
             self.gating.append((heads[f"gating.layers.{n}.weight"], heads[f"gating.layers.{n}.bias"]))
 
     def score(self, prompts: list[list[dict]], completions: list[str], max_length: int) -> list[float | None]:
-        """Returns the scores (B,) of completions to prompts (lists of messages); None where a prompt is too long."""
+        """Returns the scores (B,) of completions to prompts (lists of messages).
+
+        A score is None where the prompt is too long.
+        """
         scores: list[float | None] = [None] * len(prompts)
         rows = {}  # by place: token ids, and where the prompt ends
         for place, (messages, completion) in enumerate(zip(prompts, completions, strict=True)):
@@ -125,7 +127,7 @@ class ArmoRM:
         return rewards, self.gate(hidden[of_row, end_of_prompt].float())
 
     def gate(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the weights of the objectives (B, objectives) for prompts with these hidden states (B, width)."""
+        """Returns the weights of the objectives (B, objectives) from the hidden states of prompts (B, width)."""
         for n, (weight, bias) in enumerate(self.gating):
             hidden = hidden @ weight.T + bias
             if n < len(self.gating) - 1:

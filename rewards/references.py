@@ -1,14 +1,14 @@
 """BLEU against reference answers as a reward (BLEUBERI, arXiv 2505.11080).
 
-The formula is that of BLEUBERI's released code, evaluate's `bleu` with smooth=True. Of the n-grams of a response, for
-n from 1 to 4, let c_n be those that a reference has too, and t_n all of them:
+The formula is that of BLEUBERI's released code, evaluate's `bleu` with smooth=True. For n from 1 to 4, a response
+has t_n n-grams, and c_n of them are in a reference too:
 
     precision   p_n = (c_n + 1) / (t_n + 1)
     brevity     b = exp(min(0, 1 - length of the shortest reference / length of the response))
     BLEU        b * (p_1 * p_2 * p_3 * p_4) ** (1/4), from 0 to 1
 
-sacrebleu splits the texts into words (13a, that of mteval-v13a.pl) and counts. Its own sentence score differs: it goes
-to 100, does not smooth p_1 in this way, and takes the length of the closest reference.
+sacrebleu splits the texts into words (13a, that of mteval-v13a.pl) and counts. Its own sentence score differs: it
+goes to 100, smooths in other ways, and takes the length of the closest reference.
 """
 
 import math

@@ -8,9 +8,10 @@ With a command after `--` it serves on a free port of this machine, runs the com
 to it, and exits with the command's code.
 
 It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
-`judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the traits
-of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong. These are always the same ones, so that asking again does not help. A request of one token, by which a
-run checks that the judge is there, gets the reply ".".
+`judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the
+traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong. These
+are always the same ones, so that asking again does not help. A request of one token, by which a run checks that
+the judge is there, gets the reply ".".
 
 A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
