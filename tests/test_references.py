@@ -1,5 +1,6 @@
 """rewards/references.py: BLEU by hand, against a loop, and against sacrebleu where the two agree."""
 
+import json
 import math
 import random
 from collections import Counter
@@ -8,6 +9,7 @@ import pytest
 import sacrebleu
 
 import rewards
+import train_grpo
 from rewards.references import METRIC, bleu, score
 from test_rewards import row
 
@@ -73,3 +75,22 @@ def test_rows_have_references_or_no_value():
     rows += [row(MAT, references=[]), row("", references=[MAT])]
     assert bleu(rows) == [1, 1, None, None, 0]
     assert "bleu" in rewards.REWARDS and "bleu" not in rewards.VERIFIERS
+
+
+def test_a_run_says_to_how_many_prompts_it_applies(tmp_path, capsys):
+    path = tmp_path / "p.jsonl"
+    asked = {"messages": [{"role": "user", "content": "Where is the cat?"}]}
+    prompts = [asked | {"id": "a", "references": [MAT]}, asked | {"id": "b"}]
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    args = train_grpo.Args(
+        prompts=str(path), rewards=("bleu:1",), group_size=2, reward_args=("bleu.smooth=false",)
+    )
+    rewards.check(args)
+    assert "reward bleu: weight 1, smooth=False; applies to 1 of 2 prompts" in capsys.readouterr().out
+    rows = [row(MAT, id="a"), row("the cat sat", id="a"), row(MAT, id="b"), row("", id="b")]
+    assert rewards.load(args, tmp_path)(rows, 2).totals == [1, 0, None, None]
+
+    path.write_text(json.dumps(prompts[1]) + "\n")
+    with pytest.raises(SystemExit):
+        rewards.check(args)
+    assert "no row of" in (error := capsys.readouterr().err) and "has the field 'references'" in error
