@@ -1,9 +1,9 @@
 """ArmoRM as a reward (RLHFlow/ArmoRM-Llama3-8B-v0.1, arXiv 2406.12845), from its published weights.
 
     python -m examples.armorm               # scores the example of the model card, as a check; 15 GB of weights
-    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py --preset table1/llama3.1-8b-rlmt \\
-        --model results/sft-think/model --prompts data/wildchat_if.jsonl \\
-        --rewards examples/armorm.py:armorm:1 --out results/rlmt-armorm
+    accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
+        --preset table4/llama3.1-8b-rlmt-armorm --model results/sft-think/model \\
+        --prompts data/wildchat_if.jsonl --out results/rlmt-armorm      # --rewards examples/armorm.py:armorm:1
 
 The model comes with code for its head, which is not run here. A Llama trunk gives hidden states h:
 
