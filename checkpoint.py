@@ -27,6 +27,7 @@ All processes call these functions together, and all see the same disk. Each wri
 """
 
 import contextlib
+import copy
 import json
 import re
 import shutil
@@ -44,6 +45,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig
 
+import model_card
+import page
 import policy
 import watchdog
 
@@ -91,8 +94,12 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     save_file(own_weights, folder / own_file, metadata={"format": "pt"})
 
     if accelerator.is_main_process:
-        inner.config.dtype = next(iter(own_weights.values())).dtype
-        inner.config.save_pretrained(folder)
+        config = copy.deepcopy(inner.config)
+        config.dtype = next(iter(own_weights.values())).dtype
+        # 4-bit weights are saved as the values that they stand for
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        config.save_pretrained(folder)
         if n_files > 1:
             index = {"metadata": {"total_size": sum(n_bytes.values())}, "weight_map": file_of_weight}
             watchdog.write(folder / "model.safetensors.index.json", json.dumps(index))
@@ -126,16 +133,19 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
     An older folder of that name is replaced when the new one is whole.
     """
     part = folder.with_name(folder.name + ".part")
-    n_bytes = sum(
-        weight.nbytes for weight in model.parameters()
-    )  # of whole weights, also if they are sharded
+    n_bytes = sum(weight.nbytes for weight in model.parameters())  # a sharded weight says that of the whole
     with watchdog.patient(n_bytes):
+        if accelerator.is_main_process:
+            shutil.rmtree(part, ignore_errors=True)  # one that was not written to its end
+        accelerator.wait_for_everyone()
         save_weights(part, model, accelerator)
         if policy.has_adapter(policy.unwrap(model)):
             save_weights(folder.parent / "adapter", model, accelerator, merge=False)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             save_tokenizer(part, tokenizer)
+            if (folder / "README.md").exists():  # somebody may have written it
+                shutil.copy(folder / "README.md", part)
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         accelerator.wait_for_everyone()
@@ -205,7 +215,10 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 
 
 def checkpoint_bytes(learners: dict[str, Learner]) -> int:
-    """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter."""
+    """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter.
+
+    That is too many for moments in 8 bit.
+    """
     n_parameters = 0
     for learner in learners.values():
         n_parameters += sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
@@ -296,7 +309,7 @@ def _delete_older(run: Path, newest: Path, keep: int) -> None:
 
 def numbered(run: Path) -> list[Path]:
     """Returns the checkpoint folders of a run, oldest first."""
-    folders = [path for path in run.glob("checkpoint-*") if path.is_dir() and path.name[11:].isdecimal()]
+    folders = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(folders, key=step_of)
 
 
@@ -453,9 +466,14 @@ def leave() -> None:
 
 
 def finish(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script: writes summary.json, closes the sampler, leaves the process group."""
+    """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
     runs.write_summary(run, summary)
+    if PartialState().is_main_process:
+        model_card.write(run)
     PartialState().wait_for_everyone()
+    is_main_process = PartialState().is_main_process
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it
     leave()
+    if is_main_process:  # last, as nobody waits for it and nothing is lost with it
+        page.write_after_training(run)

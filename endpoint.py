@@ -12,7 +12,7 @@ model, base URL, request and attempt. So the same command repeats no answered ca
 and another `parse` needs no new call. Failed calls are not stored; the next start makes them again.
 Equal requests are asked once and share the reply. To sample several replies, vary the requests' `seed`.
 
-An API key goes only to the server that it belongs to: see `key_for`. It is never printed or stored, even if a
+An API key goes only to the server that it belongs to (api_keys.py). It is never printed or stored, even if a
 server repeats it. A server without a key is asked without one, which is enough for `vllm serve`.
 
 A wrong key, an unknown model, missing credit or a spent budget ends the run with one line and exit code 2.
@@ -25,7 +25,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import sys
 import tempfile
 import time
@@ -41,15 +40,16 @@ from urllib.parse import urlsplit
 import aiohttp
 from tqdm import tqdm
 
+import api_keys
+import runs
 import watchdog
 
-OPENAI_URL = "https://api.openai.com/v1"
 MAX_BACKOFF = 60  # seconds
 MAX_RETRY_AFTER = 600  # seconds; an endpoint that asks for a longer wait ends the run
 CHECK_TEXT = "Reply with one word."  # what `try_endpoint` asks for
-CHECK_ATTEMPT = -1  # its number in the store
+CHECK_ATTEMPT = -1  # the number of its attempt in the store; those of `ask` begin at 0
 CHECK_TIMEOUT = 20  # seconds for the one token of `try_endpoint`
-CHECK_RETRIES = 2  # repeats of that call, where another call would have more
+CHECK_RETRIES = 2  # repeats of that call; other calls have `retries`
 JITTER = random.Random()  # not the global generator, from which training draws
 
 
@@ -65,19 +65,12 @@ class Stop(Exception):
     """Ends the run: no further call can succeed, or may be paid for."""
 
 
-def fail(message: str) -> None:
-    """Prints a one-line error and exits with code 2."""
-    import runs  # here, as it loads torch, which takes seconds
-
-    runs.fail(message)
-
-
 # --- 1. settings and costs
 
 
 def resolve_url(base_url: str) -> str:
     """Returns `base_url`; if it is empty, OPENAI_BASE_URL, or else the URL of the OpenAI API."""
-    return (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+    return (base_url or os.environ.get("OPENAI_BASE_URL") or api_keys.OPENAI_URL).rstrip("/")
 
 
 def proxy_for(url: str) -> str | None:
@@ -103,92 +96,12 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
     return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
 
 
-# --- 2. keys
-
-KEY_WORD = re.compile(r"[^\s=/@]+=[A-Za-z_][A-Za-z0-9_]*")  # HOST=NAME or HOST:PORT=NAME
-
-
-def key_for(url: str, key_env: tuple[str, ...] = ()) -> str:
-    """Returns the API key that belongs to the server of `url`; "" if there is none. See `key_name`."""
-    return read_key(key_name(url, key_env))
-
-
-def key_name(url: str, key_env: tuple[str, ...] = ()) -> str:
-    """Returns the environment variable that holds the key for the server of `url`; "" if none does.
-
-    `key_env` holds words HOST=NAME or HOST:PORT=NAME, as --key-env takes them. For a server that they do not name,
-    OPENAI_API_KEY belongs to the OpenAI API and to the server of OPENAI_BASE_URL, and to no other.
-    """
-    names = {}
-    for word in key_env:
-        host, _, name = word.rpartition("=")
-        names[host.lower()] = name
-    server = server_of(url)
-    host = re.sub(r":\d+$", "", server)
-    for place in (server, host):
-        if place in names:
-            return names[place]
-
-    for known_url in (OPENAI_URL, os.environ.get("OPENAI_BASE_URL", "")):
-        same_scheme = urlsplit(url).scheme == urlsplit(known_url).scheme  # https is not given away over http
-        if same_scheme and server == server_of(known_url):
-            return "OPENAI_API_KEY"
-    return ""
-
-
-def server_of(url: str) -> str:
-    """Returns host:port of a URL, or the host alone if it names no port."""
-    return urlsplit(url).netloc.lower()
-
-
-def read_key(name: str) -> str:
-    """Returns what an environment variable holds, without the line end that an editor leaves."""
-    return os.environ.get(name, "").strip()
-
-
-def check_key_env(key_env: tuple[str, ...]) -> None:
-    """Exits with code 2 if a word of --key-env does not name a variable that holds a key.
-
-    The messages do not repeat the word: it may hold a key by mistake.
-    """
-    for number, word in enumerate(key_env, 1):
-        if not KEY_WORD.fullmatch(word):
-            fail(
-                f"--key-env, word {number}: write HOST=NAME or HOST:PORT=NAME, without http:// and path; NAME is the "
-                "environment variable that holds the key, never the key itself, as commands are logged"
-            )
-        if not read_key(word.rpartition("=")[2]):
-            fail(
-                f"--key-env, word {number}: the environment variable that it names is not set; set it to the key, "
-                "and do not write the key itself here, as commands are logged"
-            )
-
-
-def key_advice(url: str, key_env: tuple[str, ...]) -> str:
-    """Says what to do about a key that the server of `url` does not take, or misses."""
-    name = key_name(url, key_env)
-    sent = f"it was sent the key in {name}" if name else "it was sent no key"
-    return f"{sent}; --key-env {server_of(url)}=NAME names the environment variable that holds its key"
-
-
-def hide_keys(text: str, key_env: tuple[str, ...] = ()) -> str:
-    """Replaces every known key by ***: that in OPENAI_API_KEY, and those that `key_env` names."""
-    names = ["OPENAI_API_KEY"]
-    names += [word.rpartition("=")[2] for word in key_env]
-    for name in names:
-        key = read_key(name)
-        # shorter: a placeholder for `vllm serve`, such as EMPTY, which may occur in any text
-        if len(key) >= 8:
-            text = text.replace(key, "***")
-    return text
+# --- 2. replies: what an endpoint sends and what the store holds
 
 
 def one_line(text: str, key_env: tuple[str, ...] = ()) -> str:
     """Shortens a text for a message: one line of at most 300 characters, without any key."""
-    return " ".join(hide_keys(text, key_env).split())[:300]
-
-
-# --- 3. replies: what an endpoint sends and what the store holds
+    return " ".join(api_keys.hide_keys(text, key_env).split())[:300]
 
 
 def is_completion(body: Any) -> bool:
@@ -254,8 +167,9 @@ def why_stop(status: int, content: bytes, wait: float, answered: bool, advice: s
 def read_row(line: bytes) -> dict:
     """Returns a row of the store; raises ValueError, LookupError or TypeError for any other line."""
     row = json.loads(line)
-    is_billed = all(type(count) is int for count in row["usage"]) and 0 <= row["cost"] < float("inf")
-    if not is_billed or not is_completion(row["reply"]):
+    has_usage = all(type(count) is int for count in row["usage"])
+    has_cost = 0 <= row["cost"] < float("inf")
+    if not (has_usage and has_cost) or not is_completion(row["reply"]):
         raise ValueError("not a stored reply")
     return row
 
@@ -273,7 +187,7 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
         return Reply(None, text, error, usage, choice)
 
 
-# --- 4. the client
+# --- 3. the client
 
 
 @dataclass(eq=False)
@@ -295,7 +209,7 @@ class Endpoint:
     retries: int = 8  # after HTTP 408, 409, 429 or 5xx, a time-out, a lost connection, a broken body
     budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
-    key_env: tuple[str, ...] = ()  # words HOST=NAME, where other keys than OPENAI_API_KEY are; see `key_name`
+    key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see api_keys.py
     backoff: float = 1  # seconds; repeat n (from 0) waits Retry-After, and 0 .. min(60, backoff * 2^n) more
 
     def __post_init__(self):
@@ -346,22 +260,23 @@ class Endpoint:
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]
         unique = dict(zip(keys, requests))
-        read = partial(self._read, parse=parse, parse_retries=parse_retries)
+        read = partial(self._stored_reply, parse=parse, parse_retries=parse_retries)
         done = {}
         with self._open_store():
             for key, request in unique.items():
-                reply = read(request)
-                if isinstance(reply, Reply):
+                reply, _ = read(request)
+                if reply:
                     done[key] = reply
             with tqdm(total=len(unique), initial=len(done), desc=name, unit="request") as bar:
                 stop_reason = asyncio.run(Batch(self, unique, done, read, bar).run())
         if stop_reason:
             progress = f"{len(done)} of {len(unique)} requests are done, the replies in {self.store}"
             remain = f"{len(unique) - len(done)} remain: the same command goes on from there"
-            fail(f"{name}: {stop_reason}; spent ${self.cost:.4f}. {progress}; {remain}")
+            runs.fail(f"{name}: {stop_reason}; spent ${self.cost:.4f}. {progress}; {remain}")
         return [done[key] for key in keys]
 
     def _key(self, request: dict, attempt: int = 0) -> str:
+        """Returns the hash under which the store has the reply to an attempt at a request."""
         identity = [self.model, self.base_url, request, attempt]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
@@ -383,7 +298,9 @@ class Endpoint:
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fail(f"{self.store}: another process is using it; wait for its end, or name another file")
+                runs.fail(
+                    f"{self.store}: another process is using it; wait for its end, or name another file"
+                )
             self.file.seek(self.end)
             for line in self.file:
                 if not line.endswith(b"\n"):
@@ -394,10 +311,13 @@ class Endpoint:
                     self._remember(line)
                 except (ValueError, LookupError, TypeError):
                     number = len(self.bodies) + 1
-                    fail(f"{self.store}:{number}: not a line of such a store; delete it or name another file")
+                    runs.fail(
+                        f"{self.store}:{number}: not a line of such a store; delete it or name another file"
+                    )
             yield
 
     def _remember(self, line: bytes) -> None:
+        """Adds a line of the store to the replies, the cost and the scales."""
         row = read_row(line)
         is_check = row.get("attempt") == CHECK_ATTEMPT  # too short to tell how much longer requests may use
         for side, limit in enumerate(token_limits(row["request"])):  # in, out
@@ -408,6 +328,7 @@ class Endpoint:
         self.end += len(line)
 
     def _save(self, request: dict, attempt: int, body: dict) -> None:
+        """Appends a reply to the store, without keys."""
         usage = read_usage(body)
         row = {
             "key": self._key(request, attempt),
@@ -419,53 +340,38 @@ class Endpoint:
             "cost": dollars(usage, self.price) if usage else self._worst_cost(request),
             "time": time.time(),
         }
-        line = hide_keys(json.dumps(row), self.key_env).encode() + b"\n"
+        line = api_keys.hide_keys(json.dumps(row), self.key_env).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
         watchdog.beat()
         self._remember(line)  # the line, not the row: the next start reads the same
 
-    def _read(self, request: dict, parse: Callable[[str], Any], parse_retries: int) -> Reply | int:
-        """Returns the Reply to a request if it is stored, or else the number of the attempt to make next."""
+    def _stored_reply(
+        self, request: dict, parse: Callable[[str], Any], parse_retries: int
+    ) -> tuple[Reply | None, int]:
+        """Returns the last Reply to a request and its attempt; without one, None and the attempt to make."""
         for attempt in range(parse_retries + 1):
             body = self.bodies.get(self._key(request, attempt))
             if body is None:
-                return attempt
+                return None, attempt
             reply = read_reply(body, parse, attempts=attempt + 1)
             if not reply.error:
                 break
-        return reply
+        return reply, attempt
 
 
 def check_settings(endpoint: Endpoint) -> None:
     """Exits with code 2 and one line if an argument cannot be right."""
-    if "@" in endpoint.base_url or "?" in endpoint.base_url:
-        fail(
-            "a base URL must not hold a user, password or key, as it is logged; set OPENAI_API_KEY, or name the "
-            "variable that holds the key by --key-env HOST=NAME"
-        )
+    runs.or_fail(api_keys.check_url, endpoint.base_url, "the base URL")
     if not endpoint.base_url.startswith(("http://", "https://")):
-        fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
+        runs.fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
     if endpoint.concurrency < 1 or endpoint.timeout <= 0 or endpoint.retries < 0:
         limits = f"concurrency {endpoint.concurrency}, timeout {endpoint.timeout}, retries {endpoint.retries}"
-        fail(f"{limits}: the first two must be positive, retries must not be negative")
+        runs.fail(f"{limits}: the first two must be positive, retries must not be negative")
     if endpoint.budget and not any(endpoint.price):
-        fail("a budget needs a price: US dollars per million tokens in and out")
-    check_key_env(endpoint.key_env)
-    check_key(endpoint)
-
-
-def check_key(endpoint: Endpoint) -> None:
-    """Exits with code 2 if the OpenAI API has no key, or if a key cannot be one."""
-    url = endpoint.base_url
-    key = key_for(url, endpoint.key_env)
-    if not key and url == OPENAI_URL:
-        fail(
-            f"{url} needs a key, to ask {endpoint.model}: set OPENAI_API_KEY, name the variable that holds the key by "
-            f"--key-env {server_of(url)}=NAME, or name another endpoint by its URL"
-        )
-    if not (key.isascii() and key.isprintable()):
-        fail(f"{url}: set {key_name(url, endpoint.key_env)} to the key and nothing else")
+        runs.fail("a budget needs a price: US dollars per million tokens in and out")
+    runs.or_fail(api_keys.check_key_env, endpoint.key_env)
+    runs.or_fail(api_keys.check_key, endpoint.base_url, endpoint.key_env, endpoint.model)
 
 
 def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
@@ -474,7 +380,7 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
         if request.get("stream") or request.get("n", 1) != 1:
             raise ValueError(f"request {number}: stream and n > 1 are not supported; vary the seed instead")
         if endpoint.budget and token_limits(request)[1] is None:
-            fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
+            runs.fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
 
 
 def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
@@ -491,22 +397,23 @@ def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
         store = Path(folder, "check.jsonl")
         client = replace(endpoint, store=store, timeout=CHECK_TIMEOUT, retries=CHECK_RETRIES)
         client.cost = endpoint.cost
-        read = partial(client._read, parse=str, parse_retries=0)
+        read = partial(client._stored_reply, parse=str, parse_retries=0)
+        key = client._key(request)
         done = {}
         with client._open_store():
-            stop_reason = asyncio.run(Batch(client, {"": request}, done, read, tqdm(disable=True)).run())
+            stop_reason = asyncio.run(Batch(client, {key: request}, done, read, tqdm(disable=True)).run())
     name = f"{flag} {endpoint.model}"
     if stop_reason:
-        fail(f"{name}: {stop_reason}")
-    if done[""].error:
-        fail(
-            f"{name}: {endpoint.base_url} gives no reply of one token ({done[''].error}); check {flag} and its URL, "
+        runs.fail(f"{name}: {stop_reason}")
+    if done[key].error:
+        runs.fail(
+            f"{name}: {endpoint.base_url} gives no reply of one token ({done[key].error}); check {flag} and its URL, "
             "and that the server runs"
         )
 
     if keep:
         with endpoint._open_store():
-            endpoint._save(request, CHECK_ATTEMPT, client.bodies[client._key(request)])
+            endpoint._save(request, CHECK_ATTEMPT, client.bodies[key])
     print(f"{name} answers at {endpoint.base_url}", flush=True)
 
 
@@ -517,7 +424,7 @@ class Batch:
     endpoint: Endpoint
     requests: dict[str, dict]  # by key
     done: dict[str, Reply]  # by key; `run` adds the missing ones
-    read: Callable[[dict], Reply | int]  # Endpoint._read with its `parse`
+    read: Callable[[dict], tuple[Reply | None, int]]  # Endpoint._stored_reply with its `parse`
     bar: tqdm
 
     async def run(self) -> str:
@@ -530,7 +437,7 @@ class Batch:
         self.stop_reason = ""
         self.stopping = asyncio.Event()
         headers = {"Content-Type": "application/json"}
-        key = key_for(self.endpoint.base_url, self.endpoint.key_env)
+        key = api_keys.key_for(self.endpoint.base_url, self.endpoint.key_env)
         if key:
             headers["Authorization"] = f"Bearer {key}"
         self.session = aiohttp.ClientSession(
@@ -562,18 +469,17 @@ class Batch:
 
     async def ask_one(self, request: dict) -> Reply:
         """Calls until a reply is readable, too many are not, or none comes."""
-        reply = self.read(request)
-        while isinstance(reply, int):
-            error = await self.call(request, attempt=reply)
+        reply, attempt = self.read(request)
+        while reply is None:
+            error = await self.call(request, attempt)
             if error:
                 return Reply(None, "", error, (0, 0), {})
-            reply = self.read(request)
+            reply, attempt = self.read(request)
         return reply
 
     async def call(self, request: dict, attempt: int) -> str:
         """Calls until a reply is stored; returns "", or why there is none. Raises Stop."""
         endpoint = self.endpoint
-        url = f"{endpoint.base_url}/chat/completions"
         try:
             sent = json.dumps({**request, "model": endpoint.model}, ensure_ascii=False).encode()
         except UnicodeEncodeError as e:  # half of a surrogate pair in a message
@@ -585,23 +491,12 @@ class Batch:
             endpoint.repeats += repeat > 0
             wait = 0.0
             try:
-                # a redirect is not followed: key and prompts are for this server alone
-                posting = self.session.post(url, data=sent, allow_redirects=False)
-                async with asyncio.timeout(endpoint.timeout), posting as answer:
-                    content = await answer.read()
-                wait = retry_after(answer.headers)
-                if answer.status < 300:
+                status, wait, content = await self.post(sent)
+                if status < 300:
                     endpoint._save(request, attempt, read_body(content))
                     return ""
-                error = one_line(
-                    f"HTTP {answer.status}: {content.decode(errors='replace')}", endpoint.key_env
-                )
-                self.last_error = f"(HTTP {answer.status})"
-                advice = key_advice(url, endpoint.key_env)
-                reason = why_stop(answer.status, content, wait, bool(endpoint.bodies), advice)
-                if reason:
-                    raise Stop(f"{endpoint.base_url}: {error}; {reason}")
-                if answer.status < 500 and answer.status not in (408, 409, 429):
+                error = self.read_error(status, wait, content)
+                if status < 500 and status not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, aiohttp.ClientError, ValueError) as e:
                 endpoint.cost += worst  # the reply may have been generated, and billed
@@ -615,6 +510,26 @@ class Batch:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), wait)
         return f"no reply in {endpoint.retries + 1} calls; the last: {error}"
+
+    async def post(self, sent: bytes) -> tuple[int, float, bytes]:
+        """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""
+        # a redirect is not followed: key and prompts are for this server alone
+        url = f"{self.endpoint.base_url}/chat/completions"
+        posting = self.session.post(url, data=sent, allow_redirects=False)
+        async with asyncio.timeout(self.endpoint.timeout), posting as answer:
+            content = await answer.read()
+        return answer.status, retry_after(answer.headers), content
+
+    def read_error(self, status: int, wait: float, content: bytes) -> str:
+        """Returns an HTTP error as one line. Raises Stop if no further call can succeed."""
+        endpoint = self.endpoint
+        error = one_line(f"HTTP {status}: {content.decode(errors='replace')}", endpoint.key_env)
+        self.last_error = f"(HTTP {status})"
+        advice = api_keys.advice(endpoint.base_url, endpoint.key_env)
+        reason = why_stop(status, content, wait, bool(endpoint.bodies), advice)
+        if reason:
+            raise Stop(f"{endpoint.base_url}: {error}; {reason}")
+        return error
 
     def reserve(self, request: dict) -> float:
         """Returns the worst cost of a call, added to `reserved`. Raises Stop if the call must not start."""

@@ -2,6 +2,7 @@
 
     python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
+    python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json    # stored answers
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
@@ -26,8 +27,20 @@ of invalid rows (--max-invalid) a run has no headline.
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
 endpoint is asked for one token. `--dry-run` makes the same checks.
 
-The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, let
-the official tool judge, and score what it stored with --from.
+The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
+official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
+A template is used verbatim; summary.json names it as `wording`. It has these placeholders, as `{$name}` or `{name}`:
+
+| | placeholders | the reply |
+|---|---|---|
+| alpacaeval2, official | instruction, output_1 (of m), output_2 (of M) | begins with m or M |
+| alpacaeval2, paper | instruction, model_output (of A), reference (of B) | a ranking as JSON |
+| arenahard2 | QUESTION, ANSWER_A, ANSWER_B | a label, such as [[A>B]] |
+| creativewriting3 | writing_prompt, test_model_response, perhaps the two of criteria | lines `name: mark` |
+| wildbench-g | see eval_wildbench.py | JSON with `choice` |
+
+The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
+benchmarks/judge_template.py says how a template gets a system message.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
@@ -35,6 +48,7 @@ rows.jsonl (what was scored, and the result of each row), summary.json. Adds lin
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +58,10 @@ import runs  # isort: skip
 import tyro
 
 import utils
-from benchmarks import shared
+from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
-from benchmarks.scoring import read_stored, row_key
+from benchmarks.judge_template import describe_wording, read_template
+from benchmarks.scoring import for_summary, read_stored, row_key
 from benchmarks.table import BENCHMARKS
 
 
@@ -65,7 +80,8 @@ class Args:
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
+    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
@@ -77,8 +93,15 @@ class Args:
     """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    max_thinking_tokens: int = 0
+    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     samples: int = 1
-    """Answers per task, for pass@k; 1 for benchmarks with a judge, IFEval and IFBench."""
+    """Answers per task, for pass@k and maj@k. Benchmarks with a judge, IFEval and IFBench score one answer: the
+    best of them by --reward-model."""
+    reward_model: str = ""
+    """Reward model that scores every answer in good format, for the best of n answers; also reports its mean."""
+    reward_on: Literal["think+response", "response"] = "think+response"
+    """What that reward model reads."""
     limit: int = 0
     """Use only the first tasks; 0: all."""
     batch_size: int = 64
@@ -97,6 +120,9 @@ class Args:
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """What a judge is asked; see the top of this script."""
+    template: str = ""
+    """File with the judge's instructions, used verbatim; empty: our own wording. For arenahard2 perhaps a folder,
+    with hard_prompt.txt and creative_writing.txt."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     judge_tensor_parallel: int = 1
@@ -136,6 +162,9 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "rollout",
     "top_p",
     "max_tokens",
+    "max_thinking_tokens",
+    "reward_model",
+    "reward_on",
     "limit",
     "batch_size",
     "data_parallel",
@@ -145,6 +174,7 @@ WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes 
     "judge_tensor_parallel",
     "key_env",
     "protocol",
+    "template",
     "concurrency",
     "budget",
     "price",
@@ -168,6 +198,8 @@ def check_args(args: Args) -> None:
         runs.fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if args.judge and not judged:
         runs.fail(f"{args.name} has no judge; leave --judge out")
+    if args.template and not judged:
+        runs.fail(f"{args.name} has no judge; leave --template out")
     if ".py:" in args.judge:
         runs.fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
@@ -175,8 +207,10 @@ def check_args(args: Args) -> None:
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
-    if args.samples > 1 and not benchmark.several_samples:
-        runs.fail(f"--samples {args.samples}: {args.name} takes one answer a task")
+    if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
+        runs.fail(
+            f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
+        )
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
@@ -207,8 +241,20 @@ def task_prompt(args: Args, task: dict) -> str:
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    benchmark = BENCHMARKS[args.name]
-    return benchmark.judge_requests(task, answer, Path(args.data), args.protocol, args.judge_max_tokens)
+    template = judge_template_for(args, task)
+    make = BENCHMARKS[args.name].judge_requests
+    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
+
+
+def judge_template_for(args: Args, task: dict) -> str:
+    """Returns the text of --template for a task; "" without one. Exits with 2 if it cannot be filled in."""
+    if not args.template:
+        return ""
+    path = Path(args.template)
+    if path.is_dir() and args.name == "arenahard2":
+        path = path / f"{task['category']}.txt"
+    placeholders = BENCHMARKS[args.name].placeholders[args.protocol]
+    return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
@@ -221,15 +267,22 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers."""
+    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers.
+
+    A thinking budget and the choice of the best answer by a reward model belong to it.
+    """
     content = [
         args.name,
         [task_prompt(args, task) for task in tasks],
         args.judge,
-        shared.judge_place(args.judge, args.judge_url),
+        shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
+    if args.max_thinking_tokens:
+        content.append({"max_thinking_tokens": args.max_thinking_tokens})
+    if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
+        content.append({"best_of": args.samples, "by": args.reward_model, "reward_on": args.reward_on})
     return shared.short_hash(json.dumps(content))
 
 
@@ -249,7 +302,10 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
             asked.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
             asked_tasks.append(task)
     rows = shared.generate(args, asked, args.temperature, run)
-    return [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
+    answers = [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
+    if args.reward_model:
+        reward_model.add_rewards(args, answers)
+    return answers
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
@@ -278,7 +334,8 @@ def scored_row(args: Args, row: dict) -> dict:
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of results/runs.csv, one a metric."""
     rows = []
-    for metric in BENCHMARKS[args.name].metrics:
+    at_k = [name for name in numbers if re.fullmatch(r"(maj|best)@\d+", name)]
+    for metric in [*BENCHMARKS[args.name].metrics, *at_k]:
         # these two call their interval `interval`
         interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
         low, high = numbers.get(interval) or (None, None)
@@ -294,6 +351,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
             "value": numbers[metric],
             "low": low,
             "high": high,
+            "task_means": numbers.get("task_means", {}).get(metric),
         }
         rows.append(row)
     return rows
@@ -305,10 +363,6 @@ def list_invalid(numbers: dict) -> None:
     shared.print_first([f"invalid, line {row['line']}: {row['invalid']}" for row in invalid])
 
 
-def without_rows(numbers: dict) -> dict:
-    return {name: value for name, value in numbers.items() if name != "rows"}
-
-
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
     if not Path(args.from_).exists():
@@ -318,7 +372,7 @@ def score_stored(args: Args) -> None:
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
         shared.write_scores(args.out, result)
-    print(json.dumps(without_rows(result), indent=1))
+    print(json.dumps(for_summary(result), indent=1))
     list_invalid(numbers)
 
 
@@ -326,6 +380,8 @@ def wildbench_command(args: Args) -> list[str]:
     """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing."""
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
+    if args.samples > 1:
+        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
     if args.from_:
         command += ["--from-judgments", args.from_]
     else:
@@ -360,6 +416,8 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
+    shared.thinking_budget(args)
+    reward_model.check(args)
     shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
@@ -377,10 +435,14 @@ def main(args: Args) -> None:
     shared.try_judge(args, run)
 
     # --- 2. generate, judge, score
-    answers = respond(args, tasks, run)
-    judged = judge(args, answers, run) if args.judge else answers
-    rows = [scored_row(args, row) for row in judged]
     benchmark = BENCHMARKS[args.name]
+    answers = respond(args, tasks, run)
+    scored = answers
+    if not benchmark.several_samples:
+        scored = reward_model.best_answers(answers)
+    if args.judge:
+        scored = judge(args, scored, run)
+    rows = [scored_row(args, row) for row in scored]
     numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
 
     # --- 3. write
@@ -392,9 +454,12 @@ def main(args: Args) -> None:
     summary = {
         "model": args.model,
         "fingerprint": fingerprint,
-        **without_rows(numbers),
+        **for_summary(numbers),
         **shared.describe(answers),
+        "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }
+    if args.judge:
+        summary["wording"] = describe_wording(args.template)
     runs.write_summary(run, summary)
     runs.add_to_index(run, index_rows(args, numbers, fingerprint))
 

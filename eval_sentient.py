@@ -59,6 +59,7 @@ import utils
 import vllm_engine
 from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.scoring import for_summary
 from endpoint import Endpoint, dollars, token_limits, try_endpoint
 from rewards import simulated_user, user_prompts
 
@@ -78,7 +79,8 @@ class Args:
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
+    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     ask_thinking: bool = False
@@ -197,7 +199,7 @@ def rescore(args: Args) -> None:
     for dialogue in dialogues:
         problems = sage_dialogues.check(dialogue, setting)
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
-    scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
+    scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
     if args.judge:
         folder = Path(args.out).parent
@@ -411,7 +413,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
     contents = [
         args.setting() | {"seed": 0},
         name,
-        shared.judge_place(name, url),
+        shared.resolve_judge_url(name, url),
         user_prompts.SYSTEM,
         user_prompts.ASK_THINKING,
         user_prompts.PLANNER,
@@ -515,7 +517,8 @@ def index_rows(args: Args, role: str, result: dict) -> list[dict]:
         "judge": result["name"],
         "fingerprint": result["fingerprint"],
     }
-    rows = [common | {"metric": "mean_emotion", "value": result["mean_emotion"], "low": low, "high": high}]
+    first = {"metric": "mean_emotion", "value": result["mean_emotion"], "low": low, "high": high}
+    rows = [common | first | {"task_means": result["task_means"]["mean_emotion"]}]
     for metric in ("success", "failure", "mean_turns", "format_ok"):
         rows.append(common | {"metric": metric, "value": result[metric]})
     return rows
@@ -551,8 +554,9 @@ def main(args: Args) -> None:
     results = {}
     index = []
     for role in simulators(args):
-        results[role] = evaluate(args, role, profiles, generate, run)
-        index += index_rows(args, role, results[role])
+        result = evaluate(args, role, profiles, generate, run)
+        index += index_rows(args, role, result)
+        results[role] = for_summary(result)
 
     # --- save
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting(), **results}

@@ -50,9 +50,10 @@ import runs  # isort: skip
 
 import utils
 from rows import check_ids, read_rows
-from benchmarks import shared, wildbench
+from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
-from rewards.preference import RewardModel
+from benchmarks.judge_template import describe_wording, read_template
+from benchmarks.scoring import for_summary
 
 
 @dataclass
@@ -70,7 +71,8 @@ class Args:
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
+    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     # generation
@@ -82,6 +84,8 @@ class Args:
     """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    max_thinking_tokens: int = 0
+    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     batch_size: int = 64
     """Tasks per batch with transformers."""
     data_parallel: int = 0
@@ -101,7 +105,7 @@ class Args:
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     template: str = ""
-    """File with the judge's instructions; empty: our own wording."""
+    """File with the judge's instructions, used verbatim; empty: our own wording."""
     references: tuple[str, ...] = ("gpt-4",)
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
@@ -163,20 +167,12 @@ def load_tasks(args: Args) -> list[dict]:
 
 
 def load_template(args: Args) -> str:
-    """Returns the judge's instructions; exits with 2 if a placeholder cannot be filled in this mode."""
+    """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
     if args.mode == "program":
         return ""
     if not args.template:
         return wildbench.TEMPLATES[args.mode]
-    template = runs.or_fail(Path(args.template).read_text)
-    known = wildbench.PLACEHOLDERS[args.mode]
-    for name in wildbench.PLACEHOLDER.findall(template):
-        if name not in known:
-            runs.fail(
-                f"--template {args.template}: --mode {args.mode} cannot fill {{${name}}}; "
-                f"it knows {', '.join(known)}"
-            )
-    return template
+    return read_template(args.template, wildbench.PLACEHOLDERS[args.mode], f" with --mode {args.mode}")
 
 
 def check_models(args: Args) -> None:
@@ -190,15 +186,15 @@ def check_models(args: Args) -> None:
         )
     shared.check_judge(args)
     shared.check_model(args)
-    if args.reward_model:
-        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+    shared.thinking_budget(args)
+    reward_model.check(args)
 
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     """Returns everything that must be equal for two results to be comparable, and a hash of it."""
     judging = {"mode": args.mode, "judge": args.judge}
     if args.mode != "program":
-        judging["judge_url"] = shared.judge_place(args.judge, args.judge_url)
+        judging["judge_url"] = shared.resolve_judge_url(args.judge, args.judge_url)
         for flag in ("protocol", "references", "orders", "length_margin", "judge_max_tokens"):
             judging[flag] = getattr(args, flag)
     if args.mode == "reward":
@@ -229,37 +225,11 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
         verdict["invalid"] = reply.error
 
 
-def scored_format(args: Args) -> str:
-    """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
-    think_format = shared.think_format(args)
-    if think_format in FOREIGN_STYLES:
-        return "think"
-    return think_format
-
-
-def scored_text(args: Args, row: dict) -> str:
-    """Returns the completion of a generation row in the format that `scored_format` names."""
-    if shared.think_format(args) not in FOREIGN_STYLES:
-        return row["text"]
-    if not row["thinking"]:
-        return row["response"]
-    return utils.join_thinking(row["thinking"], row["response"], "think")
-
-
-def add_rewards(args: Args, generations: list[dict]) -> None:
-    """Adds the reward model's `reward` to the rows in good format."""
-    good = [row for row in generations if row["status"] == "ok"]
-    reward_model = RewardModel(args.reward_model, args.reward_on, scored_format(args))
-    rewards = reward_model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
-    for row, reward in zip(good, rewards):
-        row["reward"] = reward
-
-
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
     """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
     generations = shared.generate(args, tasks, temperature, run)
     if args.reward_model:
-        add_rewards(args, generations)
+        reward_model.add_rewards(args, generations)
 
     if args.mode == "program":
         verdicts = wildbench.judge_by_program(runs.load_function(args.judge), generations)
@@ -319,6 +289,7 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
         "value": numbers[key],
         "low": low,
         "high": high,
+        "task_means": numbers["task_means"][key],
         "judge": args.judge,
         "n_invalid": numbers["n_invalid"],
         "fingerprint": fingerprint_hash,
@@ -351,7 +322,7 @@ def score_stored(args: Args) -> None:
             verdict["score"] = verdict.get("score", official.get("score"))
             verdict["output_len"] = len(verdict["model_output"].strip())
 
-    numbers = score(args, verdicts)
+    numbers = for_summary(score(args, verdicts))
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
     shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
@@ -379,6 +350,8 @@ def compare(folders: tuple[str, ...]) -> None:
             )
         run_args = json.loads(path.with_name("config.json").read_text())["args"]
         sampling = f"top-p {run_args['top_p']}  max-tokens {run_args['max_tokens']}"
+        if run_args.get("max_thinking_tokens"):  # runs from before there was a limit have no such argument
+            sampling += f"  max-thinking-tokens {run_args['max_thinking_tokens']}"
         samplings.add(sampling)
         for temperature, numbers in summary["temperatures"].items():
             lines.append(f"{folder}  T={temperature}  {sampling}  {headline(numbers)}")
@@ -439,9 +412,12 @@ def main(args: Args) -> None:
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, template, temperature, run)
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
-        results[str(temperature)] = numbers
         lines += index_rows(args, temperature, numbers, judging["hash"])
-    runs.write_summary(run, {"model": args.model, "fingerprint": judging, "temperatures": results})
+        results[str(temperature)] = for_summary(numbers)
+    summary = {"model": args.model, "fingerprint": judging, "temperatures": results}
+    if args.mode != "program":
+        summary["wording"] = describe_wording(args.template)
+    runs.write_summary(run, summary)
     runs.add_to_index(run, lines)
 
 

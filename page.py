@@ -1,44 +1,50 @@
-"""Makes one HTML page of a run, to read what the model wrote in training or in an evaluation.
+"""Makes the page of a run: one HTML file with its curves and completions, for any browser, without a network.
 
-    python page.py results/rlmt                               # writes results/rlmt/page.html
-    python page.py results/eval-rlmt --other results/eval-sft  # also compares two evaluations
+    python page.py results/rlmt                  # writes results/rlmt/page.html
+    python page.py results/rlmt results/rlhf     # two runs side by side, training runs or evaluations
 
-In a notebook, as in notebooks/03_trace_reader.ipynb:
+The training scripts write it when they finish; the command works at any time, also while a run is under way.
+Only the files of the run folder are read, not the model. A folder without completions, as of SFT, has curves only.
 
-    rows = page.read_rows("results/rlmt")
-    best, worst = page.best_and_worst(rows)
-    HTML(page.STYLE + page.cards(best))
+A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page with
+thousands of completions shows some of the visits and says so: see `choose`. The page itself is page.html, a
+template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
 
-Only the run folder is needed, not the model. Every function takes a run folder or the table that `read_rows`
-made of it: one row per completion, NaN where the file has no number. The `gold` of an evaluation is the field
-`score` in verdicts.jsonl; the choices of a pairwise judge are not numbers and are left out.
-
-A file that cannot be read raises ValueError with file, line and field.
+The `gold` of an evaluation is the field `score` in verdicts.jsonl; the choices of a pairwise judge are not
+numbers and are left out. A file that cannot be read raises ValueError with file, line and field.
 """
 
+import base64
+import hashlib
 import html
 import json
+import math
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import tyro
 
-HELD_OUT = "held_out_completions.jsonl"  # of a run with --gold-prompts: the same prompts at every checkpoint
+TEMPLATE = Path(__file__).with_name("page.html")
+MAX_COMPLETIONS = 2000
+MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
+MAX_POINTS = 500  # of a curve
+EXTREMES = 10  # visits at both ends of every order that are always on the page
 
 
 @dataclass
 class Args:
     run: tyro.conf.Positional[str]
-    """Folder of an RL run or of an evaluation."""
+    """Folder of a training run or of an evaluation."""
+    other: tyro.conf.Positional[str] = ""
+    """Folder of a second run, shown beside the first."""
     out: str = ""
-    """File of the page; empty: page.html in the folder of the run."""
-    other: str = ""
-    """Folder of a second evaluation, to compare the answers to the same prompts."""
-    n: int = 10
-    """Completions in each section."""
+    """File of the page; empty: page.html in the folder of the first run."""
+    n: int = MAX_COMPLETIONS
+    """Completions on the page at most, in whole visits; 0: all of them."""
 
 
 # --- 1. rows
@@ -53,36 +59,48 @@ FIELDS = {  # of a row: the type of its value
     **dict.fromkeys(TEXTS, str),
     **dict.fromkeys(NUMBERS, NUMBER),
 }
+KINDS = {  # files of completions, and how the page calls what they hold
+    "completions.jsonl": "training",
+    "held_out_completions.jsonl": "held out",
+    "generations.jsonl": "evaluation",
+}
 
 
-def read_lines(path: Path) -> tuple[list[dict], list[str]]:
-    """Returns the objects of a jsonl file, and a note if its last line is half written and left out."""
-    lines = path.read_bytes().split(b"\n")
-    unfinished = lines.pop()  # what follows the last newline; a killed or running job may leave something
-    if unfinished:
-        lines.append(unfinished)
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as e:
-            if unfinished and number == len(lines):
-                return rows, [f"{path.name}:{number} is cut off in the middle of the line and left out"]
-            raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
-    return rows, []
+def read_lines(path: Path, notes: list[str], wanted: set | None = None) -> Iterator[tuple[int, dict]]:
+    """Yields line number and object of each line of a jsonl file, or of the `wanted` line numbers alone.
+
+    A last line that is half written, as by a running job, is left out and named in `notes`.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if wanted is not None and number not in wanted:
+                continue
+            try:
+                row = dict(json.loads(line))
+            except (ValueError, TypeError) as e:
+                if not line.endswith(b"\n"):
+                    notes.append(f"{path.name}:{number} is cut off in the middle of the line and left out")
+                    return
+                raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
+            yield number, row
 
 
 def answer_key(row: dict) -> tuple[str, str]:
     return repr(row.get("id")), repr(row.get("temperature"))  # repr: an unchecked id may be a list
 
 
-def read_verdicts(run: Path) -> tuple[dict, list[str]]:
-    """Returns the scored verdicts of an evaluation by `answer_key`, and notes; none for a training run."""
-    path = Path(run, "verdicts.jsonl")
+def read_verdicts(run: Path, notes: list[str]) -> dict[tuple, dict]:
+    """Returns the scored verdicts of an evaluation by `answer_key`; none for a training run."""
+    path = run / "verdicts.jsonl"
     if not path.is_file():
-        return {}, []
-    verdicts, notes = read_lines(path)
-    return {answer_key(verdict): verdict for verdict in verdicts if "score" in verdict}, notes
+        return {}
+    verdicts = {}
+    for _, verdict in read_lines(path, notes):
+        if "score" in verdict:
+            verdicts[answer_key(verdict)] = {
+                field: verdict[field] for field in ("score", "reward") if field in verdict
+            }
+    return verdicts
 
 
 def check_row(row: dict, types: dict, where: str) -> None:
@@ -99,28 +117,18 @@ def check_row(row: dict, types: dict, where: str) -> None:
                 raise ValueError(f"{where}: 'messages' must be a list of {{'role', 'content'}} with strings")
 
 
-def read_rows(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -> pd.DataFrame:
-    """Reads a run folder into a table with the columns of FIELDS; a table is returned as it is.
-
-    A folder without `file`, which training runs have, is an evaluation: its generations.jsonl is read.
-    `attrs["notes"]` of the table lists what was left out.
-    """
-    if isinstance(run, pd.DataFrame):
-        return run
-    path = Path(run, file)
+def read_completions(
+    run: Path, file: str, notes: list[str], wanted: set | None = None
+) -> Iterator[tuple[int, dict]]:
+    """Yields line number and checked row of each completion in a file of KINDS, with its reward and its gold."""
+    path = run / file
+    if not path.is_file():
+        return
     types = FIELDS | {"step": int}
-    if not path.is_file():
-        path = Path(run, "generations.jsonl")
+    if file == "generations.jsonl":
         types = FIELDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
-    if not path.is_file():
-        remedy = "name the folder of an RL run or of an evaluation"
-        raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; {remedy}")
-
-    stored, notes = read_lines(path)
-    if not stored:
-        raise ValueError(f"{path}: no rows")
-    verdicts, more_notes = read_verdicts(Path(run))
-    for number, row in enumerate(stored, 1):
+    verdicts = read_verdicts(run, notes if wanted is None else [])
+    for number, row in read_lines(path, notes, wanted):
         verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
         rewards = row.setdefault("rewards", {})
         row["reward"] = verdict.get("reward", row.get("reward"))
@@ -128,131 +136,387 @@ def read_rows(run: str | Path | pd.DataFrame, file: str = "completions.jsonl") -
         if isinstance(rewards, dict) and "gold" in rewards:
             row["gold"] = rewards["gold"]
         check_row(row, types, f"{path}:{number}")
+        if isinstance(row["gold"], str):
+            row["gold"] = float(pd.to_numeric(row["gold"], errors="coerce"))
+        yield number, row
 
+
+def read_rows(run: str | Path, file: str = "completions.jsonl") -> pd.DataFrame:
+    """Reads a file of KINDS into a table with the columns of FIELDS, for an analysis of your own.
+
+    One row a completion, NaN where the file has no number. A folder without `file`, which training runs have,
+    is an evaluation: its generations.jsonl is read.
+    """
+    if not Path(run, file).is_file():
+        file = "generations.jsonl"
+    if not Path(run, file).is_file():
+        remedy = "name the folder of an RL run or of an evaluation"
+        raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; {remedy}")
+
+    notes = []
+    stored = [row for _, row in read_completions(Path(run), file, notes)]
+    if not stored:
+        raise ValueError(f"{Path(run, file)}: no rows")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     # dtype object, because strings of pyarrow refuse half of a surrogate pair
     rows = pd.DataFrame(stored, columns=list(FIELDS), dtype=object)
-    rows["gold"] = pd.to_numeric(rows["gold"], errors="coerce")
-    rows = rows.astype(dict.fromkeys(NUMBERS, float))
-    rows.attrs["notes"] = notes + more_notes
-    for note in rows.attrs["notes"]:
-        print(f"note: {note}", file=sys.stderr)
-    return rows
+    return rows.astype(dict.fromkeys(NUMBERS, float))
 
 
-# --- 2. which ones to read
+# --- 2. curves
+
+MAIN_CURVES = {  # shown first, in this order; docs/metrics.md explains every key
+    "reward": "what is trained on",
+    "reward/gold": "what nothing is trained on",
+    "held out: gold": "on prompts that are not trained on",
+    "kl": "to the reference, nats a token",
+    "think/mean_tokens": "tokens of thinking",
+    "think/response_tokens": "tokens of response",
+    "think/format_ok": "share with status ok",
+    "sampling/logprob_gap": "sampler against trainer, nats a token",
+    "dialogue/success": "share with the highest emotion",
+    "accuracy": "of the reward model in training",
+    "mean_token_accuracy": "of the next token",
+    "loss": "of the update",
+}
 
 
-def has_held_out(run) -> bool:
-    """Tells whether `run` is a folder with completions of held-out prompts."""
-    if isinstance(run, pd.DataFrame):
-        return False
-    path = Path(run, HELD_OUT)
-    return path.is_file() and path.stat().st_size > 0  # empty: the run was resumed from its beginning
+def read_curves(run: Path, notes: list[str]) -> dict[str, dict[float, float]]:
+    """Returns {key: {step: value}} of every number in metrics.jsonl, held_out.jsonl and the rounds of DPO.
 
-
-def one_prompt(run, prompt_id: str | int | None = None) -> pd.DataFrame:
-    """Returns the completions of one prompt, by step.
-
-    Without `prompt_id`, it is the prompt visited at most steps: a held-out one, if the run has those.
+    The steps of all rounds are counted on.
     """
-    rows = read_rows(run, HELD_OUT if has_held_out(run) else "completions.jsonl")
-    if has_held_out(run) and prompt_id is not None and prompt_id not in set(rows["id"]):
-        rows = read_rows(run)  # a prompt that was trained on
-    if prompt_id is None:
-        prompt_id = rows.groupby("id", sort=False)["step"].nunique().idxmax()
-    found = rows[rows["id"] == prompt_id]
-    if found.empty:
-        n_prompts = rows["id"].nunique()
-        raise ValueError(
-            f"no prompt {prompt_id!r} among the {n_prompts} of the run, e.g. {rows['id'].iloc[0]!r}"
-        )
-    return found.sort_values("step", kind="stable")
+    sources = [("", run / "metrics.jsonl"), ("held out: ", run / "held_out.jsonl")]
+    rounds = sorted(run.glob("round-*/metrics.jsonl"), key=lambda path: int(path.parent.name[6:]))
+    sources += [("in rounds: ", path) for path in rounds]
+
+    curves = {}
+    steps_before = 0
+    for prefix, path in sources:
+        if not path.is_file():
+            continue
+        step = 0
+        for number, row in read_lines(path, notes):
+            if not isinstance(row.get("step"), int):
+                raise ValueError(f"{path}:{number}: 'step' must be a whole number")
+            step = row["step"]
+            for key, value in row.items():
+                if key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                    curves.setdefault(prefix + key, {})[steps_before + step] = value
+        if path in rounds:
+            steps_before += step
+    return curves
 
 
-def best_and_worst(run, n: int = 5, by: str = "reward") -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the n completions with the highest `by` ("reward" or "gold") and the n with the lowest.
+def thin(curve: dict[float, float]) -> tuple[list, int]:
+    """Returns [step, value] points, and how many steps each is the mean of, so that there are MAX_POINTS at most."""
+    points = sorted(curve.items())
+    width = math.ceil(len(points) / MAX_POINTS)
+    if width == 1:
+        return points, 1
+    means = pd.DataFrame(points).groupby(lambda i: i // width).mean()  # NaN is left out of a mean
+    return means.values.tolist(), width
 
-    One per prompt; of equal ones, the first in the file. No completion is in both tables.
+
+def join_curves(curves: list[dict], notes: list[list[str]]) -> list[dict]:
+    """Returns the curves of one or two runs in the order that they are shown in, one line a run.
+
+    Keys of MAIN_CURVES come first, then the others in the order of the log.
     """
-    rows = read_rows(run).dropna(subset=by)
-    if rows.empty:
-        raise ValueError(f"no completion has a {by}")
-    best = rows.sort_values(by, ascending=False, kind="stable").drop_duplicates("id").head(n)
-    others = rows.drop(best.index)
-    worst = others.sort_values(by, kind="stable").drop_duplicates("id").head(n)
-    return best, worst
+    logged = {}  # a dict, as it keeps the order
+    for of_run in curves:
+        logged |= dict.fromkeys(of_run)
+    keys = [key for key in MAIN_CURVES if key in logged]
+    keys += [key for key in logged if key not in MAIN_CURVES]
+    main = set(MAIN_CURVES)
+    if "reward" in logged:
+        main.discard("loss")  # in RL it does not measure progress
+
+    joined = []
+    widths = [1] * len(curves)
+    for key in keys:
+        lines = []
+        for number, of_run in enumerate(curves):
+            points, width = thin(of_run.get(key, {}))
+            widths[number] = max(widths[number], width)
+            lines.append(points)
+        joined.append({"key": key, "about": MAIN_CURVES.get(key, ""), "main": key in main, "lines": lines})
+    for number, width in enumerate(widths):
+        if width > 1:
+            notes[number].append(f"a point of a long curve is the mean of {width} logged steps")
+    return joined
 
 
-def biggest_jumps(run, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the n prompts whose mean reward rose most from first to last visit, and the n that fell most.
+# --- 3. visits
 
-    By id: change, first_step, last_step, first, last (mean rewards). A prompt with one visit is in neither.
-    """
-    means = read_rows(run).groupby(["step", "id"], sort=False)["reward"].mean().dropna().reset_index()
-    visits = means.sort_values("step", kind="stable").groupby("id", sort=False)
-    jumps = visits.agg(
-        first_step=("step", "first"),
-        last_step=("step", "last"),
-        first=("reward", "first"),
-        last=("reward", "last"),
+VISIT = ["kind", "step", "temperature", "prompt"]
+ORDERS = [  # what the page says, the number of a visit, whether the highest comes first
+    ("highest reward", "highest", True),
+    ("lowest reward", "lowest", False),
+    ("highest gold", "gold_highest", True),
+    ("lowest gold", "gold_lowest", False),
+    ("rewards differ most", "spread", True),
+    ("reward high for its gold", "overrated", True),
+    ("rose most since the first visit", "rise", True),
+    ("fell most since the first visit", "fall", False),
+    ("runs differ most", "difference", True),
+]
+
+
+def prompt_key(row: dict) -> str:
+    """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every run."""
+    text = json.dumps([row["id"], row["messages"]])
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+def list_completions(runs: list[Path], notes: list[list[str]]) -> pd.DataFrame:
+    """Returns place and numbers of every completion, one a row. Texts stay on the disk: they may be gigabytes."""
+    places = []
+    for number, run in enumerate(runs):
+        for file, kind in KINDS.items():
+            for line, row in read_completions(run, file, notes[number]):
+                place = {"run": number, "kind": kind, "file": file, "line": line, "prompt": prompt_key(row)}
+                for field in ("step", "temperature", "reward", "gold", "status"):
+                    place[field] = row.get(field)
+                place["characters"] = len(row["text"])
+                places.append(place)
+    columns = ["run", "file", "line", *VISIT, "reward", "gold", "status", "characters"]
+    table = pd.DataFrame(places, columns=columns)
+    return table.astype(dict.fromkeys(["step", "temperature", "reward", "gold"], float))
+
+
+def standardise(values: pd.Series) -> pd.Series:
+    return (values - values.mean()) / values.std()
+
+
+def number_visits(completions: pd.DataFrame) -> pd.DataFrame:
+    """Returns one row a run and visit, by step, with size and numbers; NaN where there is none."""
+    rows = completions.copy()
+    of_source = rows.groupby(["run", "kind"])
+    rows["overrated"] = of_source["reward"].transform(standardise) - of_source["gold"].transform(standardise)
+
+    visits = rows.groupby(["run", *VISIT], dropna=False, sort=False).agg(
+        n=("line", "size"),
+        characters=("characters", "sum"),
+        reward=("reward", "mean"),
+        highest=("reward", "max"),
+        lowest=("reward", "min"),
+        gold=("gold", "mean"),
+        gold_highest=("gold", "max"),
+        gold_lowest=("gold", "min"),
+        overrated=("overrated", "max"),
     )
-    jumps.insert(0, "change", jumps["last"] - jumps["first"])
-    rose = jumps[jumps["change"] > 0].sort_values("change", ascending=False, kind="stable")
-    fell = jumps[jumps["change"] < 0].sort_values("change", kind="stable")
-    return rose.head(n), fell.head(n)
+    visits = visits.reset_index().sort_values("step", kind="stable")
+    visits["spread"] = visits["highest"] - visits["lowest"]
+
+    # held-out prompts may have a gold alone
+    has_reward = visits.groupby(["run", "kind"])["reward"].transform(lambda reward: reward.notna().any())
+    visits["score"] = visits["reward"].where(has_reward, visits["gold"])
+    visits["change"] = visits["score"] - visits.groupby(["run", "kind", "prompt"])["score"].transform("first")
+
+    every_run_has_gold = (visits.groupby("run")["gold"].count() > 0).all()
+    visits["compared"] = visits["gold"] if every_run_has_gold else visits["reward"]
+    return visits
 
 
-def matched_answers(run_a, run_b, n: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the n answers whose scores in two evaluations differ most: two tables, row for row.
+def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
+    """Returns one row a visit, by kind and step, with the numbers of ORDERS over both runs, NaN where there is none."""
+    visits = number_visits(completions)
+    visits = visits.groupby(VISIT, dropna=False, sort=False).agg(
+        runs=("run", "nunique"),
+        n=("n", "sum"),
+        characters=("characters", "sum"),
+        highest=("highest", "max"),
+        lowest=("lowest", "min"),
+        gold_highest=("gold_highest", "max"),
+        gold_lowest=("gold_lowest", "min"),
+        spread=("spread", "max"),
+        overrated=("overrated", "max"),
+        rise=("change", "max"),
+        fall=("change", "min"),
+        compared_highest=("compared", "max"),
+        compared_lowest=("compared", "min"),
+        compared_in=("compared", "count"),
+    )
+    visits = visits.reset_index()
+    visits["rise"] = visits["rise"].where(visits["rise"] > 0)
+    visits["fall"] = visits["fall"].where(visits["fall"] < 0)
+    difference = visits["compared_highest"] - visits["compared_lowest"]
+    visits["difference"] = difference.where(visits["compared_in"] == 2)
+    place_of_kind = visits["kind"].map(list(KINDS.values()).index)
+    return visits.iloc[place_of_kind.argsort(kind="stable")].reset_index(drop=True)
 
-    A score is the gold, or the reward if there is no gold. Answers match if id, temperature and sample are
-    equal. `attrs["matched"]` of the first table: how many do.
+
+def choose(visits: pd.DataFrame, n: int) -> pd.DataFrame:
+    """Returns the visits that are on the page, in their order: as many as n completions and MAX_CHARACTERS allow.
+
+    First come the EXTREMES at both ends of every order and of the steps, then prompts that both runs have, then
+    the others, drawn by `prompt_key`: a prompt comes with all its visits, and two runs get the same prompts.
     """
-    keys = ["id", "temperature", "sample"]
-    a = read_rows(run_a).set_index(keys, drop=False)
-    b = read_rows(run_b).set_index(keys, drop=False)
-    for rows in (a, b):
-        if rows["step"].notna().any() or not rows.index.is_unique:
-            raise ValueError(
-                "only evaluations with one answer for each id, temperature and sample can be compared"
-            )
-    both = a.index.intersection(b.index, sort=False)
-    if both.empty:
-        raise ValueError(
-            f"no id, temperature and sample is in both runs; the first: {a.index[0]}, {b.index[0]}"
+    if n == 0:
+        return visits
+    extreme = set()
+    for field in ["step", *(field for _, field, _ in ORDERS)]:
+        ordered = visits[field].dropna().sort_values(kind="stable").index
+        extreme |= set(ordered[:EXTREMES]) | set(ordered[-EXTREMES:])
+
+    ranked = visits.assign(extreme=visits.index.isin(extreme))
+    ranked = ranked.sort_values(["extreme", "runs", "prompt"], ascending=[False, False, True], kind="stable")
+    fits = (ranked["n"].cumsum() <= n) & (ranked["characters"].cumsum() <= MAX_CHARACTERS)
+    fits.iloc[:1] = True
+    return visits.loc[fits[fits].index.sort_values()]
+
+
+def show_numbers(row: dict, kind: str) -> dict[str, float]:
+    """Returns the numbers of a completion that the page shows, by name."""
+    numbers = {
+        field: row.get(field) for field in ("reward", "gold", "advantage", "n_tokens", "n_thinking_tokens")
+    }
+    if kind != "training":
+        del numbers["advantage"]
+    for name, value in row["rewards"].items():
+        if value != row["reward"]:  # a single reward would be there twice
+            numbers.setdefault(name, value)
+    contributions = row.get("contributions") or {}
+    if len(contributions) > 1:
+        numbers |= {f"contribution/{name}": value for name, value in contributions.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def show_completion(row: dict, kind: str) -> dict:
+    """Returns what the page shows of a completion.
+
+    With a bad status that is also the raw text, which may hold more than thinking and response. A conversation
+    with a simulated user is shown turn by turn.
+    """
+    shown = {"status": row["status"], "numbers": show_numbers(row, kind)}
+    if row.get("pair"):
+        shown["pair"] = row["pair"]
+    if row["status"] != "ok":
+        shown["text"] = row["text"]
+    if isinstance(row.get("dialogue"), list):
+        shown["dialogue"] = row["dialogue"][1:]  # the first turn is the prompt
+    else:
+        shown["thinking"] = row["thinking"]
+        shown["response"] = row["response"]
+    return shown
+
+
+def fill_visits(runs: list[Path], completions: pd.DataFrame, visits: pd.DataFrame) -> tuple[list, list]:
+    """Reads the texts of the chosen visits. Returns the visits, and the prompts that they refer to by number."""
+    filled = []
+    for visit in visits.to_dict("records"):
+        shown = {field: visit[field] for field in ("kind", "step", "temperature")}
+        for _, field, _ in ORDERS:
+            shown[field] = visit[field]
+        shown["sides"] = [[] for _ in runs]
+        filled.append(shown)
+
+    numbered = visits[VISIT].assign(visit=range(len(visits)))
+    places = completions.merge(numbered, on=VISIT)
+    prompts = []
+    number_of = {}  # prompt_key: place in `prompts`
+    for (run, file), lines in places.groupby(["run", "file"]):
+        visit_of = dict(zip(lines["line"], lines["visit"]))
+        for line, row in read_completions(runs[run], file, [], set(visit_of)):
+            key = prompt_key(row)
+            if key not in number_of:
+                number_of[key] = len(prompts)
+                prompts.append({"id": row["id"], "messages": row["messages"]})
+            visit = filled[visit_of[line]]
+            visit["prompt"] = number_of[key]
+            visit["sides"][run].append(show_completion(row, visit["kind"]))
+    return filled, prompts
+
+
+# --- 4. the page
+
+
+def run_name(run: str | Path) -> str:
+    return Path(run).resolve().name
+
+
+def read_arguments(run: Path) -> dict:
+    """Returns the arguments in config.json; {} for a folder without one."""
+    path = run / "config.json"
+    if not path.is_file():
+        return {}
+    return json.loads(path.read_text()).get("args", {})
+
+
+def join_arguments(runs: list[Path]) -> list[dict]:
+    """Returns name and value of every argument, one value a run as JSON; "" where a run does not have it."""
+    arguments = [read_arguments(run) for run in runs]
+    joined = []
+    for name in dict.fromkeys(name for of_run in arguments for name in of_run):
+        if name in ("out", "resume", "overwrite", "dry_run"):  # say nothing about what was trained
+            continue
+        values = [json.dumps(of_run[name]) if name in of_run else "" for of_run in arguments]
+        joined.append({"name": name, "values": values})
+    return joined
+
+
+def describe(run: Path, completions: pd.DataFrame, notes: list[str]) -> dict:
+    """Returns what the top of the page says about a run; `completions`: those of this run."""
+    lines = []
+    for kind, rows in completions.groupby("kind", sort=False):
+        places = []
+        if rows["step"].notna().any():
+            places.append(f"{rows['step'].nunique()} steps")
+        if rows["temperature"].notna().any():
+            places.append(f"{rows['temperature'].nunique()} temperatures")
+        counts = [f"{status} {count}" for status, count in rows["status"].value_counts().items()]
+        where = f" at {' and '.join(places)}" if places else ""
+        lines.append(
+            f"{kind}: {len(rows)} completions of {rows['prompt'].nunique()} prompts{where}; {', '.join(counts)}"
         )
-    a = a.loc[both]
-    b = b.loc[both]
-    differ = a["messages"] != b["messages"]
-    if differ.any():
-        raise ValueError(f"id {a['id'][differ].iloc[0]!r} has other messages in one run than in the other")
-
-    gaps = (a[["gold", "reward"]] - b[["gold", "reward"]]).abs().reset_index(drop=True)
-    by = "gold" if gaps["gold"].notna().any() else "reward"
-    order = gaps.sort_values(by, ascending=False, kind="stable").index[:n]
-    a = a.iloc[order]
-    b = b.iloc[order]
-    a.attrs["matched"] = len(both)
-    return a, b
+    if not (run / "summary.json").is_file():
+        lines.append("not finished: no summary.json")
+    command = ""
+    if (run / "command.txt").is_file():
+        command = (run / "command.txt").read_text().strip()
+    return {"name": run_name(run), "command": command, "lines": lines + notes}
 
 
-# --- 3. HTML: the model's text enters it through `escape` only
+def gather(runs: list[Path], n: int) -> dict:
+    """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to show."""
+    notes = [[] for _ in runs]
+    curves = [read_curves(run, of_run) for run, of_run in zip(runs, notes)]
+    completions = list_completions(runs, notes)
+    for number, run in enumerate(runs):
+        if not curves[number] and not (completions["run"] == number).any():
+            files = ", ".join(["metrics.jsonl", *KINDS])
+            raise ValueError(
+                f"{run}: no rows in any of {files}; name the folder of a run or of an evaluation"
+            )
 
-STYLE = """<style>
-.card { border: 1px solid #8886; border-radius: .4rem; margin: .5rem 0; padding: .3rem .6rem }
-.card summary { cursor: pointer; overflow-wrap: anywhere } .card .start { opacity: .7 }
-.card[open] > summary .start { display: none }
-.part { margin: .5rem 0; padding: .3rem .6rem; border-left: .25rem solid #8888 }
-.part > b { display: block; font-size: .75rem; text-transform: uppercase; letter-spacing: .06em; opacity: .75 }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate }
-.thinking { border-color: #a6e; background: #a6e2 } .response { border-color: #3a7; background: #3a72 }
-.pair { display: grid; gap: 0 1rem; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)) }
-</style>"""
-HEAD = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>:root { color-scheme: light dark } h1, h2 { overflow-wrap: anywhere; line-height: 1.2 }
-body { font: 1rem/1.45 system-ui, sans-serif; max-width: 72rem; margin: auto; padding: .6rem }</style>"""
+    visits = list_visits(completions)
+    chosen = choose(visits, n)
+    sampled = ""
+    if len(chosen) < len(visits):
+        sampled = (
+            f"{chosen['n'].sum()} of the {visits['n'].sum()} completions are on this page: those at the ends of "
+            "every order, and prompts drawn evenly; python page.py --n 0 shows all"
+        )
+    joined_curves = join_curves(curves, notes)
+    filled, prompts = fill_visits(runs, completions, chosen)
+    about = []
+    for number, run in enumerate(runs):
+        about.append(describe(run, completions[completions["run"] == number], notes[number]))
+        for note in notes[number]:
+            print(f"note: {note}", file=sys.stderr)
+    return {
+        "runs": about,
+        "arguments": join_arguments(runs),
+        "curves": joined_curves,
+        "sampled": sampled,
+        "prompts": prompts,
+        "visits": filled,
+        "orders": [order for order in ORDERS if chosen[order[1]].notna().any()],
+    }
+
+
 # control characters, which a browser hides or which turn text around, and halves of surrogate pairs
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -261,168 +525,62 @@ def spell_out(match: re.Match) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
-def escape(text) -> str:
-    return html.escape(HIDDEN.sub(spell_out, str(text)))
+def make_visible(value):
+    """Returns a JSON value with hidden characters spelled out in all strings, and null for numbers JSON has not."""
+    if isinstance(value, str):
+        return HIDDEN.sub(spell_out, value)
+    if isinstance(value, dict):
+        return {make_visible(key): make_visible(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [make_visible(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
-def text_part(kind: str, label: str, text: str) -> str:
-    body = f'<div class="text" dir="auto">{escape(text)}</div>'
-    return f'<div class="part {kind}"><b>{escape(label)}</b>{body}</div>'
+def to_script_json(data: dict) -> str:
+    """Returns JSON that cannot end the <script> element around it: without any "<"."""
+    text = json.dumps(make_visible(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
 
 
-def folded(summary: str, body: str) -> str:
-    return f'<details class="card"><summary>{summary}</summary>{body}</details>\n'
+def fill_template(values: dict[str, str]) -> str:
+    """Fills each {{name}} of the template once, so that a {{name}} in a value stays as it is.
 
-
-def two_columns(left: str, right: str) -> str:
-    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>\n'
-
-
-def prompt_parts(row: pd.Series) -> str:
-    return "".join(text_part("prompt", message["role"], message["content"]) for message in row["messages"])
-
-
-def answer_parts(row: pd.Series) -> str:
-    """Shows thinking and response; with a bad status also the raw text, which may hold more than the two."""
-    parts = []
-    if row["thinking"]:
-        parts.append(text_part("thinking", "thinking", row["thinking"]))
-    parts.append(text_part("response", "response", row["response"]))
-    if row["status"] != "ok":
-        parts.append(text_part("raw", f"as written ({row['status']})", row["text"]))
-    return "".join(parts)
-
-
-def facts(row: pd.Series) -> str:
-    """Shows status, step, rewards and lengths in one line."""
-    values = {name: row[name] for name in NUMBERS if name != "sample"} | row["rewards"]
-    numbers = [f"{name} {value:.4g}" for name, value in values.items() if pd.notna(value)]
-    return escape(" · ".join([row["status"], *numbers]))
-
-
-def cards(rows: pd.DataFrame, with_prompt: bool = True) -> str:
-    """Shows each completion as a line that opens."""
-    parts = []
-    for _, row in rows.iterrows():
-        start = f'<br><span class="start" dir="auto">{escape(row["response"][:160])}</span>'
-        summary = f"<b>{escape(row['id'])}</b> {facts(row)}{start}"
-        prompt = prompt_parts(row) if with_prompt else ""
-        parts.append(folded(summary, prompt + answer_parts(row)))
-    return "".join(parts)
-
-
-def prompt_history(rows: pd.DataFrame) -> str:
-    """Shows one prompt, then its completions step by step."""
-    by = "reward" if rows["reward"].notna().any() else "gold"  # held-out completions have no reward
-    parts = [prompt_parts(rows.iloc[0])]
-    for step, visit in rows.groupby("step"):
-        summary = f"<b>step {step:.0f}</b> mean {by} {visit[by].mean():.4g}"
-        parts.append(folded(summary, cards(visit, with_prompt=False)))
-    return "".join(parts)
-
-
-def jump_card(rows: pd.DataFrame, first_step: float, last_step: float) -> str:
-    """Shows the completions of one prompt at two steps, side by side."""
-    ends = []
-    columns = []
-    for step in (first_step, last_step):
-        visit = rows[rows["step"] == step]
-        ends.append(f"{visit['reward'].mean():.4g} at step {step:.0f}")
-        columns.append(cards(visit, with_prompt=False))
-    summary = f"<b>{escape(rows['id'].iloc[0])}</b> {' to '.join(ends)}"
-    return folded(summary, prompt_parts(rows.iloc[0]) + two_columns(*columns))
-
-
-def run_name(run: str | Path) -> str:
-    return Path(run).resolve().name
-
-
-def comparison(run_a: str | Path, run_b: str | Path, n: int = 5) -> str:
-    """Shows the pairs of `matched_answers`, one below the other."""
-    a, b = matched_answers(run_a, run_b, n)
-    name_a = escape(run_name(run_a))
-    name_b = escape(run_name(run_b))
-    matched = a.attrs["matched"]
-    parts = [f"<p>{matched} answers match in id, temperature and sample; those that differ most:</p>"]
-    for (_, row_a), (_, row_b) in zip(a.iterrows(), b.iterrows()):
-        scores = []
-        for by in ("gold", "reward"):
-            if pd.notna(row_a[by]) or pd.notna(row_b[by]):
-                scores.append(f"{by} {row_a[by]:.4g} and {row_b[by]:.4g}")
-        summary = f"<b>{escape(row_a['id'])}</b> {', '.join(scores)}"
-        left = f"<p><b>{name_a}</b> {facts(row_a)}</p>{answer_parts(row_a)}"
-        right = f"<p><b>{name_b}</b> {facts(row_b)}</p>{answer_parts(row_b)}"
-        parts.append(folded(summary, prompt_parts(row_a) + two_columns(left, right)))
-    return "".join(parts)
-
-
-# --- 4. the page
-
-
-def make_sections(run: str | Path, rows: pd.DataFrame, other: str | Path, n: int) -> dict[str, str]:
-    """Returns the sections of the page: title to HTML."""
-    sections = {}
-    if other:
-        sections[f"Compared with {run_name(other)}"] = comparison(run, other, n)
-    for by in ("reward", "gold"):
-        if rows[by].notna().any():
-            best, worst = best_and_worst(rows, n, by)
-            sections[f"Highest {by}"] = cards(best)
-            sections[f"Lowest {by}"] = cards(worst)
-    followed = one_prompt(run if has_held_out(run) else rows)
-    if followed["step"].nunique() > 1:
-        sections["One prompt through training"] = prompt_history(followed)
-    if rows.groupby("id")["step"].nunique().max() > 1:
-        for kind, jumps in zip(("rose", "fell"), biggest_jumps(rows, n)):
-            parts = []
-            for jump in jumps.itertuples():
-                parts.append(jump_card(rows[rows["id"] == jump.Index], jump.first_step, jump.last_step))
-            sections[f"Prompts whose reward {kind} most"] = "".join(parts)
-    if not sections:
-        sections[f"The first {n} in the file"] = cards(rows.head(n))
-    return sections
-
-
-def describe(rows: pd.DataFrame) -> list[str]:
-    """Returns the lines at the top of the page."""
-    visited = rows.groupby("id")["step"].nunique()
-    statuses = [f"{status} {count}" for status, count in rows["status"].value_counts().items()]
-    lines = [
-        f"{len(rows)} completions of {len(visited)} prompts; "
-        f"{(visited > 1).sum()} prompts were visited at several steps",
-        f"status: {', '.join(statuses)}",
-    ]
-    for by in ("reward", "gold"):
-        if rows[by].notna().any():
-            lines.append(f"mean {by} {rows[by].mean():.4g}")
-    return lines + rows.attrs["notes"]
-
-
-def write(run: str | Path, out: str | Path, other: str | Path = "", n: int = 10) -> None:
-    """Writes the page of a run to `out`.
-
-    It shows the n best and worst completions by reward and by gold, one prompt through training, and the
-    n biggest rises and falls. With `other`, it also shows the n answers of two evaluations that differ most.
+    The hash in the content security policy lets the template's own script run and nothing else.
     """
-    rows = read_rows(run)
-    name = escape(run_name(run))
-    links = []
-    bodies = []
-    for number, (title, body) in enumerate(make_sections(run, rows, other, n).items()):
-        links.append(f'<li><a href="#{number}">{escape(title)}</a></li>')
-        bodies.append(f'<h2 id="{number}">{escape(title)}</h2>{body or "none"}')
-    top = "<br>".join(escape(line) for line in describe(rows))
-    text = (
-        f"{HEAD}{STYLE}<title>{name}</title></head><body><h1>{name}</h1>"
-        f"<p>{top}</p><ul>{''.join(links)}</ul>{''.join(bodies)}</body></html>\n"
-    )
-    Path(out).write_text(text, "utf-8")
+    template = TEMPLATE.read_text("utf-8")
+    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)[1]
+    digest = hashlib.sha256(script.encode()).digest()
+    values = values | {"script_hash": base64.b64encode(digest).decode()}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def write(runs: list[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
+    """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them."""
+    data = gather([Path(run) for run in runs], n)
+    title = " | ".join(run_name(run) for run in runs)
+    title = html.escape(make_visible(title))
+    page = fill_template({"title": title, "data": to_script_json(data)})
+    Path(out).write_text(page, "utf-8")
+
+
+def write_after_training(run: Path) -> None:
+    """Writes page.html of a run that is finished; only warns if that fails, as nothing else depends on it."""
+    try:
+        write([run], run / "page.html")
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        print(f"WARNING: no page of {run}: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
 
 
 def main(args: Args) -> None:
+    runs = [args.run]
+    if args.other:
+        runs.append(args.other)
     out = args.out or Path(args.run, "page.html")
     try:
-        write(args.run, out, args.other, args.n)
+        write(runs, out, args.n)
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)

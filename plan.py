@@ -6,6 +6,7 @@ and --micro-batch-tokens bounds them.
 """
 
 import os
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -22,16 +23,14 @@ import utils
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}  # a parameter
-FULL_TRAINING = 16  # bytes a parameter: float32 weight, gradient, and Adam's two moments
+# Two moments of Adam, bytes a parameter; with 8 bits each block of 256 has its largest value in float32.
+MOMENTS = {"adamw": 8, "adamw_8bit": 2 * (1 + 4 / 256)}
+# 4 bits; each block of 64 has its largest value in 8 bits, and 256 of those have theirs in float32
+FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 
-TRAINED = "--lora-r, more GPUs with accelerate/8gpu_fsdp2.yaml, or a smaller --model"
-REMEDIES = {  # part: what makes it smaller
-    "policy": TRAINED,
-    "critic": TRAINED,
-    "prime": TRAINED,
-    "training: policy": TRAINED,
+REMEDIES = {  # a part that does not learn: what makes it smaller
     "reference": "--lora-r, which needs no reference",
-    "reward model": "a smaller --reward-model",
+    "reward model": "a smaller --reward-model, such as Skywork/Skywork-Reward-V2-Qwen3-0.6B with 1.1 GiB",
     "scoring": "a smaller --reward-model or --gold",
     "gold": "a smaller --gold",
     "process model": "a smaller --reward-args process.model",
@@ -44,44 +43,68 @@ REMEDIES = {  # part: what makes it smaller
 
 
 def n_shards() -> int:
-    """Returns among how many processes weights are split that FSDP shards: all; without FSDP 1."""
+    """Returns how many processes share the weights of a trained model: all under FSDP, else 1."""
     if policy.is_sharded_launch():
         return PartialState().num_processes
     return 1
 
 
-def n_parameters(path: str, auto_class, lora_r: int = 0) -> tuple[int, int]:
+class Sizes(NamedTuple):
+    """Holds numbers of parameters of a model."""
+
+    whole: int
+    linear: int
+    """Linear layers except the head: --load-in-4bit makes them smaller."""
+    embeddings: int
+    """Embeddings, whose moments are never in 8 bit."""
+    adapter: int
+    """LoRA's, which are no part of `whole`."""
+
+
+def count_parameters(path: str, auto_class, lora_r: int = 0) -> Sizes:
     """Counts the parameters of a model and of its LoRA adapter, without loading weights."""
     model = policy.without_weights(auto_class, utils.load_config(path))
+    n_linear = 0
+    n_embeddings = 0
     n_adapter = 0
     for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding):
+            n_embeddings += module.weight.numel()
         if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "score"):
+            n_linear += module.weight.numel()
             n_adapter += lora_r * (module.in_features + module.out_features)
-    return model.num_parameters(), n_adapter
+    return Sizes(model.num_parameters(), n_linear, n_embeddings, n_adapter)
 
 
-def trained_gib(path: str, lora_r: int, auto_class=AutoModelForCausalLM) -> float:
-    """Returns weights, gradients and optimizer state. With LoRA: those of the adapter, and the frozen weights."""
-    n_weights, n_adapter = n_parameters(path, auto_class, lora_r)
-    n_bytes = FULL_TRAINING * n_weights
-    if lora_r:
-        n_bytes = BYTES[utils.DTYPE] * n_weights + FULL_TRAINING * n_adapter
+def trained_gib(path: str, args, auto_class=AutoModelForCausalLM) -> float:
+    """Returns weights, gradients and optimizer state, as `lora_r`, `load_in_4bit` and `optim` of `args` make them.
+
+    With LoRA: those of the adapter, and the frozen weights.
+    """
+    sizes = count_parameters(path, auto_class, args.lora_r)
+    learning = 4 + 4 + MOMENTS[args.optim]  # bytes a parameter: float32 weight, gradient, moments
+    if args.lora_r:
+        n_bytes = BYTES[utils.DTYPE] * sizes.whole + learning * sizes.adapter
+        if args.load_in_4bit:
+            n_bytes -= (BYTES[utils.DTYPE] - FOUR_BIT) * sizes.linear
+    else:
+        n_bytes = learning * sizes.whole + (MOMENTS["adamw"] - MOMENTS[args.optim]) * sizes.embeddings
     return n_bytes / n_shards() / GIB
 
 
-def critic_gib(path: str, lora_r: int) -> float:
+def critic_gib(path: str, args) -> float:
     """Returns `trained_gib` of PPO's critic, which has one output in place of an LM head."""
-    return trained_gib(path, lora_r, AutoModelForTokenClassification)
+    return trained_gib(path, args, AutoModelForTokenClassification)
 
 
 def frozen_gib(path: str, auto_class) -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
-    return n_parameters(path, auto_class)[0] * BYTES[utils.DTYPE] / GIB
+    return count_parameters(path, auto_class).whole * BYTES[utils.DTYPE] / GIB
 
 
 def reference_gib(path: str) -> float:
     """Returns the weights of the reference, sharded as the policy's."""
-    n_weights, _ = n_parameters(path, AutoModelForCausalLM)
+    n_weights = count_parameters(path, AutoModelForCausalLM).whole
     return n_weights * BYTES[policy.reference_dtype()] / n_shards() / GIB
 
 
@@ -108,7 +131,7 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
     parts["scoring"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if is_model(args.gold):
         parts["scoring"] += frozen_gib(args.gold, AutoModelForSequenceClassification)
-    parts["training: policy"] = trained_gib(args.model, args.lora_r)
+    parts["training: policy"] = trained_gib(args.model, args)
     return parts
 
 
@@ -123,13 +146,13 @@ def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     if "process" in options and ".py:" not in options["process"]["model"]:
         parts["process model"] = frozen_gib(options["process"]["model"], AutoModelForTokenClassification)
     if "prime" in options:
-        parts["prime"] = trained_gib(args.model, args.lora_r)
+        parts["prime"] = trained_gib(args.model, args)
     return parts
 
 
 def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of the policy, its reference and what samples from it."""
-    parts = {"policy": trained_gib(args.model, args.lora_r)}
+    parts = {"policy": trained_gib(args.model, args)}
     if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = reference_gib(args.model)
     if use_vllm:
@@ -137,7 +160,21 @@ def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     return parts
 
 
-def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
+def remedies(part: str, args) -> list[str]:
+    """Lists what makes a part of the memory smaller, the most helpful first, without what `args` has already."""
+    if part in REMEDIES:
+        return [REMEDIES[part]]
+    found = []  # it learns
+    if not args.lora_r:
+        found.append("--lora-r 64")
+    elif not args.load_in_4bit and not policy.is_sharded_launch():
+        found.append("--load-in-4bit")
+    if args.optim == "adamw" and not policy.is_sharded_launch():
+        found.append("--optim adamw_8bit")
+    return [*found, "more GPUs with accelerate/8gpu_fsdp2.yaml", "a smaller --model"]
+
+
+def check_memory(parts: dict[str, float], args, at_once: bool = True) -> str:
     """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a time.
 
     The message says what would help, the largest part first.
@@ -149,12 +186,12 @@ def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
     there = torch.cuda.get_device_properties(0).total_memory / GIB
     offloads = os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true"
     if needed > there and not offloads:
-        remedies = []
+        helpful = []
         for name in sorted(parts, key=parts.get, reverse=True):
-            if (at_once or parts[name] > there) and REMEDIES[name] not in remedies:
-                remedies.append(REMEDIES[name])
+            if at_once or parts[name] > there:
+                helpful += remedies(name, args)
         runs.fail(
             f"{needed:.0f} GiB are needed of a GPU's {there:.0f}, without activations ({listed}). "
-            f"What helps most comes first: {'; '.join(remedies)}"
+            f"What helps most comes first: {'; '.join(dict.fromkeys(helpful))}"
         )
     return f"GiB a GPU, without activations: {listed}; {there - needed:.3g} of {there:.3g} are left for those"

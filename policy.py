@@ -6,6 +6,7 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 """
 
 import contextlib
+import copy
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import templates
@@ -107,17 +108,26 @@ def without_weights(auto_class, config, dtype: str = "float32") -> nn.Module:
 
 
 def load_weights(
-    auto_class, path: str, dtype: str, new_head: bool = False, sharded: bool = False, config=None, **kwargs
+    auto_class,
+    path: str,
+    dtype: str,
+    new_head: bool = False,
+    sharded: bool = False,
+    config=None,
+    load_in_4bit: bool = False,
 ) -> tuple[nn.Module, list[str]]:
     """Loads a model and returns it with the names of weights that the folder lacks.
 
     With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
     rank 0 alone reads it; on other ranks it is without weights until `place` gives them their shards.
+    `load_in_4bit`: linear layers except the head become 4 bits a weight (NF4, QLoRA, 2305.14314).
     Exits with 2 if another weight is missing, as it would be random, if a weight is not finite, or if the
     folder cannot be read.
     """
     config = config or utils.load_config(path)
-    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    kwargs = {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    if load_in_4bit:
+        kwargs["quantization_config"] = _four_bits(dtype, new_head)
     try:
         empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
@@ -125,9 +135,12 @@ def load_weights(
         with watchdog.patient(4 * empty.num_parameters()):  # bytes of a file in float32
             model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **utils.SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
-        runs.fail(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})")
+        reason = str(error).partition("\n")[0]
+        runs.fail(f"{path}: its weights cannot be read ({reason})")
+    if load_in_4bit:
+        _keep_gradient_on_a_cpu(model)
     if model.can_generate():
-        # without the folder's own, whose repetition penalty, say, neither vLLM nor the loss would have
+        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = empty.generation_config
     missing = list(info["missing_keys"])
     missing += [name for name, *_ in info["mismatched_keys"]]
@@ -142,13 +155,35 @@ def load_weights(
     return model, missing
 
 
+def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
+    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        # transformers finds an LM head by itself, but no classifier's head that has a bias
+        llm_int8_skip_modules=["score"] if is_classifier else None,
+    )
+
+
+def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
+    """Stops bitsandbytes from packing 4-bit weights on a CPU that evaluates: they would have no gradient after."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def has_adapter(model: nn.Module) -> bool:
     """Tells whether a model is a peft model, without importing peft, which takes seconds."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
-    """Adds a LoRA adapter on all linear layers, or loads the one of a checkpoint. Its weights are float32."""
+    """Adds a LoRA adapter on all linear layers, or loads that of the checkpoint `resume_from`; it is float32.
+
+    `config`: further fields of peft's LoraConfig.
+    """
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if resume_from:
@@ -192,24 +227,27 @@ def load_policy(
     lora_r: int,
     gradient_checkpointing: bool,
     resume_from: str | None = None,
-    sharded: bool = True,
+    load_in_4bit: bool = False,
 ) -> nn.Module:
     """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
 
-    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16. `sharded`: see `load_weights`.
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
+    `load_in_4bit`: those that are frozen have 4 bits.
     """
     if lora_r:
-        model, _ = load_weights(AutoModelForCausalLM, path, utils.DTYPE, sharded=sharded)
+        model, _ = load_weights(
+            AutoModelForCausalLM, path, utils.DTYPE, sharded=True, load_in_4bit=load_in_4bit
+        )
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
-        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=sharded)
+        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=True)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
 def place(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
-    """Places a model on this process's device: rank 0's in shards under FSDP2, else a whole copy."""
+    """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
     if accelerator.is_fsdp2:
         return fsdp2_prepare_model(accelerator, model)
     return accelerator.prepare_model(model, evaluation_mode=not learns)
@@ -227,13 +265,32 @@ def prepare_trained(
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
+    optim: str = "adamw",
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Places a model that learns, and makes its AdamW optimizer."""
+    """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
     model = place(accelerator, model, learns=True)
     # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    if optim == "adamw_8bit":
+        optimizer = _adamw_8bit(model, trained, learning_rate, weight_decay, betas)
+    else:
+        optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
     return model, accelerator.prepare_optimizer(optimizer)
+
+
+def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_decay: float, betas: tuple):
+    """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers' Trainer."""
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer = AdamW8bit(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as
+    # that of another round, may have the address of an earlier one.
+    optimizer.mng = copy.copy(optimizer.mng)
+    optimizer.mng.initialize()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            optimizer.mng.override_config(module.weight, "optim_bits", 32)
+    return optimizer
 
 
 # --- 2. log-probabilities
@@ -272,7 +329,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         generate: dict | None = None,
         position_ids: torch.Tensor | None = None,
-        third: str = "",
+        extra: str = "",
     ):
         """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
@@ -284,7 +341,7 @@ class Policy(nn.Module):
                 here so that FSDP2 gathers the weights.
             position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
                 `collate_packed`.
-            third: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
+            extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
                 "kl_uniform": KL(uniform || policy), nats.
         """
         if generate is not None:
@@ -310,7 +367,7 @@ class Policy(nn.Module):
         for start in range(0, len(targets), tokens_at_once):
             chunk = hidden[start : start + tokens_at_once]
             chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, third)
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, extra)
             if len(targets) <= tokens_at_once:
                 chunks.append(self._logprobs_of_chunk(*arguments))
             else:  # the backward pass computes logits again, so that those of one chunk are there at a time
@@ -322,9 +379,9 @@ class Policy(nn.Module):
         )
 
     def _logprobs_of_chunk(
-        self, hidden, weight, bias, targets, entropy_gradient: bool, third: str
+        self, hidden, weight, bias, targets, entropy_gradient: bool, extra: str
     ) -> tuple[torch.Tensor, ...]:
-        """Returns log-probabilities and entropies (N,) of N tokens from their hidden states (N, width)."""
+        """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
@@ -336,9 +393,9 @@ class Policy(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities = (logits - normaliser.unsqueeze(-1)).exp()
             entropies = normaliser - (probabilities * logits).sum(-1)
-        if third == "likeliest":
+        if extra == "likeliest":
             return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
-        if third == "kl_uniform":
+        if extra == "kl_uniform":
             return logprobs, entropies, normaliser - logits.mean(-1) - math.log(logits.size(-1))
         return logprobs, entropies
 
@@ -552,7 +609,7 @@ def set_entropy_statistics(
     The rewards self_certainty and negative_entropy read them.
     """
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        _, entropies, kl_uniform = model(**batch, third="kl_uniform")
+        _, entropies, kl_uniform = model(**batch, extra="kl_uniform")
         for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {
@@ -651,13 +708,24 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return
 
     for name, weight in inner.named_parameters():
-        if inner.prefix in name:  # the adapter's own weights
+        # the adapter's own weights, and a head as it was before training
+        if inner.prefix in name or ".original_module." in name:
             continue
-        tensor = whole(weight.detach())
+        tensor = whole(_in_16_or_32_bit(weight))
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
             tensor = _merged(layer, tensor)
-        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), tensor
+        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        yield name.replace(".modules_to_save.default", ""), tensor
+
+
+def _in_16_or_32_bit(weight: nn.Parameter) -> torch.Tensor:
+    """Returns the values that a weight in 4 bits stands for, which a forward computes with; any other as it is."""
+    if not hasattr(weight, "quant_state"):
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, weight.quant_state)
 
 
 def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,12 @@
 
 A block of experiments/*.sh begins with `# row: table1/NAME` or, if several rows share it, with
 `# stage: NAME`. A line `# needs: NAME ...` names the blocks that come before it. Bash runs a block's lines
-after the settings at the top of its file; this script sets SEED, RESULTS, JUDGE_FLAGS and AS_RELEASED for it.
+after the settings at the top of its file; this script sets SEED, RESULTS, JUDGE_FLAGS, TEMPLATES and
+AS_RELEASED for it.
 
 A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
-`rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes.
+`rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes. With
+`-as-released` at its end the row trains nothing: it evaluates the checkpoint of the paper's authors.
 """
 
 import os
@@ -31,6 +33,7 @@ import tyro
 import endpoint
 import runs
 from experiments import tables
+from rows import read_rows
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
@@ -69,6 +72,9 @@ class Args:
     """US dollars that the judge may cost in each evaluation; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens that a judge reads and writes; name the dearest judge's."""
+    templates: str = ""
+    """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
+    out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
     lanes: int = 1
     """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
@@ -108,6 +114,14 @@ class Block:
     def cannot_run(self) -> bool:
         """Tells whether it has neither a command nor a need; its notes say why."""
         return not self.needs and self.notes == self.text.strip()
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Returns the folder of the published checkpoint that a row as released evaluates; None for others."""
+        if not self.row.endswith(tables.AS_RELEASED):
+            return None
+        folder = os.environ.get("CHECKPOINTS", "checkpoints")
+        return HERE / folder / self.row.removesuffix(tables.AS_RELEASED)
 
     @property
     def is_preparation(self) -> bool:
@@ -241,7 +255,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 def check_inputs(
     jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
 ) -> None:
-    """Exits with 2 if data for a row of the paper, or a key for its judges, is missing.
+    """Exits with 2 if data for a row of the paper, its references, or a key for its judges, is missing.
 
     Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
     """
@@ -249,6 +263,10 @@ def check_inputs(
     lines = []
     for job in jobs:
         block = blocks[job.block]
+        if block.checkpoint and not block.checkpoint.exists():
+            runs.fail(
+                f"{block.checkpoint} is missing: the checkpoint of the paper's authors; docs/paper.md says how to get it"
+            )
         lines.append(block.text)
         if block.table and block.table not in TOY_TABLES:
             for evaluation in evaluations_of(block):
@@ -260,8 +278,41 @@ def check_inputs(
     missing = [path for path in paths if not (HERE / path).exists()]
     if missing:
         runs.fail(f"{', '.join(missing)} must be made first; data/README.md says how")
+    check_references(lines)
     if "$gpt" in text:  # evaluate.sh names its judges $gpt4o and $gpt41
         endpoint.Endpoint("the judges", Path(), judge_url, key_env=key_env)  # exits with 2 without a key
+
+
+def check_references(lines: list[str]) -> None:
+    """Exits with 2 if WildBench's tasks lack the reference answers that a line of evaluate.sh compares with."""
+    for line in lines:
+        tasks = re.search(r" --tasks (data/(?!toy/)\S+)", line)
+        if not tasks:
+            continue
+        named = re.search(r" --references (\S+)", line)
+        reference = "gpt-4"  # the default of eval_wildbench.py
+        if named:
+            reference = named[1]
+        n_without = 0
+        for task in read_rows(HERE / tasks[1], "messages"):
+            if reference not in (task.get("references") or {}):
+                n_without += 1
+        if n_without:
+            runs.fail(
+                f"{tasks[1]}: {n_without} tasks have no reference {reference!r}; data/README.md says where it comes from"
+            )
+
+
+def check_templates(folder: str) -> None:
+    """Prints which judges read our own words, as --templates lacks their file; exits with 2 if it has none."""
+    evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
+    files = re.findall(r"^ *([\w |-]+)\) instructions (\S+)", evaluate, re.MULTILINE)
+    missing = [(names, file) for names, file in files if not (Path(folder) / file).exists()]
+    if len(missing) == len(files):
+        wanted = ", ".join(file for _, file in files)
+        runs.fail(f"--templates {folder}: none of {wanted} is in it")
+    for names, file in missing:
+        print(f"--templates {folder} has no {file}: {names} is judged in our own wording", flush=True)
 
 
 # --- 4. running
@@ -279,6 +330,8 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
         judge_flags += ["--budget", str(args.budget), "--price", *map(str, args.price)]
     if judge_flags:
         variables["JUDGE_FLAGS"] = " ".join(judge_flags)
+    if args.templates:
+        variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
         variables["AS_RELEASED"] = "--as-released"
     return variables
@@ -395,6 +448,18 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     return wanted
 
 
+def with_checkpoints(wanted: list[Block]) -> list[Block]:
+    """Leaves out the rows as released whose checkpoint is not here, and says how many."""
+    kept = [block for block in wanted if block.checkpoint is None or block.checkpoint.exists()]
+    n_left_out = len(wanted) - len(kept)
+    if n_left_out:
+        print(
+            f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md",
+            flush=True,
+        )
+    return kept
+
+
 def show(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
     """Prints the commands of the jobs, after the settings at the top of their file and with the variables given."""
     settings = ""
@@ -423,7 +488,11 @@ def main(args: Args) -> None:
         runs.fail("--budget needs --price: US dollars for a million tokens read and written")
     if args.lanes < 1:
         runs.fail(f"--lanes {args.lanes}: use 1 or more")
+    if args.templates:
+        check_templates(args.templates)
     wanted = wanted_blocks(args, rows)
+    if args.run and not args.row:
+        wanted = with_checkpoints(wanted)
     root = root_of(args, args.table)
     jobs = plan(args, wanted, blocks, root)
     if args.dry_run or not args.run:

@@ -1,6 +1,7 @@
 """Samples completions from the policy, reads them, and measures what is logged of them.
 
-    sampler = Sampler(args.model, tokenizer, Sampling(temperature=0.7, max_tokens=4096), use_vllm=True)
+    sampling = Sampling(temperature=0.7, max_tokens=4096)
+    sampler = Sampler(args.model, tokenizer, sampling, use_vllm=True, in_process=True)
     sampler.sync(policy)                                  # the sampler has the policy's weights now
     for place, sample in sampler.sample(prompts):         # as they end, in any order
         ...
@@ -34,6 +35,7 @@ import utils
 import vllm_engine
 import vllm_server
 import watchdog
+from thinking_budget import ThinkingBudget
 
 # nats a token by which sampler and trainer may differ; rounding makes about 0.01 in bfloat16, 1e-6 in float32
 MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
@@ -44,7 +46,7 @@ MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
 
 @dataclass
 class Sample:
-    """What a sampler returns for one prompt."""
+    """Holds what a sampler returns for one prompt."""
 
     ids: list[int]
     """Token ids, with the end of turn if there is one."""
@@ -56,7 +58,7 @@ class Sample:
 
 @dataclass
 class Completion:
-    """One completion, from the rollout to the log."""
+    """Holds one completion, from the rollout to the log."""
 
     id: str
     messages: list[dict]
@@ -93,12 +95,12 @@ class Completion:
 
     @property
     def n_trained_tokens(self) -> int:
-        """Tokens that the loss counts."""
+        """Returns how many tokens the loss counts."""
         return len(self.ids) if self.loss_mask is None else sum(self.loss_mask)
 
     @property
     def mean_advantage(self) -> float:
-        """Mean over the tokens that the loss counts; 0 before there are advantages."""
+        """Returns the mean over the tokens that the loss counts; 0 before there are advantages."""
         mask = self.loss_mask or [1] * len(self.ids)
         return sum(itertools.compress(self.advantages, mask)) / max(1, self.n_trained_tokens)
 
@@ -165,7 +167,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
 
 @dataclass
 class Sampling:
-    """How completions are sampled. Nothing is taken from the model's own generation config."""
+    """Says how completions are sampled. Nothing is taken from the model's own generation config."""
 
     temperature: float
     """0 is greedy."""
@@ -173,6 +175,8 @@ class Sampling:
     top_p: float = 1.0
     stop: str = ""
     """A string that ends a completion, which keeps it; the tokenizer's ends of turn always do."""
+    budget: ThinkingBudget | None = None
+    """Closes thinking that is too long; None: it may take all tokens. A server does not take one."""
 
 
 def use_vllm(rollout: str) -> bool:
@@ -220,8 +224,8 @@ class Sampler:
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
         self.batch_size = batch_size
-        self.breaches = 0
-        self.vllm = server
+        self.breaches_in_a_row = 0  # see `check`
+        self.vllm = server  # or an engine, or several; None: transformers samples from self.policy
         self.policy = None
         if use_vllm and in_process:
             self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, sleeps)
@@ -260,6 +264,8 @@ class Sampler:
                 requests[place] = {"prompt": prompt, **parameters}
                 if seeds:
                     requests[place]["seed"] = seeds[place]
+                if self.sampling.budget:
+                    requests[place]["budget"] = self.sampling.budget
         for place, ids, logprobs, finished in self.vllm.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
@@ -301,6 +307,9 @@ class Sampler:
             last = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
             return torch.tensor([self._has_ended(row) for row in last], device=ids.device)
 
+        def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
+
         config = GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
@@ -312,6 +321,8 @@ class Sampler:
                 do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
             )
         options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+        if self.sampling.budget:
+            options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, policy.Policy):
             # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
             options["synced_gpus"] = policy.is_sharded_launch()
@@ -353,11 +364,11 @@ class Sampler:
         # top-p sampling raises every sampled token's log-probability by up to -log(p)
         limit = MAX_LOGPROB_GAP[utils.DTYPE] - math.log(self.sampling.top_p)
         if gap <= limit:
-            self.breaches = 0
+            self.breaches_in_a_row = 0
             return
-        self.breaches += 1
+        self.breaches_in_a_row += 1
         message = f"step {step}: sampler and trainer disagree by {gap:.4f} nat a token (limit {limit:.4f})"
-        if self.breaches == 2:
+        if self.breaches_in_a_row == 2:
             raise RuntimeError(
                 f"{message}, twice in a row: vLLM samples from other weights than those being trained"
             )
@@ -379,19 +390,26 @@ class Sampler:
 
 
 def policy_sampler(
-    args, tokenizer: Tokenizer, use_vllm: bool, top_p: float = 1.0, server: vllm_server.Server | None = None
+    args,
+    tokenizer: Tokenizer,
+    use_vllm: bool,
+    max_tokens: int,
+    max_length: int,
+    top_p: float = 1.0,
+    sleeps: bool = False,
+    server: vllm_server.Server | None = None,
 ) -> Sampler:
-    """Loads what samples for train_grpo.py or train_ppo.py; the policy's weights come to it by `sync`."""
+    """Loads what samples in a training loop, whose policy comes to it by `sync`; see Sampling and Sampler."""
     stop = utils.THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,
         tokenizer,
-        Sampling(args.temperature, args.max_completion_tokens, top_p, stop),
+        Sampling(args.temperature, max_tokens, top_p, stop),
         use_vllm,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_memory=args.vllm_memory,
+        max_length,
+        args.vllm_memory,
         in_process=True,
-        sleeps=args.vllm_sleep,
+        sleeps=sleeps,
         server=server,
     )
 
@@ -536,7 +554,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
 def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     """Returns mean and spread of the rewards of a step; NaN (no reward) counts in neither.
 
-    `name`: "preference" if that is the reward, "total" if several are combined; TRL logs them under it too.
+    `name`: "preference" if that is the only reward, "total" if several are combined. Both are logged again
+    under the key that TRL makes of it.
     """
     known = rewards_P_G[~rewards_P_G.isnan()]
     if not len(known):

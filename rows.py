@@ -1,63 +1,344 @@
-"""Reads input rows, whose schemas are in data/README.md, and the prompts of a training run.
+"""Reads prompts, traces and pairs in the forms that users have, and the prompts of a training run.
 
-A file that cannot be used ends the program with exit code 2 and one line that names file, line and field.
+data/README.md has the forms. Input that cannot be used ends the program with exit code 2 and one line that
+names file, line and field. A row whose texts cannot be trained on is dropped for a reason, and listed.
 """
 
-import gzip
 import json
-import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import runs  # first: it turns telemetry off before accelerate is imported  # isort: skip
-import pandas as pd
-import pyarrow
 from accelerate import PartialState
 
+import sources
 import templates
+import utils
 
 TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
 # checked even if the caller does not ask for them
 OPTIONAL_TEXT_FIELDS = ("chosen_thinking", "rejected_thinking")
 ROLES = ("system", "user", "assistant", "tool")
-DAMAGED_FILE = (OSError, EOFError, zlib.error, pyarrow.ArrowException, UnicodeError)
+# how the thinking is called where it is apart from the answer: in a row, or in an assistant's turn
+THINKING_FIELDS = ("thinking", "thought", "reasoning_content")
 
-# --- 1. rows of a file
+EXPECTED_PROMPT = "'messages' or 'prompt' (messages or a text)"
+EXPECTED_TRACE = (
+    "a prompt ('messages' or 'prompt'), 'thinking' (or 'thought') and 'response'; or 'messages' that end "
+    "with an assistant's turn, or 'prompt' and 'completion', with the thinking in tags"
+)
+EXPECTED_PAIR = (
+    "a prompt ('messages' or 'prompt'), 'chosen' and 'rejected', all texts or messages; or 'chosen' and "
+    "'rejected' alone, as whole conversations"
+)
+
+
+class BadInput(ValueError):
+    """A row or an argument cannot be used; the message says which field, and what to do."""
+
+
+class Dropped(Exception):
+    """One row is not kept; the message is the reason that is counted."""
+
+
+# --- 1. what a row holds
+
+
+def check_object(row: object) -> None:
+    """Raises BadInput unless a row is an object with named fields."""
+    if not isinstance(row, dict):
+        raise BadInput(f"not a JSON object but {_shorten(row)}")
+
+
+def messages_of(row: dict, name: str) -> list[dict]:
+    """Returns a field's conversation, without empty keys; BadInput unless its turns have role and content."""
+    messages = row[name]
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+        raise BadInput(f"{name!r} must be a list of {{'role', 'content'}} with strings")
+    # a table has every key in every turn
+    return [{key: value for key, value in turn.items() if value is not None} for turn in messages]
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict):
+        return False
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+
+
+def prompt_of(row: dict) -> list[dict]:
+    """Returns the conversation in `messages` or `prompt`, whichever role it ends with.
+
+    In a pair, it may be the turns of `chosen` before the answer; a `prompt` that is a text is then their last
+    one, as in UltraFeedback. Else such a text is one user turn.
+    """
+    if row.get("messages") is not None:
+        return messages_of(row, "messages")
+    if isinstance(row.get("prompt"), list):
+        return messages_of(row, "prompt")
+    if isinstance(row.get("chosen"), list) and len(row["chosen"]) > 1:
+        return messages_of(row, "chosen")[:-1]
+    if row.get("prompt") is None:
+        raise BadInput(f"no field 'messages' or 'prompt' (found {_fields_of(row)})")
+    return [{"role": "user", "content": _text_of(row, "prompt")}]
+
+
+def without_answer(messages: list[dict]) -> list[dict]:
+    """Returns a conversation without the assistant's turn that it may end with."""
+    if messages and messages[-1]["role"] == "assistant":
+        return messages[:-1]
+    return messages
+
+
+def check_messages(messages: list[dict]) -> None:
+    """Raises BadInput unless a conversation is in known roles and ends with a user's turn that has text."""
+    remedy = "data/prepare.py leaves such rows out"
+    for message in messages:
+        if message["role"] not in ROLES:  # a template would write it into the text, or drop the turn
+            raise BadInput(
+                f"the role {message['role']!r} in 'messages' is not one of {', '.join(ROLES)}; {remedy}"
+            )
+    if not messages:
+        raise BadInput(f"there is no prompt before the answer; {remedy}")
+    last = messages[-1]
+    if last["role"] != "user":
+        raise BadInput(
+            f"'messages' must end with the user's turn, not with one of {last['role']!r}; {remedy}"
+        )
+    if not last["content"].strip():
+        raise BadInput(f"the last turn of 'messages' is empty; {remedy}")
+
+
+def _text_of(row: dict, name: str) -> str:
+    if not isinstance(row[name], str):
+        raise BadInput(f"{name!r} must be a text, not {_shorten(row[name])}")
+    return row[name]
+
+
+def _fields_of(row: dict) -> str:
+    return ", ".join(key for key in row if row[key] is not None) or "nothing"
+
+
+def _shorten(value: object, n: int = 50) -> str:
+    """Returns the beginning of a value as JSON, for an error message."""
+    return json.dumps(value)[:n]
+
+
+def _describe(row: object) -> str:
+    """Returns the fields of a row with the beginnings of their values."""
+    if not isinstance(row, dict):
+        return _shorten(row)
+    return "{" + ", ".join(f"{key!r}: {_shorten(value, 80)}" for key, value in row.items()) + "}"
+
+
+# --- 2. thinking and response of an answer
+
+
+def thinking_field(row: dict) -> str:
+    """Returns the field of a row, or of an assistant's turn, that holds its thinking; "" if there is none."""
+    for name in THINKING_FIELDS:
+        if row.get(name) is not None:
+            return name
+    return ""
+
+
+def think_format_of(text: str) -> str:
+    """Returns the think format whose tags are all in a text, else the one with the fewest.
+
+    Returns "" if not one tag of any thinking is in it.
+    """
+    with_thinking = [name for name, known in utils.THINK_FORMATS.items() if known.thinking_tags]
+    # a format with fewer tags would take the other tags for words
+    with_thinking.sort(key=lambda name: -len(utils.THINK_FORMATS[name].tags))
+    tags = [tag for name in with_thinking for tag in utils.THINK_FORMATS[name].thinking_tags]
+    if not any(tag in text for tag in tags):
+        return ""
+    for name in with_thinking:
+        if all(tag in text for tag in utils.THINK_FORMATS[name].tags):
+            return name
+    return with_thinking[-1]
+
+
+def split_answer(answer: dict) -> tuple[str, str]:
+    """Returns thinking and response of an assistant's turn; raises Dropped if its tags fit no think format.
+
+    The thinking is in a field of its own, or in tags before the response. Without either it is "".
+    """
+    name = thinking_field(answer)
+    if name:
+        return _text_of(answer, name), answer["content"]
+
+    text = answer["content"]
+    think_format = think_format_of(text)
+    if not think_format:
+        return "", text
+    thinking, response, status = utils.split_thinking(text, think_format)
+    if status == "ok" and not text.rstrip().endswith(utils.THINK_FORMATS[think_format].stop):
+        status = "text_after_response"  # the parser would cut it off
+    if status == "ok" and any(tag in thinking or tag in response for tag in utils.TAGS):
+        status = "tag_inside_text"
+    if status != "ok":
+        raise Dropped(status)
+    return thinking, response
+
+
+def answer_of(row: dict, name: str) -> tuple[list[dict], dict]:
+    """Returns the turns before an answer, maybe none, and the answer, an assistant's turn.
+
+    The field holds a text, or messages that end with the answer. Raises Dropped if another role ends them.
+    """
+    if isinstance(row[name], str):
+        return [], {"role": "assistant", "content": row[name]}
+    *turns, answer = messages_of(row, name)
+    if answer["role"] != "assistant":
+        raise Dropped("not_ending_in_assistant")
+    return turns, answer
+
+
+# --- 3. prompts, traces and pairs
+
+
+def to_prompt(row: dict) -> dict:
+    """Returns a prompt row. An answer at the end of `messages` is left out; then `had_answer` is True."""
+    messages = prompt_of(row)
+    prompt = without_answer(messages)
+    converted = {**_others(row, "prompt"), "messages": prompt}
+    if len(prompt) < len(messages):
+        converted["had_answer"] = True
+    return converted
+
+
+def to_trace(row: dict) -> dict:
+    """Returns a trace row with `messages`, `thinking` ("" if there is none) and `response`.
+
+    Raises Dropped for an answer that was cut off (`finish_reason`), or whose tags fit no think format.
+    """
+    if row.get("finish_reason") == "length":
+        raise Dropped("truncated")
+    name = thinking_field(row)
+    if row.get("response") is not None:
+        if not name:
+            raise BadInput(f"no field 'thinking' (found {_fields_of(row)})")
+        messages = without_answer(prompt_of(row))  # an answer there is the source's, not the teacher's
+        answer = {"content": _text_of(row, "response")}
+    elif row.get("completion") is not None or row.get("output") is not None:
+        field = "completion" if row.get("completion") is not None else "output"
+        more, answer = answer_of(row, field)
+        messages = without_answer(prompt_of(row)) + more
+    else:
+        messages = []
+        answer = {}
+        if row.get("messages"):
+            *messages, answer = messages_of(row, "messages")
+        if answer.get("role") != "assistant":
+            raise BadInput(f"no field 'response', and no answer ends 'messages' (found {_fields_of(row)})")
+    if name:
+        answer["thinking"] = _text_of(row, name)
+    thinking, response = split_answer(answer)
+    others = _others(row, "prompt", "completion", "output", *THINKING_FIELDS)
+    return {**others, "messages": messages, "thinking": thinking, "response": response}
+
+
+def to_pair(row: dict) -> dict:
+    """Returns a preference row with `messages`, `chosen` and `rejected`, and their thinking if they have it.
+
+    Raises Dropped if the two sides are not answers to one prompt, or if the tags of one fit no think format.
+    """
+    for side in ("chosen", "rejected"):
+        if row.get(side) is None:
+            raise BadInput(f"no field {side!r} (found {_fields_of(row)})")
+        if not isinstance(row[side], str | list):
+            raise BadInput(f"{side!r} must be a text or messages, not {_shorten(row[side])}")
+    prompt, chosen = answer_of(row, "chosen")
+    prompt_of_rejected, rejected = answer_of(row, "rejected")
+    if prompt != prompt_of_rejected:
+        raise Dropped("different_prompts")
+    given = without_answer(prompt_of(row))
+    if prompt and prompt != given:
+        raise Dropped("different_prompts")
+
+    pair = {**_others(row, "prompt"), "messages": given}
+    for side, answer in (("chosen", chosen), ("rejected", rejected)):
+        if row.get(f"{side}_thinking") is not None:
+            answer["thinking"] = _text_of(row, f"{side}_thinking")
+        thinking, pair[side] = split_answer(answer)
+        if thinking:
+            pair[f"{side}_thinking"] = thinking
+    return pair
+
+
+def _others(row: dict, *names: str) -> dict:
+    """Returns the fields of a row without those named."""
+    return {key: value for key, value in row.items() if key not in names}
+
+
+# --- 4. readers
+
+
+def read_prompts(name: Path | str, flag: str = "--prompts") -> list[dict]:
+    """Reads prompt rows, with all their fields, in any form and from any place that data/README.md names."""
+    prompts, _ = _read(name, flag, to_prompt, EXPECTED_PROMPT)  # none is dropped
+    return prompts
+
+
+def read_traces(name: Path | str, flag: str = "--traces") -> tuple[list[dict], list[dict]]:
+    """Reads trace rows likewise; returns them, and the dropped ones {id, reason}."""
+    return _read(name, flag, to_trace, EXPECTED_TRACE)
+
+
+def read_pairs(name: Path | str, flag: str = "--pairs") -> tuple[list[dict], list[dict]]:
+    """Reads preference rows likewise; returns them, and the dropped ones {id, reason}."""
+    return _read(name, flag, to_pair, EXPECTED_PAIR)
+
+
+def _read(
+    name: Path | str, flag: str, convert: Callable[[dict], dict], expected: str
+) -> tuple[list[dict], list[dict]]:
+    """Reads and converts rows; a row that is of another form exits with 2, shown with what was expected."""
+    found = []
+    dropped = []
+    for number, row in sources.read_source(str(name), flag):
+        try:
+            check_object(row)
+            row_id = _id_of(row, name, number)
+            _check_unicode(row)
+            converted = convert(row) | {"id": row_id}
+            check_messages(converted["messages"])
+        except BadInput as error:
+            runs.fail(f"{name}:{number}: {error}; expected: {expected}; the row: {_describe(row)}")
+        except Dropped as reason:
+            dropped.append({"id": row_id, "reason": str(reason)})
+        else:
+            found.append(converted)
+    if not found and not dropped:
+        runs.fail(f"{flag} {name}: no rows")
+    return found, dropped
 
 
 def read_rows(path: Path | str, *fields: str) -> list[dict]:
-    """Reads the rows of a .jsonl, .jsonl.gz or .parquet file, each of which must have `fields`.
+    """Reads the rows of a local file as they are, each of which must have `fields`.
 
     A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row from 0>`.
     """
-    path = Path(path)
-    if not path.is_file():
-        remedy = "data/README.md says how to make it"
-        if path.parts[:2] == ("data", "toy"):
-            remedy = "python -m data.toy.world writes it"
-        runs.fail(f"{path}: no such file; {remedy}")
-    try:
-        if path.suffix == ".parquet":
-            numbered_rows = _read_parquet(path)
-        else:
-            numbered_rows = _read_json_lines(path, check_unicode="messages" in fields)
-    except DAMAGED_FILE as error:
-        runs.fail(f"{path}: cannot be read ({error or type(error).__name__})")
-    if not numbered_rows:
+    if not sources.is_local(str(path)):
+        runs.fail(f"{path}: {sources.no_such_file(str(path))}")
+    found = []
+    for number, row in sources.read_local(str(path)):
+        try:
+            check_object(row)
+            if "messages" not in row and isinstance(row.get("prompt"), list):
+                row["messages"] = row.pop("prompt")
+            row["id"] = _id_of(row, path, number)
+            _check_fields(row, fields)
+            if "messages" in fields:
+                _check_unicode(row)
+                check_messages(messages_of(row, "messages"))
+        except BadInput as error:
+            runs.fail(f"{path}:{number}: {error}")
+        found.append(row)
+    if not found:
         runs.fail(f"{path}: no rows")
-
-    for number, row in numbered_rows.items():
-        place = f"{path}:{number}"
-        if not isinstance(row, dict):
-            runs.fail(f"{place}: not a JSON object but {_shorten(row)}")
-        if "messages" not in row and isinstance(row.get("prompt"), list):
-            row["messages"] = row.pop("prompt")
-        if row.get("id") is None:
-            row["id"] = f"{path.stem}-{number - 1}"
-        _check_fields(place, row, fields)
-        if "messages" in fields:
-            _check_messages(place, row["messages"])
-    return list(numbered_rows.values())
+    return found
 
 
 def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
@@ -70,83 +351,45 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
         )
 
 
-def _read_parquet(path: Path) -> dict[int, object]:
-    """Returns the rows by their number, from 1."""
-    # by way of JSON, for plain lists and dicts instead of NumPy arrays
-    records = json.loads(pd.read_parquet(path).to_json(orient="records"))
-    return dict(enumerate(records, 1))
-
-
-def _read_json_lines(path: Path, check_unicode: bool) -> dict[int, object]:
-    """Returns the rows by their line, from 1; empty lines are left out.
-
-    With `check_unicode`, a line with half a surrogate pair exits with 2: no tokenizer takes it.
-    """
-    rows = {}
-    open_file = gzip.open if path.suffix == ".gz" else open
-    with open_file(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                rows[number] = json.loads(line)
-                if check_unicode and rb"\ud" in line.lower():
-                    json.dumps(rows[number], ensure_ascii=False).encode()
-            # broken JSON, bytes that are not UTF-8, too deep a nesting
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", error)
-                runs.fail(f"{path}:{number}: not JSON ({reason})")
-    return rows
-
-
-def _check_fields(place: str, row: dict, fields: tuple[str, ...]) -> None:
-    """Exits with 2 if the id is not usable, a field is missing, or a text is not a string."""
+def _id_of(row: dict, name: Path | str, number: int) -> str | int | float:
+    """Returns the id of a row, or one made of the file's name; BadInput for an id that cannot be used."""
+    if row.get("id") is None:
+        return f"{Path(name).stem}-{number - 1}"
     if not isinstance(row["id"], str | int | float):
-        runs.fail(f"{place}: 'id' must be a text or a number, not {_shorten(row['id'])}")
+        raise BadInput(f"'id' must be a text or a number, not {_shorten(row['id'])}")
+    return row["id"]
+
+
+def _check_unicode(row: dict) -> None:
+    """Raises BadInput for half a surrogate pair: no tokenizer takes it."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"not JSON that UTF-8 can hold ({error.reason}); repair the text") from None
+
+
+def _check_fields(row: dict, fields: tuple[str, ...]) -> None:
+    """Raises BadInput if a field is missing, or a text is not a string."""
     for name in fields:
         if row.get(name) is None:
-            found = ", ".join(key for key in row if row[key] is not None)
-            runs.fail(f"{place}: no field {name!r} (found {found}); data/README.md has the schemas")
+            raise BadInput(f"no field {name!r} (found {_fields_of(row)}); data/README.md has the forms")
     for name in TEXT_FIELDS:
         asked_for = name in fields or name in OPTIONAL_TEXT_FIELDS
-        if asked_for and not isinstance(row.get(name), str | None):
-            runs.fail(f"{place}: {name!r} must be a text, not {_shorten(row[name])}")
+        if asked_for and row.get(name) is not None:
+            _text_of(row, name)
 
 
-def _check_messages(place: str, messages: object) -> None:
-    """Exits with 2 unless this is a conversation in known roles whose last turn is a user's and not empty."""
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        runs.fail(f"{place}: 'messages' must be a list of {{'role', 'content'}} with strings")
-    for message in messages:
-        if message["role"] not in ROLES:  # a template would write it into the text, or drop the turn
-            runs.fail(f"{place}: the role {message['role']!r} in 'messages' is not one of {', '.join(ROLES)}")
-    last = messages[-1]
-    if last["role"] != "user":
-        runs.fail(f"{place}: 'messages' must end with the user's turn, not with one of {last['role']!r}")
-    if not last["content"].strip():
-        runs.fail(f"{place}: the last turn of 'messages' is empty")
+# --- 5. prompts of a training run
 
 
-def _is_message(message: object) -> bool:
-    if not isinstance(message, dict):
-        return False
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-
-
-def _shorten(value: object) -> str:
-    """Returns the beginning of a value as JSON, for an error message."""
-    return json.dumps(value)[:50]
-
-
-# --- 2. prompts of a training run
-
-
-def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dict], list[dict]]:
+def load_prompts(
+    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts"
+) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on and drops those that are too long; prints how many.
 
     Returns the prompts {id, prompt, prompt_ids} without control tokens, and the dropped ones {id, reason, tokens}.
     """
-    rows = read_rows(path, "messages")
+    rows = read_prompts(path, flag)
     check_ids(path, rows)
     kept = []
     dropped = []
@@ -162,6 +405,9 @@ def load_prompts(path: str, tokenizer, max_prompt_tokens: int) -> tuple[list[dic
             kept.append({"id": row["id"], "prompt": messages, "prompt_ids": ids})
 
     state = PartialState()  # its print is that of the main process
+    n_answers = sum("had_answer" in row for row in rows)
+    if n_answers:
+        state.print(f"{n_answers} prompts end with an answer, which is left out: the policy writes its own")
     if cleaned_ids:
         state.print(
             f"control tokens were removed from {len(cleaned_ids)} prompts: {', '.join(cleaned_ids[:5])}"
@@ -196,7 +442,7 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
         return []
     if not args.gold:
         runs.fail("--gold-prompts needs --gold: what the completions are measured by")
-    held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens)
+    held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
     trained_texts = {json.dumps(row["prompt"]) for row in prompts}
     refused = [row["id"] for row in held_out if json.dumps(row["prompt"]) in trained_texts]
     refused += [row["id"] for row in too_long]

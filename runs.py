@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
+import api_keys
 import watchdog
 
 # --- 1. errors and arguments
@@ -134,6 +136,10 @@ def check_values(args) -> None:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
+    _check_one_card(args)
+    report_to = getattr(args, "report_to", "none")
+    if report_to != "none" and not importlib.util.find_spec(report_to):
+        fail(f"--report-to {report_to}: it is not installed; pip install {report_to}")
 
     for field, value in vars(args).items():
         text = str(value)
@@ -142,15 +148,24 @@ def check_values(args) -> None:
             url = text.partition("@")[2]
         elif "url" in field or "://" in text:
             url = text
-        if re.search(r"^[^/]*@|://[^/]*@|://.*\?", url):  # a user and password, or a query
-            fail(
-                f"--{field.replace('_', '-')}: do not write a user, password or key into a URL: it is logged; "
-                "set OPENAI_API_KEY, or name the variable that holds the key by --key-env HOST=NAME"
-            )
-    if getattr(args, "key_env", ()):
-        import endpoint  # here, as it imports this module
+        or_fail(api_keys.check_url, url, f"--{field.replace('_', '-')}")
+    # before it is logged: the key itself may have been typed
+    or_fail(api_keys.check_key_env, getattr(args, "key_env", ()))
 
-        endpoint.check_key_env(args.key_env)  # before it is logged: the key itself may have been typed
+
+def _check_one_card(args) -> None:
+    """Exits with 2 for 4-bit weights without LoRA, and where bitsandbytes would meet weights that are sharded."""
+    load_in_4bit = getattr(args, "load_in_4bit", False)
+    if load_in_4bit and not args.lora_r:
+        fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        reason = (
+            "needs whole weights on each GPU, and FSDP shards them; use accelerate/1gpu.yaml, or leave it out"
+        )
+        if load_in_4bit:
+            fail(f"--load-in-4bit {reason}")
+        if getattr(args, "optim", "adamw") != "adamw":
+            fail(f"--optim {args.optim} {reason}")
 
 
 def refuse_unused(reasons: dict[str, str]) -> None:
@@ -228,18 +243,67 @@ INDEX_COLUMNS = (
 )
 
 
+TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
+
+
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it."""
+    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it.
+
+    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
+    of_tasks = []
+    for row in rows:
+        for task, mean in (row.get("task_means") or {}).items():
+            of_tasks.append(row | {"task": task, "mean": mean})
+    pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)
+
+
+PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # of W&B and Trackio
+
+
+def start_tracker(report_to: str, run: Path, first_step: int):
+    """Starts a run of Weights & Biases, Trackio or TensorBoard; that of a resumed run goes on. None for "none".
+
+    Main process only. Of steps that a resume runs again TensorBoard drops the old ones and W&B the new ones,
+    which are equal where resuming is exact; Trackio has both.
+    """
+    if report_to == "none" or not PartialState().is_main_process:
+        return None
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    if report_to == "tensorboard":
+        tracker = LOGGER_TYPE_TO_CLASS[report_to](report_to, run, purge_step=first_step + 1)
+    else:
+        config_file = run / "config.json"
+        name = run.name
+        if not config_file.exists():  # a round of DPO, in the folder of its run
+            config_file = run.parent / "config.json"
+            name = f"{run.parent.name}-{run.name}"
+        id_file = run / "tracker_id"  # as a run that is overwritten has the same name
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
+        key = id_file.read_text()
+        settings = {"config": json.loads(config_file.read_text())["args"], "resume": "allow"}
+        if report_to == "wandb":
+            settings |= {"name": name, "id": key, "dir": str(run)}
+        else:
+            settings |= {"name": f"{name}-{key}"}  # Trackio knows a run by its name
+        tracker = LOGGER_TYPE_TO_CLASS[report_to](PROJECT, **settings)
+    tracker.start()
+    return tracker
+
 
 class StepLogger:
-    """Writes metrics.jsonl and prints one line a step. Main process only; other ranks' calls do nothing."""
+    """Writes metrics.jsonl, prints and reports each step. Main process only; other ranks' calls do nothing."""
 
-    def __init__(self, run: Path, first_step: int, steps: int, columns: dict[str, str]):
+    def __init__(
+        self, run: Path, first_step: int, steps: int, columns: dict[str, str], report_to: str = "none"
+    ):
         """`columns`: {name on the screen: key of the metrics}."""
         self.run = run
         self.first_step = first_step
@@ -249,6 +313,7 @@ class StepLogger:
         path = run / "metrics.jsonl"
         rows = read_log(path) if PartialState().is_main_process else []
         self.n_tokens = rows[-1].get("num_tokens", 0) if rows else 0
+        self.tracker = start_tracker(report_to, run, first_step)
 
     def log(self, step: int, metrics: dict, n_tokens: int, seconds: float) -> None:
         """Logs step number `step` (from 1), which read `n_tokens` over all processes and took `seconds`."""
@@ -259,6 +324,10 @@ class StepLogger:
         line = {"step": step, "seconds": round(elapsed, 2), **metrics}
         line |= {"num_tokens": self.n_tokens, "step_time": seconds}
         append_jsonl(self.run / "metrics.jsonl", [line])
+        if self.tracker:
+            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+            numbers |= {"num_tokens": self.n_tokens, "step_time": seconds}
+            self.tracker.log(numbers, step=step)
 
         shown = []
         for name, key in self.columns.items():
@@ -273,6 +342,11 @@ class StepLogger:
         """Adds the completions of a step to completions.jsonl."""
         if PartialState().is_main_process:
             append_jsonl(self.run / "completions.jsonl", [{"step": step, **c.row()} for c in completions])
+
+    def close(self) -> None:
+        """Ends the run of the tracker, if there is one."""
+        if self.tracker:
+            self.tracker.finish()
 
 
 # --- 3. the run's folder
@@ -300,11 +374,12 @@ FREE = (
     "tensor_parallel",
     "judge_tensor_parallel",
     "allow_truncation",
+    "report_to",
 )
 
 
 def digest_files(config: dict) -> dict[str, str]:
-    """Returns {path: SHA-256} of the files and model folders that arguments name."""
+    """Returns {path: SHA-256} of the files, model folders and folders of data sets that arguments name."""
     words = []
     for value in config.values():
         words += value if isinstance(value, list) else [value]
@@ -312,16 +387,25 @@ def digest_files(config: dict) -> dict[str, str]:
     for word in words:
         if isinstance(word, str) and word:
             # local:PATH, NAME.OPTION=PATH and PATH.py:FUNCTION
-            paths.add(Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word)))
+            path = Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word))
+            without_split = Path(re.sub(r":[^:/]*$", "", word))  # FOLDER:SPLIT
+            paths.add(path if path.exists() else without_split)
 
     digests = {}
     for path in sorted(paths):
         if path.is_file():
-            with open(path, "rb") as file:
-                digests[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[str(path)] = _digest_file(path)
         elif path.is_dir() and any(path.glob("*.safetensors")):
             digests[str(path)] = _digest_weights(path)
+        elif path.is_dir():
+            for file in sorted([*path.rglob("*.arrow"), *path.rglob("*.parquet")]):
+                digests[str(file)] = _digest_file(file)
     return digests
+
+
+def _digest_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_weights(folder: Path) -> str:
@@ -379,7 +463,12 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
     run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()
-    start = {"args": config, "constants": script_constants or {}, "processes": state.num_processes}
+    start = {
+        "script": script,
+        "args": config,
+        "constants": script_constants or {},
+        "processes": state.num_processes,
+    }
     if state.is_main_process:
         start["files"] = digest_files({name: value for name, value in config.items() if name not in START})
         if goes_on:

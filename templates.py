@@ -1,5 +1,6 @@
 """Chat templates and token ids of prompts and completions: the same in training, rewards and evaluation."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import utils
 
 # --- 1. chat templates
 
+# for models without special tokens for turns: "User: ...", "Assistant: ..."
 _TURNS = (
-    "{% for m in messages %}{{ 'Assistant: ' if m.role == 'assistant' else m.role.capitalize() + ': ' }}"
-    "{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
+    "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 _BOS = "{{ bos_token if bos_token else '' }}"
@@ -23,7 +25,8 @@ CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and 
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "plain": _BOS + _TURNS,
 }
-FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}  # a token that tells the family
+# a token that only this family has
+FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
 
 THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
 
@@ -58,22 +61,44 @@ def ends_of_template(tokenizer: Tokenizer) -> list[int]:
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
     question = [{"role": "user", "content": "Q"}]
-    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
     adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
-    return keeps_all and adds_none and "strftime_now" not in tokenizer.get_chat_template()
+    prints_date = "strftime_now" in tokenizer.get_chat_template()
+    return keeps_all and adds_none and not prints_date
+
+
+def zero_template(instruction: str) -> str:
+    """Returns the template of a base model that is asked for a format: the instruction, then plain turns."""
+    return _BOS + "{{ " + json.dumps(instruction.rstrip(), ensure_ascii=False) + " }}\n\n" + _TURNS
+
+
+def check_instruction(path: str, text: str, think_format: str) -> None:
+    """Raises ValueError unless the text of a file that is no Jinja asks for the tags of a Zero format."""
+    wanted = utils.THINK_FORMATS[think_format]
+    if not wanted.instruction:
+        raise ValueError(
+            f"--chat-template {path}: no Jinja in it; a plain text is the instruction of the formats zero_think and "
+            "zero_plain"
+        )
+    missing = [tag for tag in wanted.tags if tag not in text]
+    if missing:
+        raise ValueError(f"--chat-template {path}: it does not ask for {', '.join(missing)} ({think_format})")
 
 
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
-    if chat_template != "auto":
-        return chat_template, Path(chat_template).read_text()
-
     instruction = utils.THINK_FORMATS[think_format].instruction
+    if chat_template != "auto":
+        text = Path(chat_template).read_text()
+        if "{{" in text:  # Jinja
+            return chat_template, text
+        check_instruction(chat_template, text, think_format)
+        return chat_template, zero_template(text)
     if instruction:
-        return think_format, _BOS + instruction + "\n\n" + _TURNS
+        return think_format, zero_template(instruction)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
@@ -90,7 +115,7 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last special one, else the last one."""
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of all."""
     vocabulary = tokenizer.get_vocab()
     for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
@@ -123,13 +148,15 @@ def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
     """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
 
-    `eos_token` becomes what the template writes after the assistant's words. `stop_ids` holds that end and the
-    ones the tokenizer had, which base models write. The pad token is never the end of turn: its loss would be lost.
-    `trained_as` is what a checkpoint's think_format.json will say.
+    `eos_token` becomes the token that the template writes after the assistant's words. `stop_ids` holds it and the
+    ends that the tokenizer had, which base models write. The pad token is never the end of turn, as
+    transformers reads a reward at the last token that is not the pad token. `trained_as` will be the content of a
+    checkpoint's think_format.json.
 
     Args:
         chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family.
+            own if it keeps thinking verbatim; else ours for its family. A file of plain text takes the place of a
+            Zero format's instruction.
 
     Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
     """
@@ -161,7 +188,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns special tokens by id, even those no attribute names (<|eot_id|> in Llama 3.1), without think tags."""
+    """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute names."""
     return {
         token_id: token.content
         for token_id, token in tokenizer.added_tokens_decoder.items()

@@ -74,11 +74,11 @@ class Args:
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
-    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     completions: str = ""
     """completions.jsonl of an earlier run: pairs are made of it, and nothing is sampled or scored."""
     pairs: str = ""
-    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}: offline DPO."""
+    """Pairs for offline DPO: a file, a folder or a hub name with its split, in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
@@ -145,6 +145,10 @@ class Args:
     """Recompute activations in the backward pass (released script)."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -155,8 +159,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept in a round; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward, a sampled token, a judge's reply) the run ends; tenfold to
-    load or save."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -326,12 +331,14 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
     """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
 
     malformed: a completion has a flaw (templates.flaw_of). tie: both are equal.
-    too_long: the prompt or a completion.
+    too_long: the prompt or a completion. rows.to_pair has others.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
     pairs = []
     skipped = Counter()
-    for row in rows.read_rows(args.pairs, "messages", "chosen", "rejected"):
+    preferences, dropped = rows.read_pairs(args.pairs)
+    skipped.update(row["reason"] for row in dropped)
+    for row in preferences:
         texts = []
         for side in ("chosen", "rejected"):
             text = row[side]
@@ -389,11 +396,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
             )
 
     # held-out prompts must not be trained on
-    trained_on = data.prompts
-    file = args.pairs or args.completions
-    if file and args.gold_prompts:
-        trained_on = []
-        for row in rows.read_rows(file, "messages"):
+    trained_on = list(data.prompts)
+    if args.gold_prompts and not data.prompts:
+        of_file = rows.read_pairs(args.pairs)[0] if args.pairs else data.completions
+        for row in of_file:
             trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
     data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data
@@ -654,10 +660,10 @@ def accumulate_gradients(
 def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
     """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
     torch.manual_seed(args.seed)
-    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved)
+    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit)
     learned = policy.Policy(learned, temperature=1.0)
     prepared = policy.prepare_trained(
-        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2)
+        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2), args.optim
     )
     learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(saved, {"": learner})
@@ -766,7 +772,8 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     learner = load_learner(start_model, saved, args, accelerator)
     checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
     metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(pairs, args))
-    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS)  # its clock counts the reference
+    # its clock counts the reference
+    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
         if saved:
@@ -778,6 +785,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
         # 5. update
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
+    logger.close()
 
     end_model = model_of_round(number, run, args)
     checkpoint.save_model(Path(end_model), learner.model, tokenizer, accelerator)
@@ -821,7 +829,9 @@ def main(args: Args) -> None:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
-        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), at_once=False))
+        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), args, at_once=False))
+    else:
+        accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     if data.prompts:
         samples_by = "vLLM" if use_vllm else "transformers"
         accelerator.print(

@@ -66,7 +66,7 @@ class Args:
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
-    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
     model, which an instruction before the prompt asks for the format."""
@@ -173,6 +173,10 @@ class Args:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
     """LoRA rank; 0 trains all weights. With LoRA the reference is the model without its adapter."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -183,7 +187,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -236,6 +242,16 @@ VERIFIED = {
     "on_bad_format": "score",
     "temperature": 1.0,
 }
+# One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
+SMALL = {
+    "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    "reward_on": "response",  # equation 3
+    "lora_r": 64,
+    "learning_rate": 1e-5,
+    "vllm_memory": 0.4,
+}
+CARD_24GB = {**SMALL, "prompts_per_step": 32, "max_completion_tokens": 2048}
+CARD_80GB = {**SMALL, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
     "table1/llama3.1-8b-rlmt": PAPER,
@@ -260,6 +276,18 @@ PRESETS: dict[str, dict] = {
     "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
     # needs no SFT: OpenThinker thinks already
     "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},
+    "24gb/qwen2.5-0.5b-rlmt": CARD_24GB,
+    "24gb/qwen2.5-0.5b-rlhf": CARD_24GB | RLHF,
+    "24gb/qwen2.5-1.5b-rlmt": CARD_24GB,
+    "24gb/qwen2.5-1.5b-rlhf": CARD_24GB | RLHF,
+    "24gb/llama3.2-1b-rlmt": CARD_24GB,
+    "24gb/llama3.2-1b-rlhf": CARD_24GB | RLHF,
+    "80gb/qwen2.5-0.5b-rlmt": CARD_80GB,
+    "80gb/qwen2.5-0.5b-rlhf": CARD_80GB | RLHF,
+    "80gb/qwen2.5-1.5b-rlmt": CARD_80GB,
+    "80gb/qwen2.5-1.5b-rlhf": CARD_80GB | RLHF,
+    "80gb/llama3.2-1b-rlmt": CARD_80GB,
+    "80gb/llama3.2-1b-rlhf": CARD_80GB | RLHF,
     # runs of other papers; what they leave open is as in VERIFIED and Args
     "rlvr/tulu3.1": {  # from its model card
         **VERIFIED,
@@ -370,9 +398,10 @@ PRESETS: dict[str, dict] = {
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
-# steps: the configs run two epochs of 7,544 prompts, 117 steps each, and save every 45 steps and at the end.
-# Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has 120. Here a run
-# ends with the saved step nearest to 135. As the learning rate is constant, its model is that checkpoint.
+# steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45 steps
+# and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
+# 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
+# checkpoint.
 RELEASED = {}
 for _name in PRESETS:
     if _name.startswith("table"):
@@ -689,13 +718,14 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     rewards.check(args)
     dense.check(args, has_reference)
-    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference)))
+    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference), args))
     if args.dry_run:
         rewards.try_judges(args)
         return
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
     if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
-        server = vllm_server.Server(args.vllm_server_url, args.max_prompt_tokens + args.max_completion_tokens)
+        server = vllm_server.Server(args.vllm_server_url, max_length)
     run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
     rewards.try_judges(args, run)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
@@ -703,9 +733,13 @@ def main(args: Args) -> None:
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    model, optimizer = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
     reference = None  # with LoRA it is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
@@ -715,10 +749,12 @@ def main(args: Args) -> None:
     checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.top_p, server)
+    sampler = rollout.policy_sampler(
+        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, args.top_p, args.vllm_sleep, server
+    )
 
     # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     collapse = ""  # why the run ends early: the policy has collapsed
@@ -798,6 +834,7 @@ def main(args: Args) -> None:
                 accelerator.print(f"{collapse}; the run ends here")
                 break
 
+    logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)

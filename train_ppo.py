@@ -68,7 +68,7 @@ class Args:
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
-    """Prompt rows {id, messages, source}, jsonl or parquet; see data/README.md."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
     model, which an instruction before the prompt asks for the format."""
@@ -166,6 +166,10 @@ class Args:
     lora_r: int = 0
     """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
     adapter, not a copy."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -176,7 +180,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a sampled token or a judge's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -406,7 +412,11 @@ def find_critic(args: Args, tokenizer) -> str:
 
 
 def load_critic(
-    path: str, lora_r: int, gradient_checkpointing: bool, resume_from: str | None = None
+    path: str,
+    lora_r: int,
+    gradient_checkpointing: bool,
+    resume_from: str | None = None,
+    load_in_4bit: bool = False,
 ) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
@@ -421,7 +431,13 @@ def load_critic(
     config.classifier_dropout = 0.0  # else 0.1
     dtype = utils.DTYPE if lora_r else "float32"
     critic, missing = policy.load_weights(
-        AutoModelForTokenClassification, folder, dtype, new_head=True, sharded=True, config=config
+        AutoModelForTokenClassification,
+        folder,
+        dtype,
+        new_head=True,
+        sharded=True,
+        config=config,
+        load_in_4bit=load_in_4bit,
     )
     for name, weight in critic.named_parameters():
         if name in missing:
@@ -634,13 +650,21 @@ def load_learners(
 ) -> dict[str, checkpoint.Learner]:
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
     torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    prepared = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
     learners = {"": checkpoint.Learner(*prepared)}
     critic_folder = folder / "critic" if folder else None
-    critic = load_critic(critic_path, args.lora_r, args.gradient_checkpointing, critic_folder)
-    prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
+    critic = load_critic(
+        critic_path, args.lora_r, args.gradient_checkpointing, critic_folder, args.load_in_4bit
+    )
+    prepared = policy.prepare_trained(
+        accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
+    )
     learners["critic"] = checkpoint.Learner(*prepared)
     return learners
 
@@ -659,8 +683,8 @@ def main(args: Args) -> None:
     rewards.check(args)
     dense.check(args, has_reference)
     memory = plan.rl_gib(args, use_vllm, has_reference)
-    memory["critic"] = plan.critic_gib(critic_path, args.lora_r)
-    accelerator.print(plan.check_memory(memory))
+    memory["critic"] = plan.critic_gib(critic_path, args)
+    accelerator.print(plan.check_memory(memory, args))
     if args.dry_run:
         rewards.try_judges(args)
         return
@@ -681,10 +705,13 @@ def main(args: Args) -> None:
     checkpoint.load_optimizers(folder, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(args, tokenizer, use_vllm)
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
+    sampler = rollout.policy_sampler(
+        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
+    )
 
     # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
@@ -772,6 +799,7 @@ def main(args: Args) -> None:
                 accelerator.print(f"{collapse}; the run ends here")
                 break
 
+    logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)

@@ -20,6 +20,7 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 import json
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification
 
 import checkpoint
+import plan
 import policy
 import rollout
 import rows
@@ -46,8 +48,7 @@ class Args:
     model: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Hub name or folder to start from; a head of one output is kept, any other replaced by a fresh one."""
     pairs: str = "data/skywork.jsonl"
-    """Preference rows {id, messages, chosen, rejected[, chosen_thinking, rejected_thinking]}; see
-    data/README.md."""
+    """Pairs: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     reward_on: Literal["response", "think+response"] = "response"
     """What it learns to read; think+response needs the two thinking fields."""
     chat_template: str = "auto"
@@ -63,7 +64,7 @@ class Args:
     batch_size: int = 64
     """Pairs an optimizer step, over all GPUs."""
     learning_rate: float = 2e-6
-    """Peak, our choice for 8B models; then cosine decay to zero."""
+    """Peak, our choice for 8B models; then cosine decay to zero. LoRA wants about ten times as much."""
     warmup_ratio: float = 0.05
     """Share of the steps in which the rate rises."""
     weight_decay: float = 0.0
@@ -72,6 +73,12 @@ class Args:
     """Tokens of a forward, per GPU: both sides of each pair, with padding. Bounds activations' memory."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora_r: int = 0
+    """LoRA rank; 0 trains all weights. The head, which gives the reward, is trained whole."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -80,7 +87,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
+    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the held-out prompts, the order of the data and new weights."""
     out: str = ""
@@ -98,7 +107,10 @@ MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
 
+SMALL = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # for one card, our choice
 PRESETS: dict[str, dict] = {
+    "24gb/qwen2.5-1.5b": {**SMALL, "optim": "adamw_8bit"},
+    "80gb/qwen2.5-1.5b": {**SMALL, "micro_batch_tokens": 32768},
     "toy": {  # our choice
         "model": "data/toy/base",
         "pairs": "data/toy/preference_pairs.jsonl",
@@ -213,18 +225,40 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     return train, held_out
 
 
+def load_tokenizer(args: Args, accelerator):
+    """Loads the tokenizer with the chat template that renders both sides of a pair."""
+    tokenizer = utils.load_tokenizer(args.model)
+    think_format = "plain"
+    if args.reward_on == "think+response":
+        think_format = "think"
+    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
+    return tokenizer
+
+
+def check_thinking(path: str, preferences: list[dict]) -> None:
+    """Exits with 2 unless both sides of all pairs have thinking."""
+    for row in preferences:
+        for side in ("chosen", "rejected"):
+            if row.get(f"{side}_thinking") is None:
+                runs.fail(
+                    f"--pairs {path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
+                    f"{side!r}; use --reward-on response"
+                )
+
+
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
-    fields = ["messages", "chosen", "rejected"]
+    preferences, unread = rows.read_pairs(args.pairs)
     if args.reward_on == "think+response":
-        fields += ["chosen_thinking", "rejected_thinking"]
-    preferences = rows.read_rows(args.pairs, *fields)
+        check_thinking(args.pairs, preferences)
     train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
-    dropped = dropped_train + dropped_held_out
+    dropped = unread + dropped_train + dropped_held_out
+    reasons = dict(Counter(row["reason"] for row in dropped))
     accelerator.print(
-        f"{len(preferences)} pairs, {len(dropped)} dropped; "
+        f"{len(preferences) + len(unread)} pairs, dropped: {reasons or 'none'}; "
         f"{len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:
@@ -240,12 +274,25 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
     """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
-    path = str(folder or args.model)
+    path = args.model
+    if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
+        path = str(folder)
     config = utils.load_config(path)
     config.num_labels = 1
     model, _ = policy.load_weights(
-        AutoModelForSequenceClassification, path, "float32", new_head=True, sharded=True, config=config
+        AutoModelForSequenceClassification,
+        path,
+        utils.DTYPE if args.lora_r else "float32",
+        new_head=True,
+        sharded=True,
+        config=config,
+        load_in_4bit=args.load_in_4bit,
     )
+    if args.lora_r:
+        head = ["score"]
+        model = policy.add_lora(
+            model, args.lora_r, folder, task_type="SEQ_CLS", exclude_modules=head, modules_to_save=head
+        )
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -258,7 +305,9 @@ def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
 def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> checkpoint.Learner:
     """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder, tokenizer)
-    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    prepared = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
     learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, {"": learner})
     return learner
@@ -331,13 +380,12 @@ def main(args: Args) -> None:
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_tokenizer(args.model)
-    think_format = "think" if args.reward_on == "think+response" else "plain"
-    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
-    del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
+    tokenizer = load_tokenizer(args, accelerator)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
+    memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
+    accelerator.print(plan.check_memory({"model": memory}, args))
     if args.dry_run:
         return
     run = runs.start_run(args, "reward", args.model, runs.constants(globals()))
@@ -350,7 +398,7 @@ def main(args: Args) -> None:
     checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
 
     # --- train
-    logger = runs.StepLogger(run, first_step, steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, steps):
             started = time.monotonic()
@@ -380,6 +428,7 @@ def main(args: Args) -> None:
                 raise checkpoint.Stopped(step + 1)
 
     # --- save and measure
+    logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:

@@ -141,6 +141,10 @@ class Args:
     lora_r: int = 0
     """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
     adapter, not a copy."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -149,7 +153,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Minutes without a forward, a token or the simulator's reply that end the run; to load, save: x 10."""
+    """Minutes without a forward, a token or a user's reply that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the users, their replies, sampling and new weights."""
     out: str = ""
@@ -541,8 +547,8 @@ def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator)
     )
     memory = plan.policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
-        memory["critic"] = plan.critic_gib(args.model, args.lora_r)
-    accelerator.print(plan.check_memory(memory))
+        memory["critic"] = plan.critic_gib(args.model, args)
+    accelerator.print(plan.check_memory(memory, args))
 
 
 def conversations_per_user(args: Args) -> int:
@@ -579,31 +585,25 @@ def try_simulator(args: Args, accelerator: Accelerator, run: Path | None = None)
 def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
     """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
     torch.manual_seed(args.seed)
-    model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(accelerator, model, args.learning_rate, args.weight_decay)
+    prepared = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
     learners = {"": checkpoint.Learner(*prepared)}
     if args.algorithm == "ppo":
         critic_folder = folder / "critic" if folder else None
-        critic = train_ppo.load_critic(args.model, args.lora_r, args.gradient_checkpointing, critic_folder)
-        prepared = policy.prepare_trained(accelerator, critic, args.critic_learning_rate, args.weight_decay)
+        critic = train_ppo.load_critic(
+            args.model, args.lora_r, args.gradient_checkpointing, critic_folder, args.load_in_4bit
+        )
+        prepared = policy.prepare_trained(
+            accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
+        )
         learners["critic"] = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, learners)
     return learners
-
-
-def load_sampler(args: Args, tokenizer, use_vllm: bool) -> rollout.Sampler:
-    """Loads what samples replies; the policy's weights come to it by `sync`."""
-    stop = utils.THINK_FORMATS[args.think_format].stop
-    return rollout.Sampler(
-        args.model,
-        tokenizer,
-        rollout.Sampling(args.temperature, args.max_turn_tokens, stop=stop),
-        use_vllm,
-        max_length=args.max_tokens,
-        vllm_memory=args.vllm_memory,
-        in_process=True,
-    )
 
 
 def main(args: Args) -> None:
@@ -634,12 +634,12 @@ def main(args: Args) -> None:
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-    sampler = load_sampler(args, tokenizer, use_vllm)
+    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     loss_args = loss_arguments(args)
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
     step = first_step - 1  # a finished run that resumes has no step left
@@ -709,6 +709,7 @@ def main(args: Args) -> None:
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 
+    logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
 

@@ -27,13 +27,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available
 
 import checkpoint
+import plan
 import policy
 import rollout
 import rows
@@ -48,7 +49,7 @@ class Args:
     model: str = "meta-llama/Llama-3.1-8B"
     """Hub name or folder of the model to start from."""
     traces: str = "data/traces.jsonl"
-    """Trace rows {id, messages, thinking, response, teacher}; see data/README.md."""
+    """Traces: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
     chat_template: str = "auto"
@@ -76,7 +77,9 @@ class Args:
     lora_r: int = 0
     """LoRA rank; 0 trains all weights."""
     load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit (needs --lora-r)."""
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
@@ -87,7 +90,9 @@ class Args:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 1.0
-    """Without progress on any rank (a forward) the run ends; tenfold to load or save."""
+    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
     seed: int = 0
     """Random seed for the order of the data and new weights."""
     out: str = ""
@@ -114,6 +119,14 @@ LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
 QWEN = {"model": "Qwen/Qwen2.5-7B"}
 QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
 MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
+# One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
+QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
+QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
+LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
+LORA = {"lora_r": 64, "learning_rate": 1e-4}
+EIGHT_BIT = {"optim": "adamw_8bit"}
+QLORA = {**LORA, "load_in_4bit": True}
+ROOMY = {"micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 5's, for Llama-3.1-8B
     "table1/llama3.1-8b-sft-think": {},
@@ -126,6 +139,20 @@ PRESETS: dict[str, dict] = {
     "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
     "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
     "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
+    "24gb/qwen2.5-0.5b-sft-think": QWEN_05B,
+    "24gb/qwen2.5-0.5b-sft-plain": QWEN_05B | PLAIN,
+    "24gb/qwen2.5-1.5b-sft-think": QWEN_15B | LORA,
+    "24gb/qwen2.5-1.5b-sft-plain": QWEN_15B | LORA | PLAIN,
+    "24gb/llama3.2-1b-sft-think": LLAMA_1B | EIGHT_BIT,
+    "24gb/llama3.2-1b-sft-plain": LLAMA_1B | EIGHT_BIT | PLAIN,
+    "24gb/llama3.1-8b-sft-think": QLORA,
+    "24gb/llama3.1-8b-sft-plain": QLORA | PLAIN,
+    "80gb/qwen2.5-0.5b-sft-think": QWEN_05B | ROOMY,
+    "80gb/qwen2.5-0.5b-sft-plain": QWEN_05B | ROOMY | PLAIN,
+    "80gb/qwen2.5-1.5b-sft-think": QWEN_15B | ROOMY,
+    "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
+    "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
+    "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
     "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",
         "traces": "data/toy/sft_traces.jsonl",
@@ -136,7 +163,7 @@ PRESETS: dict[str, dict] = {
     },
 }
 # the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
-RELEASED = {name: {"batch_size": 8} for name in PRESETS if "qwen" in name}
+RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("table1/qwen")}
 
 
 # --- rows
@@ -197,24 +224,26 @@ def build_rows(
 
 def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dict]]:
     """Reads the traces and prints how many are dropped; exits with 2 if too many are."""
-    traces = rows.read_rows(args.traces, "messages", "thinking", "response")
-    kept, dropped = build_rows(traces, tokenizer, args.think_format, args.max_length)
+    traces, dropped = rows.read_traces(args.traces)
+    n_traces = len(traces) + len(dropped)
+    kept, dropped_later = build_rows(traces, tokenizer, args.think_format, args.max_length)
+    dropped += dropped_later
     reasons = dict(Counter(row["reason"] for row in dropped))
     n_tokens = sum(policy.n_tokens_of(row) for row in kept)
     accelerator.print(
-        f"{len(traces)} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
+        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
         f"{n_tokens / max(1, len(kept)):.0f} tokens a row"
     )
-    if reasons.get("too_long", 0) > MAX_TOO_LONG * len(traces):
+    if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
         runs.fail(
-            f"{reasons['too_long']} of {len(traces)} traces are longer than --max-length {args.max_length}; "
+            f"{reasons['too_long']} of {n_traces} traces are longer than --max-length {args.max_length}; "
             f"{longest} fits all"
         )
-    if len(kept) < len(traces) / 2:
+    if len(kept) < n_traces / 2:
         runs.fail(
-            f"{args.traces}: only {len(kept)} of {len(traces)} traces can be trained on ({reasons}); "
-            "thinking and response must not contain tags: data/prepare.py traces takes texts apart"
+            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}); "
+            "data/README.md explains the reasons, and the forms of a trace"
         )
     if len(kept) < args.batch_size:
         runs.fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
@@ -227,39 +256,19 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dic
 def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
     """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
-    if args.load_in_4bit:
-        model = load_in_4bit(args, folder)
-    else:
-        model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, folder)
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+    )
     if args.packing and is_flash_attn_2_available():
         model.set_attn_implementation("flash_attention_2")
     return policy.Policy(model, temperature=1.0)
-
-
-def load_in_4bit(args: Args, folder: Path | None) -> torch.nn.Module:
-    """Loads the weights in 4 bit, frozen, and adds a LoRA adapter: QLoRA (2305.14314)."""
-    from peft import prepare_model_for_kbit_training  # seconds to import
-
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    model, _ = policy.load_weights(
-        AutoModelForCausalLM, args.model, utils.DTYPE, quantization_config=quantization
-    )
-    model = prepare_model_for_kbit_training(
-        model, args.gradient_checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
-    )
-    return policy.add_lora(model, args.lora_r, folder, task_type="CAUSAL_LM").train()
 
 
 def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
     """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder)
     prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2)
+        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2), args.optim
     )
     learner = checkpoint.Learner(*prepared)
     checkpoint.load_optimizers(folder, {"": learner})
@@ -287,7 +296,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 
         with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             # (B, T), 0 where there is no completion token
-            logprobs, entropies, likeliest = model(**batch, third="likeliest")
+            logprobs, entropies, likeliest = model(**batch, extra="likeliest")
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
@@ -298,15 +307,6 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 
 
 # --- the run
-
-
-def save_model(run: Path, model, tokenizer, args: Args, accelerator) -> None:
-    """Saves the model folder. An adapter that was trained on 4-bit weights is merged into the whole ones."""
-    if args.load_in_4bit:
-        checkpoint.save_weights(run / "adapter", model, accelerator, merge=False)
-        accelerator.wait_for_everyone()
-        model = policy.load_policy(args.model, args.lora_r, False, run / "adapter", sharded=False)
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
 
 
 def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:
@@ -323,6 +323,13 @@ def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -
     return summary
 
 
+def show_row(trace: Trace, tokenizer) -> str:
+    """Returns a row as text, with brackets around what is trained on."""
+    prompt = tokenizer.decode(trace.prompt_ids)
+    completion = tokenizer.decode(trace.ids)
+    return f"{prompt}[[[{completion}]]]"
+
+
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     runs.or_fail(utils.check_think_format, args.think_format)
@@ -336,8 +343,6 @@ def check_arguments(args: Args, accelerator) -> None:
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
-    if args.load_in_4bit and not args.lora_r:
-        runs.fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
 
 
 def main(args: Args) -> None:
@@ -352,10 +357,9 @@ def main(args: Args) -> None:
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
+    accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     if args.dry_run:
-        prompt = tokenizer.decode(traces[0].prompt_ids)
-        completion = tokenizer.decode(traces[0].ids)
-        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
+        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(traces[0], tokenizer)}")
         return
     run = runs.start_run(args, "sft", args.model, runs.constants(globals()))
     runs.write_jsonl(run / "dropped.jsonl", dropped)
@@ -367,7 +371,7 @@ def main(args: Args) -> None:
     checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
 
     # --- train
-    logger = runs.StepLogger(run, first_step, steps, COLUMNS)
+    logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, steps):
             started = time.monotonic()
@@ -397,7 +401,8 @@ def main(args: Args) -> None:
                 raise checkpoint.Stopped(step + 1)
 
     # --- save
-    save_model(run, model, tokenizer, args, accelerator)
+    logger.close()
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, summarize(run, steps, traces, dropped))
 
 

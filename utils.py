@@ -5,6 +5,7 @@ To add a think format, add one entry to THINK_FORMATS: the parser, the templates
 """
 
 import contextlib
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import cached_file
 
 from runs import fail, or_fail
 
 # every model is loaded with these: no pickled weights, and no code that comes with a model
 SAFE = {"use_safetensors": True, "trust_remote_code": False}
 
-# where models live that are not trained, and their dtype
+# device and dtype of models that are not trained
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = "bfloat16" if DEVICE == "cuda" else "float32"
 
@@ -34,9 +36,9 @@ class ThinkFormat:
     layout: str
     """A completion as the model should write it, with {z} and {y}; the target of SFT and DPO."""
     thinking_tags: tuple[str, str] | None = None
-    """What opens and closes the thinking."""
+    """The texts that open and close the thinking."""
     response_tags: tuple[str, str] | None = None
-    """What opens and closes the response. A completion ends at the closing tag: sampling stops there."""
+    """The texts that open and close the response. A completion ends at the closing tag: sampling stops there."""
     instruction: str = ""
     """Text before the prompt of a base model that was never trained on the format (Zero)."""
 
@@ -46,7 +48,7 @@ class ThinkFormat:
 
     @property
     def opens_response(self) -> str:
-        """Returns the tag behind which the response begins; "" if the whole completion is the response."""
+        """Returns the tag after which the response begins; "" if the whole completion is the response."""
         if self.response_tags:
             return self.response_tags[0]
         if self.thinking_tags:
@@ -55,7 +57,7 @@ class ThinkFormat:
 
     @property
     def stop(self) -> str:
-        """Returns the string at which sampling stops, besides the end of turn; "" if there is none."""
+        """Returns the string at which sampling stops, apart from the end of turn; "" if there is none."""
         if self.response_tags:
             return self.response_tags[1]
         return ""
@@ -112,13 +114,13 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
-        its response. Without `ok`, `response` is what follows the last tag that opens a response, maybe nothing.
+        its response. `response` is what follows the last tag that opens a response, even if the status is not `ok`.
         Reward models read `response_to_score` instead.
     """
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
 
-    if expected.stop:  # whatever follows is ignored, as in the paper's evaluation code
+    if expected.stop:  # the text after it is ignored, as in the paper's evaluation code
         before, closing_tag, _ = text.partition(expected.stop)
         text = before + closing_tag
         finished = finished or bool(closing_tag)
@@ -166,9 +168,9 @@ def _response_of(text: str, expected: ThinkFormat) -> str:
 
 
 def response_to_score(text: str, think_format: str) -> str:
-    """Returns the response as a reward model reads it, of any completion, well-formed or not; stripped.
+    """Returns the response of a completion, well-formed or not, as a reward model reads it; stripped.
 
-    That is what follows the first tag that opens a response, wherever it is, or the whole text if none does.
+    It follows the first tag that opens a response, wherever that is. Without such a tag it is the whole text.
     In a Zero format it ends at the tag that closes a response. The paper's released training code does the same.
     """
     expected = THINK_FORMATS[think_format]
@@ -181,7 +183,7 @@ def response_to_score(text: str, think_format: str) -> str:
 
 
 def shows_response(text: str, think_format: str) -> bool:
-    """Tells whether a completion has the mark behind which its response begins."""
+    """Tells whether a completion has the tag after which its response begins; True for a format without one."""
     return THINK_FORMATS[think_format].opens_response in text
 
 
@@ -195,18 +197,67 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 
 
 def read_trained_as(model: str) -> dict:
-    """Returns what a saved checkpoint's think_format.json says; {} without that file.
+    """Returns what a checkpoint, a folder or a hub name, says of how it was trained; {} if it says nothing.
 
-    `think_format` is always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    That is its think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
+    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
-    path = Path(model) / "think_format.json"
-    if not path.exists():
+    own = _find_file(model, "think_format.json")
+    if own:
+        return json.loads(own.read_text())
+    longcot = _find_file(model, "longcot_config.json")
+    if not longcot:
         return {}
-    return json.loads(path.read_text())
+    return {"think_format": _format_of_longcot(model, or_fail(json.loads, longcot.read_text()))}
+
+
+def _format_of_longcot(model: str, config: dict) -> str:
+    """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
+    if not config.get("longcot", True):
+        return "plain"
+    opens_thinking = (config.get("start_think_marker") or "").strip()
+    opens_response = (config.get("longcot_delimiter") or "").strip()
+    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
+    # whose chat template, unlike that of Zero, does not ask for a response in tags.
+    if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
+        return "think"
+    for name, known in THINK_FORMATS.items():
+        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
+        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
+            return name
+    fail(
+        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
+        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
+    )
+
+
+def _template_has(model: str, tag: str) -> bool:
+    """Tells whether a tag is in a checkpoint's chat template."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = _find_file(model, name)
+        if path and tag in path.read_text():
+            return True
+    return False
+
+
+def _find_file(model: str, name: str) -> Path | None:
+    """Returns a file of a model folder or hub name; None if there is none."""
+    if not Path(model).is_dir():
+        return _find_on_hub(model, name)
+    path = Path(model) / name
+    return path if path.exists() else None
+
+
+@functools.cache  # an evaluation asks once an answer
+def _find_on_hub(model: str, name: str) -> Path | None:
+    try:
+        return Path(cached_file(model, name))
+    except OSError:  # it is not there, or nothing can be reached: loading the model says which
+        return None
 
 
 def load_config(path: str):
-    """Loads the config of a model folder or hub name; exits with 2 if there is none or it needs code of its own."""
+    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
     return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
@@ -216,7 +267,7 @@ def context_length(config) -> int:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if there is none or the weights are pickled.
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
 
     Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
@@ -245,7 +296,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def check_weights(path: str) -> None:
-    """Exits with 2 if a model's folder lacks weights. A hub name is not looked up: it was, for its config."""
+    """Exits with 2 if a model's folder lacks weights. A hub name is not checked: its config was loaded before."""
     folder = Path(path)
     if not folder.is_dir():
         return

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-import runs  # noqa: F401  # first: it sets environment variables that the libraries below read  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
 from accelerate import PartialState
 
@@ -66,36 +66,66 @@ class Engine:
             # a seeded request whose prompt is split among batches fails on a CPU
             options["enable_chunked_prefill"] = False
         if PartialState().num_processes > 1:
+            # vLLM works inside of this launch's processes instead of starting some; each samples its own prompts
             options["distributed_executor_backend"] = "external_launcher"
             options["seed"] = PartialState().process_index
         self.llm = LLM(**options)
-        self.sleep()
+        self.sleep()  # its first weights to sample from come by `update`
 
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `requests`: place -> prompt (token ids) and parameters. `finished` is False if the token limit cut
-        the completion off.
+        `requests`: place -> prompt (token ids) and parameters; `budget`, if there is one, is a ThinkingBudget.
+        `finished` is False if the token limit cut the completion off.
         """
-        from vllm import SamplingParams
-
         engine = self.llm.llm_engine
+        budgets = {}
         for place, request in requests.items():
-            parameters = dict(request)
-            prompt = {"prompt_token_ids": parameters.pop("prompt")}
-            detokenize = bool(parameters["stop"])
-            engine.add_request(str(place), prompt, SamplingParams(**parameters, detokenize=detokenize))
+            self._add(place, request)
+            if "budget" in request:
+                budgets[place] = request["budget"]
+        closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
         while engine.has_unfinished_requests():
             watchdog.beat()
-            for request in engine.step():
-                if not request.finished:
-                    continue
-                output = request.outputs[0]
-                ids = list(output.token_ids)
-                logprobs = []
-                for token, likeliest in zip(ids, output.logprobs, strict=True):
-                    logprobs.append(likeliest[token].logprob)
-                yield int(request.request_id), ids, logprobs, output.finish_reason == "stop"
+            for result in engine.step():
+                place = int(result.request_id)
+                output = result.outputs[0]
+                if result.finished:
+                    ids, logprobs = closed.get(place, ([], []))
+                    ids = ids + list(output.token_ids)
+                    logprobs = logprobs + _logprobs(output)
+                    yield place, ids, logprobs, output.finish_reason == "stop"
+                elif place in budgets and len(output.token_ids) >= budgets[place].end:
+                    del budgets[place]
+                    closed[place] = self._close_thinking(place, requests[place], output)
+
+    def _add(self, place: int, request: dict) -> None:
+        """Gives vLLM a request of `complete`."""
+        from vllm import SamplingParams
+
+        parameters = {name: value for name, value in request.items() if name not in ("prompt", "budget")}
+        detokenize = bool(parameters["stop"])
+        prompt = {"prompt_token_ids": request["prompt"]}
+        self.llm.llm_engine.add_request(
+            str(place), prompt, SamplingParams(**parameters, detokenize=detokenize)
+        )
+
+    def _close_thinking(self, place: int, request: dict, output) -> tuple[list[int], list[float]]:
+        """Replaces a request whose thinking has used its budget by one that goes on behind the closed thinking.
+
+        Returns ids and log-probabilities up to there; two empty lists if there is nothing to close.
+        """
+        budget = request["budget"]
+        thought = list(output.token_ids)[: budget.end]
+        closing = budget.closing_after(thought, self.llm.get_tokenizer())
+        if not closing:
+            return [], []
+        ids = thought + closing
+        n_left = request["max_tokens"] - len(ids)
+        self.llm.llm_engine.abort_request([str(place)])
+        self._add(place, request | {"prompt": request["prompt"] + ids, "max_tokens": n_left})
+        logprobs = _logprobs(output)[: budget.end]
+        return ids, logprobs + [0.0] * len(closing)  # nothing else could follow
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
@@ -126,6 +156,14 @@ class Engine:
         self.llm = None
 
 
+def _logprobs(output) -> list[float]:
+    """Returns the log-probability of each sampled token of a completion by vLLM."""
+    logprobs = []
+    for token, likeliest in zip(output.token_ids, output.logprobs, strict=True):
+        logprobs.append(likeliest[token].logprob)
+    return logprobs
+
+
 def _pack_tied_head(model: torch.nn.Module) -> None:
     """Renews the packed copy of a tied LM head, which vLLM's reload leaves stale on a CPU."""
     head = getattr(model, "lm_head", None)
@@ -139,27 +177,28 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
 def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
     """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; "CPU" for each without a GPU.
 
-    There are as many engines as the GPUs allow, but `at_most` if that is not 0; without a GPU 0 means one. A
-    process of an accelerated launch begins at its own GPU. Exits with 2 if no engine has enough GPUs.
+    There are as many engines as the GPUs allow, but `at_most` if that is not 0; without a GPU 0 means one.
+    Process k of an accelerated launch leaves the first k groups to others. Exits with 2 if no group is left.
     """
     if not torch.cuda.is_available():
         return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]
     all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
-    groups = _split(visible, tensor_parallel)
+    groups = _split(visible, tensor_parallel)[PartialState().local_process_index :]
     if not groups:
         runs.fail(
             f"only {len(visible)} GPUs are visible; lower --tensor-parallel or --judge-tensor-parallel {tensor_parallel}"
         )
-    first = PartialState().local_process_index
-    return groups[first:][: at_most or None]
+    if at_most:
+        groups = groups[:at_most]
+    return groups
 
 
 def _split(gpus: list[str], size: int) -> list[list[str]]:
     """Splits GPUs into groups of `size`; a remainder is left out."""
     groups = []
-    for end in range(size, len(gpus) + 1, size):
-        groups.append(gpus[end - size : end])
+    for start in range(0, len(gpus) - size + 1, size):
+        groups.append(gpus[start : start + size])
     return groups
 
 
@@ -194,7 +233,7 @@ class Engines:
             other_end.close()
             self.processes[connection] = process
             self.busy.add(connection)
-        for _ in self._replies():  # none; ends when all have loaded the model
+        for _ in self._replies():  # there are none yet; the loop ends when all have loaded the model
             pass
 
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
@@ -202,7 +241,7 @@ class Engines:
         n_engines = len(self.processes)
         for number, connection in enumerate(self.processes):
             places = list(requests)[number::n_engines]
-            with contextlib.suppress(OSError):  # the process has died, as _replies finds out
+            with contextlib.suppress(OSError):  # if the process has died, _replies says so
                 connection.send({place: requests[place] for place in places})
         self.busy = set(self.processes)
         yield from self._replies()
@@ -243,7 +282,7 @@ class Engines:
 
 @contextlib.contextmanager
 def _environment_of_engine(gpus: list[str]):
-    """Sets the environment in which an engine's process starts: on its GPUs, outside an accelerated launch."""
+    """Sets the environment that an engine's process starts with: its GPUs, and nothing of an accelerated launch."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
@@ -258,7 +297,10 @@ def _environment_of_engine(gpus: list[str]):
 
 
 def _serve(connection, options: dict, run: watchdog.Run) -> None:
-    """Runs one of `Engines`: loads it, then answers each dictionary of requests by completions and None."""
+    """Runs an engine in a process of its own: answers each dictionary of requests by completions, then None.
+
+    The first None says that the model is loaded.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the main process ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     watchdog.RUN = run  # so that the engine's steps are progress of the run
@@ -267,7 +309,7 @@ def _serve(connection, options: dict, run: watchdog.Run) -> None:
     while True:
         try:
             requests = connection.recv()
-        except EOFError:  # closed
+        except EOFError:  # Engines.close was called
             break
         for completion in engine.complete(requests):
             connection.send(completion)

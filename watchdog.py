@@ -19,9 +19,9 @@ from pathlib import Path
 
 STALLED = 124  # exit code when no rank makes progress; timeout(1) has the same
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
-PATIENCE = 10  # times --stall-minutes that may pass while models are loaded or a checkpoint is written
+PATIENCE_FACTOR = 10  # times --stall-minutes that may pass while models are loaded or a checkpoint is written
 # bytes a second: half of the 0.2 GB/s that a cluster's disk may leave to one run when many write. An 8B checkpoint,
-# 96 GB, may take 16 minutes, of which 1 minute x PATIENCE would allow 10
+# 96 GB, may take 16 minutes; PATIENCE_FACTOR allows 10 by default
 SLOWEST_DISK = 1e8
 SAME_SIGTERM = 5  # seconds in which a second SIGTERM is the first one, passed on by scheduler and launcher
 
@@ -35,7 +35,7 @@ class Run:
     """Minutes without progress that end the run; 0: never."""
     last_beat: float = -1e9
     patience: float = 0.0
-    """Seconds without progress that `patient` allows; 0 outside of it."""
+    """Seconds without progress that `patient` allows at least; 0 outside of it."""
     sigterm_at: float | None = None
 
 
@@ -74,7 +74,7 @@ def lock(folder: Path) -> None:
 
 
 def set_run(folder: Path, minutes: float) -> None:
-    """Sets the run of this process; within `watched` it ends after so many minutes without progress (0: never)."""
+    """Sets the run of this process; see Run for `minutes`."""
     (folder / "lock").touch()
     RUN.folder = folder
     RUN.minutes = minutes
@@ -90,12 +90,12 @@ def beat() -> None:
 
 @contextlib.contextmanager
 def patient(n_bytes: int = 0):
-    """Allows PATIENCE times as long without a beat, for work that cannot report, such as writing a checkpoint.
+    """Allows more time without a beat, for work that cannot report, such as writing a checkpoint.
 
-    `n_bytes`: how much is written or read, which may take as long as at SLOWEST_DISK.
+    It is PATIENCE_FACTOR times --stall-minutes, or what `n_bytes` take at SLOWEST_DISK if that is longer.
     """
     before = RUN.patience
-    RUN.patience = max(before, 60 * RUN.minutes * PATIENCE, n_bytes / SLOWEST_DISK)
+    RUN.patience = max(before, 60 * RUN.minutes * PATIENCE_FACTOR, n_bytes / SLOWEST_DISK)
     try:
         yield
     finally:
@@ -108,8 +108,9 @@ def patient(n_bytes: int = 0):
 def watched():
     """Ends the process with code STALLED when no rank makes progress for RUN.minutes, whatever it hangs in.
 
-    Until the first beat and within `patient`, PATIENCE times as long may pass, or more. The stacks of all threads
-    go to stacks-rank<k>.txt, as they do on SIGTERM (from a launcher that lost another rank) and on an exception.
+    Within `patient` more time may pass, and until the first beat PATIENCE_FACTOR times as much: a model may be
+    loaded then. The stacks of all threads go to stacks-rank<k>.txt, as they do on SIGTERM (from a launcher that
+    lost another rank) and on an exception.
     """
     if not RUN.folder or not RUN.minutes:  # an evaluation
         yield
@@ -156,7 +157,7 @@ def _end_when_stalled(file, ended: threading.Event) -> None:
             since = time.monotonic()
         limit = 60 * RUN.minutes  # seconds
         if seen == first:
-            limit *= PATIENCE
+            limit *= PATIENCE_FACTOR
         limit = max(limit, patience)
         seconds_left = since + limit - time.monotonic()
         # this thread needs the GIL, which the code that hangs may hold; that of dump_traceback_later does not

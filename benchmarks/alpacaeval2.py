@@ -18,10 +18,25 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 import runs
+from benchmarks.judge_template import Placeholders, fill_messages
 from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
 
 KEYS = ("index", "instruction")
 PROMPT = "{instruction}"
+TEMPLATES = {  # of the judge, by protocol; model m or A gave the first answer
+    # asks for one token, whose log-probabilities are read
+    "official": "Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
+    "Instruction:\n{$instruction}\n\nAnswer of m:\n{$output_1}\n\nAnswer of M:\n{$output_2}\n\nReply with nothing "
+    "but the better model's name, m or M.",
+    # asks for a ranking as JSON
+    "paper": "Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
+    "Instruction:\n{$instruction}\n\nAnswer of A:\n{$model_output}\n\nAnswer of B:\n{$reference}\n\nReply with nothing but "
+    'JSON: {"output": [{"model": "A or B", "rank": 1}, {"model": "the other", "rank": 2}]}',
+}
+PLACEHOLDERS = {  # the names in the templates of alpaca_eval, and in those of the paper's authors
+    "official": Placeholders(("instruction", "output_1", "output_2")),
+    "paper": Placeholders(("instruction", "model_output", "reference")),
+}
 WORDS_KEPT = 2000  # of each text that the judge reads, in the paper
 JUDGE_MAX_TOKENS = 128  # of a ranking as JSON
 
@@ -59,45 +74,29 @@ def model_side(instruction: str) -> str:
     return "AB"[first_byte % 2]
 
 
-def ranking_prompt(instruction: str, answer_a: str, answer_b: str) -> str:
-    """Returns the prompt of the paper's variant, which asks for a ranking as JSON."""
-    return (
-        f"Two models, A and B, were given the same instruction. Rank their answers as the person who gave it would.\n\n"
-        f"Instruction:\n{instruction}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}\n\nReply with nothing but "
-        'JSON: {"output": [{"model": "A or B", "rank": 1}, {"model": "the other", "rank": 2}]}'
-    )
-
-
-def token_prompt(instruction: str, answer_m: str, answer_big_m: str) -> str:
-    """Returns the prompt of the official variant, which asks for one token and reads its log-probabilities."""
-    return (
-        f"Two models, m and M, were given the same instruction. Which answer would the person who gave it prefer?\n\n"
-        f"Instruction:\n{instruction}\n\nAnswer of m:\n{answer_m}\n\nAnswer of M:\n{answer_big_m}\n\nReply with nothing "
-        "but the better model's name, m or M."
-    )
-
-
-def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+def judge_requests(
+    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
+) -> dict[str, dict]:
     """Returns the one request about an answer, by the field of the scored row that takes the reply."""
-    instruction = task["instruction"]
-    answers = [answer, task["output"]]
-    if model_side(instruction) == "B":
-        answers.reverse()
+    texts = [task["instruction"], answer, task["output"]]
+    if model_side(task["instruction"]) == "B":
+        texts = [task["instruction"], task["output"], answer]
+    if protocol == "paper":
+        texts = [shorten(text, WORDS_KEPT) for text in texts]
+    fields = dict(zip(PLACEHOLDERS[protocol].needed, texts))
+    messages = fill_messages(template or TEMPLATES[protocol], fields)
 
     if protocol == "paper":
-        kept_answers = [shorten(text, WORDS_KEPT) for text in answers]
-        prompt = ranking_prompt(shorten(instruction, WORDS_KEPT), *kept_answers)
         request = {
-            "messages": [{"role": "user", "content": prompt}],
+            "messages": messages,
             "temperature": 0.0,
             "max_tokens": max_tokens or JUDGE_MAX_TOKENS,
             "response_format": {"type": "json_object"},
         }
         return {"judge_text": request}
 
-    prompt = token_prompt(instruction, *answers)
     request = {
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": messages,
         "temperature": 1.0,
         "max_tokens": 1,
         "logprobs": True,

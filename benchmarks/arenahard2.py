@@ -21,11 +21,33 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from rows import read_rows
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean
+from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
 
 KEYS = ("uid",)
 PROMPT = "{prompt}"
 GAMES = ("verdict_game1_A_is_baseline", "verdict_game2_A_is_model")
+_VERDICT_AND_GAME = """ Say why, then end with one verdict: [[A>>B]] A is much better, [[A>B]] A is better, [[A=B]] \
+about the same, [[B>A]] B is better, [[B>>A]] B is much better.
+<|im_end|>
+<|im_start|>user
+The prompt:
+{$QUESTION}
+
+Answer of A:
+{$ANSWER_A}
+
+Answer of B:
+{$ANSWER_B}
+<|im_end|>"""
+TEMPLATES = {  # of the judge, by category
+    "hard_prompt": "<|im_start|>system\nYou compare two assistants' answers. First solve the task yourself, then find what is "
+    "wrong or missing in each. Judge correctness first, then how useful, complete and to the point each is."
+    + _VERDICT_AND_GAME,
+    "creative_writing": "<|im_start|>system\nYou compare two assistants' pieces of creative writing. Judge imagination, voice "
+    "and how well each does what was asked." + _VERDICT_AND_GAME,
+}
+PLACEHOLDERS = Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B"))  # the names in the official template
 JUDGE_MAX_TOKENS = {"official": 16000, "paper": 3072}
 STYLE = ("token_len", "header_count", "list_count", "bold_count")
 
@@ -79,30 +101,17 @@ def check(tasks: list[dict], data: Path) -> None:
 # --- 2. the judge
 
 
-def judge_messages(category: str, prompt: str, answer_a: str, answer_b: str) -> list[dict]:
-    """Returns the messages of one game."""
-    if category == "creative_writing":
-        task = "pieces of creative writing. Judge imagination, voice and how well each does what was asked"
-    else:
-        task = (
-            "answers. First solve the task yourself, then find what is wrong or missing in each. Judge correctness first, "
-            "then how useful, complete and to the point each is"
-        )
-    system = (
-        f"You compare two assistants' {task}. Say why, then end with one verdict: [[A>>B]] A is much better, [[A>B]] A "
-        "is better, [[A=B]] about the same, [[B>A]] B is better, [[B>>A]] B is much better."
-    )
-    user = f"The prompt:\n{prompt}\n\nAnswer of A:\n{answer_a}\n\nAnswer of B:\n{answer_b}"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+def judge_requests(
+    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
+) -> dict[str, dict]:
     """Returns the requests of both games, by the field of the scored row that takes the reply."""
+    template = template or TEMPLATES.get(task["category"], TEMPLATES["hard_prompt"])
     baseline = task["baseline"]["answer"]
     requests = {}
     for game, (answer_a, answer_b) in zip(GAMES, [(baseline, answer), (answer, baseline)]):
+        fields = {"QUESTION": task["prompt"], "ANSWER_A": answer_a, "ANSWER_B": answer_b}
         requests[game] = {
-            "messages": judge_messages(task["category"], task["prompt"], answer_a, answer_b),
+            "messages": fill_messages(template, fields),
             "temperature": 0.0,
             "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
         }
@@ -235,11 +244,14 @@ def category_scores(results: list[dict]) -> dict:
             outcomes += [value_of_model] * weight2 + [1 - value_of_baseline] * weight1
             styles += [result["style"]] * (weight1 + weight2)
 
+    percentages = 100 * np.array(values)
+    tasks = [result["task"] for result in results for _ in range(2)]
     numbers = {
         "score": None,
         "score_style_controlled": None,
         "score_paper": 100 * mean(values),
-        "score_paper_interval": bootstrap(100 * np.array(values), tasks=np.repeat(range(len(results)), 2)),
+        "score_paper_interval": bootstrap(percentages, tasks=tasks),
+        "task_means": {"score_paper": task_means(percentages, tasks)},
     }
     if not outcomes:
         return numbers

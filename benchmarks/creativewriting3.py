@@ -9,10 +9,29 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
+from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.scoring import (
+    bootstrap,
+    count_rows,
+    get_field,
+    load_sibling,
+    match_rows,
+    mean,
+    shorten,
+    task_means,
+)
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
+TEMPLATE = (  # of the judge
+    "You mark creative writing, and are hard to please.\n\nThe task:\n{$writing_prompt}\n\nThe piece:\n"
+    "{$test_model_response}\n\nAnalyse it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line "
+    "for each of these:\n{$mark_lines}\n\nLower is better in: {$lower_is_better_criteria}."
+)
+PLACEHOLDERS = Placeholders(  # all but `mark_lines` are names in the official template
+    needed=("writing_prompt", "test_model_response"),
+    optional=("creative_writing_criteria", "lower_is_better_criteria", "mark_lines"),
+)
 ITERATIONS = (1, 2, 3)
 HIGHEST_MARK = 20
 JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
@@ -57,24 +76,24 @@ def load_criteria(data: Path) -> tuple[list[str], list[str]]:
 # --- 2. the judge
 
 
-def judge_prompt(prompt: str, answer: str, criteria: list[str], negative: list[str]) -> str:
-    marks = "\n".join(f"{name}: mark" for name in criteria)
-    return (
-        f"You mark creative writing, and are hard to please.\n\nThe task:\n{prompt}\n\nThe piece:\n{answer}\n\nAnalyse "
-        f"it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line for each of these:\n{marks}"
-        f"\n\nLower is better in: {', '.join(negative)}."
-    )
-
-
-def judge_requests(task: dict, answer: str, data: Path, protocol: str, max_tokens: int) -> dict[str, dict]:
+def judge_requests(
+    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
+) -> dict[str, dict]:
     """Returns the one request about a piece, by the field of the scored row that takes the reply."""
     criteria, negative = load_criteria(data)
     prompt = task["prompt"]
     if protocol == "paper":
         prompt = task["unfilled"]
         answer = shorten(answer, WORDS_KEPT)
+    fields = {
+        "writing_prompt": prompt,
+        "test_model_response": answer,
+        "creative_writing_criteria": "\n".join(f"- {name}" for name in criteria),
+        "mark_lines": "\n".join(f"{name}: mark" for name in criteria),
+        "lower_is_better_criteria": ", ".join(negative),
+    }
     request = {
-        "messages": [{"role": "user", "content": judge_prompt(prompt, answer, criteria, negative)}],
+        "messages": fill_messages(template or TEMPLATE, fields),
         "temperature": 0.0,
         "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
     }
@@ -162,12 +181,17 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             scores.append(result["score"])
             titles.append(row["title"])
     paper_scores = [result.get("score", 0.0) for result in results]
+    all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),
         "overall_interval": bootstrap(scores, tasks=titles) if scores else None,
         "iterations": [shown(values_of_iteration[i]) for i in sorted(values_of_iteration)],
         "overall_paper": mean(paper_scores),
-        "overall_paper_interval": bootstrap(paper_scores, tasks=[row["title"] for row in rows]),
+        "overall_paper_interval": bootstrap(paper_scores, tasks=all_titles),
+        "task_means": {
+            "overall": task_means(scores, titles),
+            "overall_paper": task_means(paper_scores, all_titles),
+        },
         "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
         **count_rows(results, tasks),
     }

@@ -332,7 +332,7 @@ def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[st
 def fingerprint(args) -> str:
     """Hashes what two comparable judgements share: judge, endpoint and wording."""
     wording = [STRATEGY_PROMPT, STRATEGIES, CAPABILITY_PROMPT, CAPABILITIES]
-    place = shared.judge_place(args.judge, args.judge_url)
+    place = shared.resolve_judge_url(args.judge, args.judge_url)
     return shared.short_hash(json.dumps([args.judge, place, *wording]))
 
 

@@ -1,4 +1,4 @@
-"""How models think that were trained elsewhere, and are only evaluated.
+"""Reads the thinking of models that were trained elsewhere and are only evaluated.
 
 To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format` read it
 from there. benchmarks/shared.py chooses between these styles and our own formats.
@@ -18,23 +18,31 @@ class ForeignStyle:
     """
 
     opens_thinking: str
-    """What begins a completion that thinks."""
+    """The text, not a regular expression, with which a completion that thinks begins."""
     opens_answer: str
     """A regular expression; the answer is what follows its last match."""
-    marks: str
+    markup: str
     """A regular expression for everything in the thinking that is not its words."""
+    closes_thinking: str
+    """What a model writes between its thinking and its answer."""
     closes_answer: str = ""
-    """What may stand between the answer and the end of turn."""
+    """A text that may stand between the answer and the end of turn."""
 
 
 FOREIGN_STYLES = {
     # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
-    "tags": ForeignStyle(opens_thinking="<think>", opens_answer="</think>", marks="</?think>"),
+    "tags": ForeignStyle(
+        opens_thinking="<think>",
+        opens_answer="</think>",
+        markup="</?think>",
+        closes_thinking="\n</think>\n\n",
+    ),
     # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
         opens_answer=r"<\|channel\|>final.*?<\|message\|>",
-        marks=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        markup=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
     ),
 }
@@ -58,7 +66,7 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
         thinking = ""
         response = text
 
-    thinking = re.sub(style.marks, "\n", thinking).strip()
+    thinking = re.sub(style.markup, "\n", thinking).strip()
     if style.closes_answer:
         response = response.partition(style.closes_answer)[0]
     response = response.strip()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import runs
-from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
+from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, task_means
 
 KEYS = ("key",)
 RULES = ("strict", "loose")
@@ -136,11 +136,14 @@ def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str]
     results = check_rows(rows, tasks, KEYS, source, check, several_samples=False)
     numbers = {}
     for rule in RULES:
-        met_by_prompt = [result[rule] for result in results if rule in result]
+        checked = [result for result in results if rule in result]
+        met_by_prompt = [result[rule] for result in checked]
         all_met = [all(met) for met in met_by_prompt]
         instructions_met = [one for met in met_by_prompt for one in met]
         numbers[f"prompt_{rule}"] = mean(all_met)
         numbers[f"instruction_{rule}"] = mean(instructions_met)
         if rule == "strict" and all_met:
             numbers["interval"] = bootstrap(all_met)
+            tasks_met = task_means(all_met, [result["task"] for result in checked])
+            numbers["task_means"] = {"prompt_strict": tasks_met}
     return numbers | count_rows(results, tasks)

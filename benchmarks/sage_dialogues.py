@@ -8,7 +8,7 @@ from pathlib import Path
 
 import runs
 from benchmarks import empathy
-from benchmarks.scoring import bootstrap
+from benchmarks.scoring import bootstrap, task_means
 from rewards import simulated_user as simulator
 from rows import read_rows
 
@@ -81,8 +81,10 @@ def recorded_change(turn: dict) -> float | None:
 def score(dialogues: list[dict], seed: int) -> dict:
     """Returns simulator.score with the 95 % interval of the mean, the share of well-formed replies and the curve."""
     scores = simulator.score(dialogues)
-    finals = [simulator.final_emotion(dialogue) for dialogue in dialogues]
-    scores["interval"] = bootstrap([value for value in finals if value is not None], seed)
+    scored = [dialogue for dialogue in dialogues if simulator.final_emotion(dialogue) is not None]
+    finals = [simulator.final_emotion(dialogue) for dialogue in scored]
+    scores["interval"] = bootstrap(finals, seed)
+    scores["task_means"] = {"mean_emotion": task_means(finals, [dialogue["id"] for dialogue in scored])}
     statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
     scores["format_ok"] = None  # dialogues of the official tool do not have it
     if statuses:

@@ -209,14 +209,16 @@ def check_rows(
 ) -> list[dict]:
     """Returns the rows' results, with what `check(task, text)` says of each.
 
-    A row without text is `invalid`; a row whose task does not count is `excluded`. `apply` is map, or a
-    pool's map.
+    A row without text is `invalid`; a row whose task does not count is `excluded`. A row's `reward` is kept.
+    `apply` is map, or a pool's map.
     """
     results = match_rows(rows, tasks, keys, source, several_samples)
     answered = []
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         text = get_field(row, f"{source}:{result['line']}", *text_fields)
+        if isinstance(row.get("reward"), int | float):
+            result["reward"] = row["reward"]
         if "excluded" in task:
             result["excluded"] = task["excluded"]
         elif text is None:
@@ -264,6 +266,23 @@ def shorten(text: str, words: int) -> str:
     if words == 0 or len(parts) <= words:
         return text
     return " ".join(parts[:words]) + "... (truncated)"
+
+
+def task_means(values: Iterable[float], tasks: Iterable) -> dict:
+    """Averages the values of each task: its samples, orders or iterations.
+
+    Under `task_means` of a benchmark's numbers they stand by metric. Tables average them over training seeds before
+    they compute an interval over tasks.
+    """
+    values_of_task = defaultdict(list)
+    for value, task in zip(values, tasks, strict=True):
+        values_of_task[task].append(value)
+    return {task: mean(values) for task, values in values_of_task.items()}
+
+
+def for_summary(numbers: dict) -> dict:
+    """Leaves out the results of rows and the means of tasks, which have files of their own."""
+    return {name: value for name, value in numbers.items() if name not in ("rows", "task_means")}
 
 
 def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = None) -> tuple[float, float]:

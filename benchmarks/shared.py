@@ -23,23 +23,19 @@ from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.scoring import mean
 from benchmarks.shipped import use_as_shipped
 from endpoint import Endpoint, Reply, resolve_url, try_endpoint
+from thinking_budget import ThinkingBudget
 
 # --- 1. the tested model
 
 
-def stored_think_format(args) -> str | None:
-    """Returns what the model's think_format.json says; None without that file, or behind an endpoint."""
-    if args.model_url:
-        return None
-    return utils.read_trained_as(args.model).get("think_format")
-
-
 def given_think_format(args) -> str:
-    """Returns --think-format; for `auto` the format stored with the model, else `auto`.
+    """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
 
-    Exits with 2 if both say something different: the wrong part of an answer would be judged.
+    Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
     """
-    stored = stored_think_format(args)
+    stored = None
+    if not args.model_url:
+        stored = utils.read_trained_as(args.model).get("think_format")
     if args.think_format == "auto":
         return stored or "auto"
     if stored not in (None, args.think_format):
@@ -93,35 +89,68 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
     return template_args
 
 
-def split_thinking(text: str, think_format: str, finished: bool = True) -> utils.ThinkParts:
-    """Splits a completion into thinking and response, both stripped.
-
-    `think_format`: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
-    """
-    if think_format in FOREIGN_STYLES:
-        return split_foreign(text, FOREIGN_STYLES[think_format], finished)
-    return utils.split_thinking(text, think_format, finished)
+def split_thinking(text: str, format_name: str, finished: bool = True) -> utils.ThinkParts:
+    """Splits a completion into thinking and response, both stripped; `format_name` as `think_format` returns it."""
+    if format_name in FOREIGN_STYLES:
+        return split_foreign(text, FOREIGN_STYLES[format_name], finished)
+    return utils.split_thinking(text, format_name, finished)
 
 
-def shows_response(text: str, think_format: str) -> bool:
-    """Tells whether a completion has the mark behind which its response begins."""
-    if think_format in FOREIGN_STYLES:
-        return re.search(FOREIGN_STYLES[think_format].opens_answer, text) is not None
-    return utils.shows_response(text, think_format)
+def shows_response(text: str, format_name: str) -> bool:
+    """Tells whether a completion has the tag after which its response begins."""
+    if format_name in FOREIGN_STYLES:
+        return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
+    return utils.shows_response(text, format_name)
 
 
-def stop_string(think_format: str) -> str:
-    """Returns the string at which sampling stops, besides the end of turn; foreign styles have none."""
-    if think_format in FOREIGN_STYLES:
+def stop_string(format_name: str) -> str:
+    """Returns the string at which sampling stops, apart from the end of turn; "" for foreign styles."""
+    if format_name in FOREIGN_STYLES:
         return ""
-    return utils.THINK_FORMATS[think_format].stop
+    return utils.THINK_FORMATS[format_name].stop
+
+
+def thinking_budget(args) -> ThinkingBudget | None:
+    """Returns what closes the model's thinking at --max-thinking-tokens; None if that is 0.
+
+    Exits with 2 if it cannot be closed, or if --max-tokens leaves no room for an answer.
+    """
+    if not args.max_thinking_tokens:
+        return None
+    limit = f"--max-thinking-tokens {args.max_thinking_tokens}"
+    if args.max_thinking_tokens < 0:
+        runs.fail(f"{limit}: use 0 or more")
+    if args.model_url:
+        runs.fail(f"{limit}: only a model that runs here can be made to answer; leave out --model-url")
+    tokenizer = load_tokenizer(args)
+    name = think_format(args)
+    if name in FOREIGN_STYLES:
+        opens = FOREIGN_STYLES[name].opens_thinking
+        is_closed = FOREIGN_STYLES[name].opens_answer
+        closes = FOREIGN_STYLES[name].closes_thinking
+    elif utils.THINK_FORMATS[name].thinking_tags:
+        opens, closing_tag = utils.THINK_FORMATS[name].thinking_tags
+        is_closed = re.escape(closing_tag)
+        between = utils.join_thinking("@@", "@@", name).split("@@")[1]
+        closes = between.rstrip(" ")  # the answer's first token begins with its space
+    else:
+        runs.fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
+
+    end = args.max_thinking_tokens
+    if not tokenizer.opening:  # the model writes the tag itself
+        end += count_tokens(tokenizer, opens)
+    closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
+    budget = ThinkingBudget(end, opens, is_closed, closing, tokenizer.opening)
+    if budget.end + len(budget.closing) >= args.max_tokens:
+        runs.fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
+    return budget
 
 
 def whole_turn(args, text: str, finished: bool) -> str:
-    """Returns the assistant's turn: a completion behind the tag with which its chat template opened it.
+    """Returns the assistant's turn: the tag with which its chat template begins it, and a completion.
 
-    What template a model behind an endpoint has, nobody knows. If it thinks by `tags`, and was cut off before
-    any of them, it is taken to have been thinking, so that no judge reads thinking.
+    The template of a model behind an endpoint is unknown. If its format is `tags` and it was cut off before
+    </think>, the text counts as thinking, so that no judge reads thinking.
     """
     opening = ""
     if not args.model_url:
@@ -134,67 +163,53 @@ def whole_turn(args, text: str, finished: bool) -> str:
 
 
 def check_plain(args, text: str) -> None:
-    """Exits with 2 if `text` holds thinking although the format is `plain` only for want of another.
+    """Exits with 2 if an answer holds thinking, and its format is `plain` only because nothing names another.
 
     The judge would read the thinking as a part of the answer.
     """
     if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
-    marks = {}
+    marks = {}  # regular expressions for the end of the thinking, by format
     for name, known in utils.THINK_FORMATS.items():
         if known.thinking_tags:
             marks[name] = re.escape(known.thinking_tags[1])
     for name, style in FOREIGN_STYLES.items():
         marks[name] = style.opens_answer
-    fitting = [name for name, mark in marks.items() if re.search(mark, text)]
-    if fitting:
-        mark = re.search(marks[fitting[0]], text)[0]
+    found = {}
+    for name, mark in marks.items():
+        match = re.search(mark, text)
+        if match:
+            found[name] = match[0]
+    if found:
+        first = next(iter(found.values()))
         runs.fail(
-            f"an answer of {args.model} contains {mark}, but nothing says that this model thinks, so its thinking "
-            f"would be judged; pass --think-format {', '.join(fitting)}, or plain if the whole text is meant"
+            f"an answer of {args.model} contains {first}, but nothing says that this model thinks, so its thinking "
+            f"would be judged; pass --think-format {', '.join(found)}, or plain if the whole text is meant"
         )
 
 
-def rollout_of(args) -> str:
-    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
-    return getattr(args, "rollout", "auto")
-
-
-def check_engines(args, model: str, flag: str) -> None:
-    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
-
-    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
-    """
-    n_gpus = getattr(args, flag)
-    named = f"--{flag.replace('_', '-')} {n_gpus}"
-    if args.data_parallel < 0:
-        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
-    if not rollout.use_vllm(rollout_of(args)):
-        if n_gpus > 1 or args.data_parallel > 1:
-            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
-        return
-    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
-    n_heads = utils.load_config(model).get_text_config().num_attention_heads
-    if n_heads % n_gpus:
-        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
+def model_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
+    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
     stop = stop_string(think_format(args))
-    if stop:  # a Zero model: only vLLM serves one, and takes the second parameter
+    if stop:
         sampling["stop"] = [stop]
-        sampling["include_stop_str_in_output"] = True
-    if args.chat_template_args:  # so vLLM calls them
+        sampling["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
+    if args.chat_template_args:  # the key is vLLM's name for them
         sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling
 
 
 # --- 2. its answers
 
-# a task, the text of its completion, whether that ended by itself, and its number of tokens
-Completion = tuple[dict, str, bool, int]
+# a task, the text of its completion, whether it ended before the token limit, its number of tokens, and whether its
+# thinking was closed because the budget was used up
+Completion = tuple[dict, str, bool, int, bool]
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
@@ -208,6 +223,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     Returns:
         Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
         the order of the tasks. `n_thinking_tokens` is None behind an endpoint: its tokenizer is not known.
+        With --max-thinking-tokens `budget_used_up` tells whether that closed the thinking.
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
@@ -219,8 +235,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         tokenizer = load_tokenizer(args)
         completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
 
-    for task, text, finished, n_tokens in completions:
-        if task["id"] in rows:
+    for task, text, finished, n_tokens, used_up in completions:
+        if task["id"] in rows:  # an endpoint's stored replies come again
             continue
         check_plain(args, text)
         text = whole_turn(args, text, finished)
@@ -236,6 +252,8 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
             "n_tokens": n_tokens,
             "n_thinking_tokens": count_tokens(tokenizer, parts.thinking),
         }
+        if args.max_thinking_tokens:
+            row["budget_used_up"] = used_up
         rows[task["id"]] = row
         runs.append_jsonl(path, [row])
     return [rows[task["id"]] for task in tasks]
@@ -245,17 +263,18 @@ def complete_here(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
 ) -> Iterator[Completion]:
     """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
-    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
+    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
     stop = stop_string(think_format(args))
+    budget = thinking_budget(args)
     samples = rollout.generate(
         args.model,
         prompts,
         tokenizer,
-        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop),
+        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop, budget),
         use_vllm=rollout.use_vllm(args.rollout),
         seed=args.seed,
         batch_size=args.batch_size,
@@ -263,7 +282,9 @@ def complete_here(
         done=done_positions,
     )
     for position, sample in samples:
-        yield tasks[position], rollout.text_of(tokenizer, sample), sample.finished, len(sample.ids)
+        text = rollout.text_of(tokenizer, sample)
+        used_up = budget is not None and budget.was_used_up(sample.ids, tokenizer)
+        yield tasks[position], text, sample.finished, len(sample.ids), used_up
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
@@ -283,10 +304,11 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
         if reply.error:
             runs.fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
         finished = reply.choice.get("finish_reason") != "length"
-        yield task, reply.text, finished, reply.usage[1]
+        yield task, reply.text, finished, reply.usage[1], False
 
 
 def count_tokens(tokenizer, text: str) -> int | None:
+    """Returns the number of tokens of a text; None without a tokenizer."""
     if tokenizer is None:
         return None
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -311,6 +333,7 @@ def describe(rows: list[dict]) -> dict:
         "format_ok": mean_of_known(row["status"] == "ok" for row in rows),
         "thinking_tokens": mean_of_known(row["n_thinking_tokens"] for row in rows),
         "response_tokens": mean_of_known(response_tokens),
+        "budget_used_up": mean_of_known(row.get("budget_used_up") for row in rows),
         "proxy_reward": mean_of_known(row.get("reward") for row in rows),
     }
 
@@ -319,18 +342,13 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     return mean(value for value in values if value is not None)
 
 
-def model_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
-
-
 # --- 3. the judge
 
 
-def judge_request(args, prompt: str) -> dict:
-    """Returns the request that shows `prompt` to --judge and wants one JSON object back."""
+def judge_request(args, messages: list[dict]) -> dict:
+    """Returns the request that shows `messages` to --judge and wants one JSON object back."""
     return {
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": messages,
         "temperature": 0.0,
         "max_tokens": args.judge_max_tokens,
         "response_format": {"type": "json_object"},
@@ -387,7 +405,7 @@ def print_estimate(args, requests: list[dict], name: str) -> None:
 
 
 def require(args, **what: str) -> None:
-    """Exits with 2 if a flag is missing. `what` has the names of the flags and says what each one takes."""
+    """Exits with 2 if a flag is missing. `what` says, by the names of the flags, what each one takes."""
     missing = [f"--{name} is missing: {text}" for name, text in what.items() if not getattr(args, name)]
     if missing:
         runs.fail("; ".join(missing))
@@ -396,6 +414,11 @@ def require(args, **what: str) -> None:
 def check_model(args) -> None:
     """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
     if args.model_url:
+        if args.chat_template != "auto":
+            runs.fail(
+                f"--chat-template {args.chat_template}: the server at --model-url applies its own; start it with "
+                f"`vllm serve {args.model} --chat-template FILE`, and leave the flag out here"
+            )
         model_endpoint(args, Path())
         return
     load_tokenizer(args)
@@ -404,15 +427,39 @@ def check_model(args) -> None:
     check_engines(args, args.model, "tensor_parallel")
 
 
+def rollout_of(args) -> str:
+    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
+    return getattr(args, "rollout", "auto")
+
+
+def check_engines(args, model: str, flag: str) -> None:
+    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
+
+    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
+    """
+    n_gpus = getattr(args, flag)
+    named = f"--{flag.replace('_', '-')} {n_gpus}"
+    if args.data_parallel < 0:
+        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
+    if not rollout.use_vllm(rollout_of(args)):
+        if n_gpus > 1 or args.data_parallel > 1:
+            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
+        return
+    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
+    n_heads = utils.load_config(model).get_text_config().num_attention_heads
+    if n_heads % n_gpus:
+        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
+
+
 def check_judge(args) -> None:
     """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
-        local_judge.check(model)
         check_engines(args, model, "judge_tensor_parallel")
-    if is_behind_endpoint(args.judge):
+        local_judge.check(model)
+    elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
-    if ".py:" in args.judge:
+    elif args.judge:
         runs.load_function(args.judge)
 
 
@@ -429,7 +476,7 @@ def try_judge(args, run: Path | None = None) -> None:
 
 
 def withhold_headline(args, numbers: dict, headline: str) -> None:
-    """Sets the headline to None if more than --max-invalid of the rows are invalid; `without_headline` has it."""
+    """Moves the headline to `without_headline` if a larger share of the rows than --max-invalid is invalid."""
     if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
         numbers["without_headline"] = numbers[headline]
         numbers[headline] = None
@@ -452,11 +499,8 @@ def print_first(lines: list[str], n: int = 10) -> None:
 # --- 6. fingerprints
 
 
-def judge_place(judge: str, url: str) -> str:
-    """Returns the URL at which a judge or simulated user is asked.
-
-    It is "" if there is none, if it runs on this machine, or if it is a program.
-    """
+def resolve_judge_url(judge: str, url: str) -> str:
+    """Returns the URL at which a judge or simulated user is asked; "" if it is not behind an endpoint."""
     if is_behind_endpoint(judge):
         return resolve_url(url)
     return ""

@@ -1,4 +1,4 @@
-"""Prompts a model as it ships: its own chat template and ends of turn, whatever that template does to thinking.
+"""Prompts a model as it ships: with its own chat template and ends of turn, whatever the template does to thinking.
 
 Only evaluations do so. A policy that is trained needs a template that keeps thinking: see
 templates.prepare_tokenizer.
@@ -58,7 +58,7 @@ def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, 
 
 def find_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template. See `use_as_shipped`."""
-    our_format = "plain"
+    our_format = "plain"  # for `auto` and foreign styles too, which `choose_template` does not know
     if think_format in THINK_FORMATS:
         our_format = think_format
     if chat_template != "auto" or not tokenizer.chat_template:
@@ -88,27 +88,30 @@ def shown_format(template: str) -> str:
 
 
 def find_opening(tokenizer: Tokenizer) -> str:
-    """Returns the tag of the thinking that the chat template writes for the assistant; "" if it writes none.
+    """Returns the thinking tag with which the chat template begins the assistant's turn; "" if there is none.
 
     A template that switches thinking off closes it at once: "<think>\\n\\n</think>\\n\\n".
     """
-    if tokenizer.think_format in FOREIGN_STYLES:
-        opening = re.escape(FOREIGN_STYLES[tokenizer.think_format].opens_thinking)
-        closing = FOREIGN_STYLES[tokenizer.think_format].opens_answer
-    elif THINK_FORMATS[tokenizer.think_format].thinking_tags:
-        opening, closing = map(re.escape, THINK_FORMATS[tokenizer.think_format].thinking_tags)
+    name = tokenizer.think_format
+    if name in FOREIGN_STYLES:
+        opening = re.escape(FOREIGN_STYLES[name].opens_thinking)
+        closing = FOREIGN_STYLES[name].opens_answer
+    elif THINK_FORMATS[name].thinking_tags:
+        opening, closing = map(re.escape, THINK_FORMATS[name].thinking_tags)
     else:
         return ""
+
     question = [{"role": "user", "content": "@@"}]
     prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     after_question = prompt.rpartition("@@")[2]
+    # always a match, of an empty text if the template writes neither tag
     return re.search(rf"({opening}\s*)?({closing}\s*)?\Z", after_question)[0]
 
 
 def find_ends(tokenizer: Tokenizer) -> list[int]:
     """Returns the ids that end a turn; ValueError if there is none."""
     ends = {tokenizer.eos_token_id, *getattr(tokenizer, "own_ends", [])}
-    ends |= set(ends_of_template(tokenizer)[:1])
+    ends |= set(ends_of_template(tokenizer)[:1])  # those after it lead to the next turn
     ends -= {None}
     if not ends:
         raise ValueError("neither generation config nor tokenizer nor chat template names an end of turn")

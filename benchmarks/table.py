@@ -16,6 +16,8 @@ paper and the official tool. Scored rows, stored or generated, have these fields
     gsm8k             question, response
     humaneval         task_id, completion (or response: prose with a code block)
 
+From popqa on a task may have several rows, and a row a `reward`, by which best@k chooses.
+
 Scores of benchmarks with a judge are in percent, the others are fractions. An answer without a readable
 result is wrong and counted (`n_unparsed`). What cannot be scored at all (no response, no verdict) is
 `invalid`: counted, listed under `rows`, and in no score.
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verified
+from benchmarks.judge_template import Placeholders
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ class Benchmark:
     several_samples: bool = False
     """Whether a task takes several answers."""
     # with a judge
-    judge_requests: Callable[[dict, str, Path, str, int], dict[str, dict]] | None = None
-    """(task, answer, data, protocol, max_tokens) -> requests by the field of the scored row that takes the reply.
+    judge_requests: Callable[[dict, str, Path, str, int, str], dict[str, dict]] | None = None
+    """(task, answer, data, protocol, max_tokens, template) -> requests by the field of the scored row that takes the reply.
 
-    max_tokens 0: as the protocol has it."""
+    max_tokens 0: as the protocol has it; template "": our own wording."""
+    placeholders: dict[str, Placeholders] | None = None
+    """{protocol: what a template of the judge holds}"""
     parse_reply: dict[str, Callable] | None = None
     """{protocol: function that reads a judge's reply, or raises ValueError}"""
     judged_fields: Callable[[dict, str, dict, str], dict] | None = None
@@ -64,6 +69,7 @@ BENCHMARKS = {
         check=alpacaeval2.check,
         metrics=("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
         judge_requests=alpacaeval2.judge_requests,
+        placeholders=alpacaeval2.PLACEHOLDERS,
         parse_reply={"official": str, "paper": alpacaeval2.parse_ranking},  # official: log-probabilities
         judged_fields=alpacaeval2.judged_fields,
     ),
@@ -75,6 +81,7 @@ BENCHMARKS = {
         check=arenahard2.check,
         metrics=("score_style_controlled", "score", "score_paper"),
         judge_requests=arenahard2.judge_requests,
+        placeholders={"official": arenahard2.PLACEHOLDERS, "paper": arenahard2.PLACEHOLDERS},
         parse_reply={"official": arenahard2.parse_verdict, "paper": arenahard2.parse_verdict},
         judged_fields=arenahard2.judged_fields,
     ),
@@ -85,6 +92,7 @@ BENCHMARKS = {
         score=creativewriting3.score,
         metrics=("overall", "overall_paper"),
         judge_requests=creativewriting3.judge_requests,
+        placeholders={"official": creativewriting3.PLACEHOLDERS, "paper": creativewriting3.PLACEHOLDERS},
         parse_reply={"official": creativewriting3.parse_marks, "paper": creativewriting3.parse_marks},
         judged_fields=creativewriting3.judged_fields,
     ),

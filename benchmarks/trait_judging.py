@@ -6,15 +6,18 @@ which describes the protocol.
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks import shared
+from benchmarks.judge_template import Placeholders, fill_messages, read_template
 from benchmarks.scoring import bootstrap
 
 # --- 1. what the judge is asked
 
-EXTRACT = """Two writers, 1 and 2, answered the same users, and each made a plan before every answer. Below are conversations,
+TEMPLATES = {
+    "extract": """Two writers, 1 and 2, answered the same users, and each made a plan before every answer. Below are conversations,
 each with the plan of writer 1 and the plan of writer 2. Writer 1 is the same person throughout, and so is writer 2.
 
 {pairs}
@@ -24,18 +27,16 @@ more than one of these plans. A trait says how a plan is made: what comes first,
 or checked. It does not say what the answer is about, how good it is or how long. Word it so that a reader of any two plans
 could tell which one shows it more, and mention no writer.
 Reply with one JSON object and nothing else, with an empty list if they plan alike:
-{{"traits": [{{"name": "two to six words", "description": "one sentence"}}]}}"""
-
-MERGE = """Several readers compared plans that two writers had made, and each listed traits in which the writers differ:
+{"traits": [{"name": "two to six words", "description": "one sentence"}]}""",
+    "merge": """Several readers compared plans that two writers had made, and each listed traits in which the writers differ:
 
 {lists}
 
 Make one list of at most {most} traits of these. Traits that mean the same become one; if too many are left, keep those that
 most readers found. No two traits may overlap or be each other's opposite, and none may mention a writer.
 Reply with one JSON object and nothing else:
-{{"traits": [{{"name": "two to six words", "description": "one sentence"}}]}}"""
-
-COMPARE = """Two writers each made a plan before answering the same user. Say for each trait below which plan shows it more.
+{"traits": [{"name": "two to six words", "description": "one sentence"}]}""",
+    "compare": """Two writers each made a plan before answering the same user. Say for each trait below which plan shows it more.
 
 # Conversation
 {conversation}
@@ -48,7 +49,29 @@ COMPARE = """Two writers each made a plan before answering the same user. Say fo
 Decide trait by trait. To show a trait is neither good nor bad, and a longer plan does not show more of it for its length
 alone. Say "1" if plan 1 shows the trait more, "2" if plan 2 does, "same" if both show it alike or neither does.
 Reply with one JSON object and nothing else, in which every trait has its key:
-{{"comparison": "a few sentences", {keys}}}"""
+{"comparison": "a few sentences", {keys}}""",
+}
+PLACEHOLDERS = {
+    "extract": Placeholders(("pairs",), ("most",)),
+    "merge": Placeholders(("lists",), ("most",)),
+    "compare": Placeholders(("conversation", "plans", "traits"), ("keys",)),
+}
+
+
+def template_file(args, step: str) -> Path | None:
+    """Returns the file of --template that has the words of a step (a key of TEMPLATES); None if ours are used."""
+    path = Path(args.template) / f"{step}.txt"
+    if args.template and path.exists():
+        return path
+    return None
+
+
+def step_template(args, step: str) -> str:
+    """Returns the words of a step; exits with 2 if those of --template cannot be filled in."""
+    file = template_file(args, step)
+    if file is None:
+        return TEMPLATES[step]
+    return read_template(str(file), PLACEHOLDERS[step])
 
 
 def show_conversation(pair: dict) -> str:
@@ -80,8 +103,9 @@ def extract_requests(args, pairs: list[dict]) -> list[dict]:
         for number, pair in enumerate(batch, 1):
             plans = show_plans(pair, model_is)
             parts.append(f"# Conversation {number}\n{show_conversation(pair)}\n\n{plans}")
-        prompt = EXTRACT.format(pairs="\n\n".join(parts), most=args.max_traits)
-        requests.append(shared.judge_request(args, prompt))
+        fields = {"pairs": "\n\n".join(parts), "most": str(args.max_traits)}
+        messages = fill_messages(step_template(args, "extract"), fields)
+        requests.append(shared.judge_request(args, messages))
     return requests
 
 
@@ -90,7 +114,9 @@ def merge_request(args, trait_lists: list[list[dict]]) -> dict:
     for number, traits in enumerate(trait_lists, 1):
         lines = [f"- {trait['name']}: {trait['description']}" for trait in traits]
         parts.append("\n".join([f"# Reader {number}", *lines]))
-    return shared.judge_request(args, MERGE.format(lists="\n\n".join(parts), most=args.max_traits))
+    fields = {"lists": "\n\n".join(parts), "most": str(args.max_traits)}
+    messages = fill_messages(step_template(args, "merge"), fields)
+    return shared.judge_request(args, messages)
 
 
 def compare_requests(args, pairs: list[dict], traits: list[dict]) -> list[dict]:
@@ -104,13 +130,14 @@ def compare_requests(args, pairs: list[dict], traits: list[dict]) -> list[dict]:
     requests = []
     for pair in pairs:
         for model_is in (1, 2):
-            prompt = COMPARE.format(
-                conversation=show_conversation(pair),
-                plans=show_plans(pair, model_is),
-                traits="\n".join(lines),
-                keys=", ".join(keys),
-            )
-            requests.append(shared.judge_request(args, prompt))
+            fields = {
+                "conversation": show_conversation(pair),
+                "plans": show_plans(pair, model_is),
+                "traits": "\n".join(lines),
+                "keys": ", ".join(keys),
+            }
+            messages = fill_messages(step_template(args, "compare"), fields)
+            requests.append(shared.judge_request(args, messages))
     return requests
 
 

@@ -10,7 +10,9 @@ thinking of a completion with the status `ok`. If an id has several, the first o
 Rows that are not used are counted, and listed in dropped.jsonl.
 
 The protocol and the wording of its prompts are our own; the paper's appendix C prints theirs. So set its
-figure 4 beside these win rates, but do not subtract one from the other.
+figure 4 beside these win rates, but do not subtract one from the other. `--template FOLDER` takes other wordings
+verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {$conversation}, {$plans} and
+{$traits}. They must ask for the JSON that ours ask for: benchmarks/trait_judging.py.
 
 1. Extract. The judge gets batches of a few pairs of plans and names traits in which the two writers differ.
    It is not told who they are; who is writer 1 is drawn for each batch. One more call merges all lists into
@@ -45,6 +47,7 @@ from pathlib import Path
 
 import runs  # isort: skip
 from benchmarks import shared, trait_judging
+from benchmarks.judge_template import OUR_WORDING, describe_wording
 from rows import read_rows
 
 
@@ -76,6 +79,8 @@ class Args:
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    template: str = ""
+    """Folder with the judge's instructions: extract.txt, merge.txt, compare.txt; our own for those it lacks."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
     data_parallel: int = 0
@@ -238,6 +243,18 @@ def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list
     return extracted, compared
 
 
+def check_templates(args: Args) -> None:
+    """Prints whose words each step has; exits with 2 if --template has none, or one that cannot be filled in."""
+    if not args.template:
+        return
+    files = [trait_judging.template_file(args, step) for step in trait_judging.TEMPLATES]
+    if not any(files):
+        runs.fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
+    for step, file in zip(trait_judging.TEMPLATES, files):
+        trait_judging.step_template(args, step)
+        print(f"instructions to {step}: {file or OUR_WORDING}")
+
+
 def print_estimate(args: Args, extracted: list[dict], compared: list[dict], traits: list[dict]) -> None:
     """Prints calls, tokens and cost of every step; the longest possible traits stand in for unknown ones."""
     longest_trait = {field: "x" * limit for field, limit in trait_judging.TRAIT_LIMITS.items()}
@@ -301,9 +318,9 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
 
     judging = {
         "judge": args.judge,
-        "judge_url": shared.judge_place(args.judge, args.judge_url),
+        "judge_url": shared.resolve_judge_url(args.judge, args.judge_url),
         "judge_max_tokens": args.judge_max_tokens,
-        "template": digest(trait_judging.COMPARE),
+        "template": digest(trait_judging.step_template(args, "compare")),
         "traits": digest(traits),
         "prompts": digest([pair["messages"] for pair in pairs]),
         "baseline": digest([pair["baseline"] for pair in pairs]),
@@ -372,6 +389,7 @@ def main(args: Args) -> None:
     if not args.judge or ".py:" in args.judge:
         runs.fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
     shared.check_judge(args)
+    check_templates(args)
     if args.dry_run:
         print_estimate(args, extracted, compared, found["traits"])
         shared.try_judge(args)
@@ -397,6 +415,7 @@ def main(args: Args) -> None:
         "model": args.generations,
         "baseline": args.baseline,
         **numbers,
+        "wording": describe_wording(args.template),
         "fingerprint": fingerprint(args, traits, compared),
     }
     runs.write_summary(run, summary)

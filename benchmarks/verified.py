@@ -2,8 +2,8 @@
 
 Each has its prompt, `load_NAME(data)` for the tasks, `NAME_check(task, text)` for one answer, and
 `score_NAME(rows, data, source)`. All take several rows a task: `accuracy` is the mean over tasks of the mean
-over samples, as a fraction, with pass@k next to it. An answer without a readable result is wrong, and counted
-as unparsed.
+over samples, as a fraction, with pass@k, maj@k and best@k next to it. An answer without a readable result is
+wrong, and counted as unparsed.
 
 Where the paper's code and the official tool differ, the official value has the plain key, the paper's
 `..._paper`:
@@ -23,49 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import runs
-from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean
+from benchmarks.accuracy import accuracy, vote_as_read
+from benchmarks.scoring import check_rows, load, mean
 
-# --- 1. accuracy
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Returns the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def accuracy(results: list[dict], tasks: list[dict]) -> dict:
-    """Returns accuracy and its interval (for each field `correct...` of the results), pass@k, and the counts.
-
-    A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
-    """
-    by_task = defaultdict(list)
-    fields = {"correct"}
-    for result in results:
-        if "correct" in result:
-            by_task[result["task"]].append(result)
-            fields |= {name for name in result if name.startswith("correct")}
-
-    numbers = {}
-    for name in sorted(fields):
-        task_means = [mean(result[name] for result in samples) for samples in by_task.values()]
-        metric = name.replace("correct", "accuracy")
-        numbers[metric] = mean(task_means)
-        if task_means:
-            interval = "interval" if metric == "accuracy" else f"{metric}_interval"
-            numbers[interval] = bootstrap(task_means)
-
-    fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
-    for k in sorted({10, 100, fewest_samples}):
-        if 1 < k <= fewest_samples:
-            chances = []
-            for samples in by_task.values():
-                n_right = sum(result["correct"] for result in samples)
-                chances.append(pass_at_k(len(samples), n_right, k))
-            numbers[f"pass@{k}"] = mean(chances)
-    return numbers | count_rows(results, tasks)
-
-
-# --- 2. PopQA
+# --- 1. PopQA
 
 POPQA_KEYS = ("id", "question")
 POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\n{question}"
@@ -95,7 +56,7 @@ def score_popqa(rows: list[dict], data: Path, source: str) -> dict:
     return accuracy(check_rows(rows, tasks, POPQA_KEYS, source, popqa_check), tasks)
 
 
-# --- 3. MMLU-Redux
+# --- 2. MMLU-Redux
 
 MMLU_REDUX_KEYS = ("id", "index", "question")
 MMLU_REDUX_PROMPT = (
@@ -129,10 +90,11 @@ def mmlu_redux_check(task: dict, response: str) -> dict:
 
 def score_mmlu_redux(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_mmlu_redux(data)
-    return accuracy(check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check), tasks)
+    results = check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check)
+    return accuracy(results, tasks, vote_as_read)
 
 
-# --- 4. MATH-500
+# --- 3. MATH-500
 
 MATH500_KEYS = ("unique_id", "problem", "id")
 MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
@@ -232,10 +194,22 @@ def math500_check(task: dict, response: str) -> dict:
 
 def score_math500(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_math500(data)
-    return accuracy(check_rows(rows, tasks, MATH500_KEYS, source, math500_check), tasks)
+    results = check_rows(rows, tasks, MATH500_KEYS, source, math500_check)
+    return accuracy(results, tasks, math500_vote)
 
 
-# --- 5. GSM8K
+def math500_vote(task: dict, result: dict) -> str | None:
+    """Returns the normalised answer, as `correct` compares it; None without one."""
+    answer = result["answer"]
+    if answer is None:
+        return None
+    try:
+        return normalise_math(answer)
+    except ValueError:
+        return answer
+
+
+# --- 4. GSM8K
 
 GSM8K_KEYS = ("question", "id")
 GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds only #### and the final number."
@@ -260,10 +234,11 @@ def gsm8k_check(task: dict, response: str) -> dict:
 
 def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
     tasks = load_gsm8k(data)
-    return accuracy(check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check), tasks)
+    results = check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check)
+    return accuracy(results, tasks, vote_as_read)
 
 
-# --- 6. ZebraLogic
+# --- 5. ZebraLogic
 
 ZEBRALOGIC_KEYS = ("id",)
 ZEBRALOGIC_PROMPT = """Solve a logic puzzle, as in this example.
@@ -337,19 +312,13 @@ def zebralogic_check(task: dict, response: str) -> dict:
     if not isinstance(solution, dict):
         solution = None
 
+    true_cells = []
+    for true_row in true_rows:
+        true_cells += [truth.lower().strip() for truth in true_row[1:]]
+    n_cells = len(true_cells)
     n_right = 0
-    for number, true_row in enumerate(true_rows, 1):
-        house = (solution or {}).get(f"House {number}")
-        if not isinstance(house, dict):
-            continue
-        for attribute, truth in zip(attributes, true_row[1:]):
-            cell = house.get(attribute)
-            if isinstance(cell, list) and cell:
-                cell = cell[0]
-            if isinstance(cell, str) and cell.lower().strip() == truth.lower().strip():
-                n_right += 1
-
-    n_cells = len(true_rows) * len(attributes)
+    for cell, truth in zip(zebralogic_cells(task, solution or {}), true_cells, strict=True):
+        n_right += cell == truth
     return {
         "correct": n_right == n_cells,
         "right_cells": n_right,
@@ -357,6 +326,31 @@ def zebralogic_check(task: dict, response: str) -> dict:
         "group": zebralogic_size(len(true_rows), len(attributes)),
         "answer": solution,
     }
+
+
+def zebralogic_cells(task: dict, solution: dict) -> list[str | None]:
+    """Returns the cells of a grid, house by house, stripped and in lower case; None for one that cannot be read."""
+    cells = []
+    for number in range(1, len(task["solution"]["rows"]) + 1):
+        house = solution.get(f"House {number}")
+        if not isinstance(house, dict):
+            house = {}
+        for attribute in task["solution"]["header"][1:]:
+            cell = house.get(attribute)
+            if isinstance(cell, list) and cell:
+                cell = cell[0]
+            if isinstance(cell, str):
+                cells.append(cell.lower().strip())
+            else:
+                cells.append(None)
+    return cells
+
+
+def zebralogic_vote(task: dict, result: dict) -> tuple | None:
+    """Returns the cells of the grid; None without one."""
+    if result["answer"] is None:
+        return None
+    return tuple(zebralogic_cells(task, result["answer"]))
 
 
 def zebralogic_size(n_houses: int, n_attributes: int) -> str:
@@ -383,11 +377,11 @@ def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
     return {
         "cell_accuracy": n_right / n_cells if n_cells else None,
         "by_group": {size: mean(correct) for size, correct in by_size.items()},
-        **accuracy(results, tasks),
+        **accuracy(results, tasks, zebralogic_vote),
     }
 
 
-# --- 7. HumanEval
+# --- 6. HumanEval
 
 HUMANEVAL_KEYS = ("task_id",)
 HUMANEVAL_PROMPT = (

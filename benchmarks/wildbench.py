@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.scoring import bootstrap, shorten
+from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.scoring import bootstrap, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -60,10 +61,9 @@ Go through the points, name what is strong and what is weak, then give a mark fr
 Reply with one JSON object and nothing else:
 {"strengths": "...", "weaknesses": "...", "score": "..."}""",
 }
-PLACEHOLDER = re.compile(r"\{\$(\w+)\}")
 PLACEHOLDERS = {
-    "reward": ("history", "user_query", "checklist", "candidate_A", "candidate_B"),
-    "score": ("history", "user_query", "checklist", "model_output"),
+    "reward": Placeholders(("user_query", "candidate_A", "candidate_B"), ("history", "checklist")),
+    "score": Placeholders(("user_query", "model_output"), ("history", "checklist")),
 }
 KEPT_WORDS = {  # of the history and of each answer; 0: all
     ("reward", "official"): 1000,
@@ -127,13 +127,13 @@ def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str)
     requests = []
     for verdict in verdicts:
         task = tasks_by_id[verdict["id"]]
-        prompt = judge_prompt(template, task, args.protocol, args.mode, **verdict["texts"])
-        requests.append(judge_request(args, prompt))
+        fields = judge_fields(task, args.protocol, args.mode, **verdict["texts"])
+        requests.append(judge_request(args, fill_messages(template, fields)))
     return requests
 
 
-def judge_prompt(template: str, task: dict, protocol: str, mode: str, **candidates: str) -> str:
-    """Returns the message that asks the judge about a task.
+def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dict[str, str]:
+    """Returns what the judge is shown of a task, by placeholder.
 
     `candidates` are candidate_A and candidate_B (reward), or model_output (score).
     """
@@ -149,9 +149,7 @@ def judge_prompt(template: str, task: dict, protocol: str, mode: str, **candidat
         fields["user_query"] = query["content"]
     for name, text in candidates.items():
         fields[name] = shorten(text, words)
-
-    # In one pass, so that a placeholder within an answer is not filled in.
-    return PLACEHOLDER.sub(lambda match: fields[match[1]], template)
+    return fields
 
 
 # --- 2. what it replies
@@ -276,13 +274,15 @@ def score_verdicts(
     if not scored:
         raise ValueError(f"none of {len(rows)} verdicts can be read")
 
-    means = task_means(scored)
     values = [value for _, value in scored]
-    low, high = bootstrap(values, seed, tasks=[row["id"] for row, _ in scored])
+    tasks = [row["id"] for row, _ in scored]
+    means = task_means(values, tasks)
+    low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
         f"wb_{mode}": scale(float(np.mean(values)), mode),
         "interval": [scale(low, mode), scale(high, mode)],
+        "task_means": {f"wb_{mode}": {task: scale(value, mode) for task, value in means.items()}},
         "n": len(rows),
         "n_invalid": n_invalid,
         "n_tasks": len(means),
@@ -300,13 +300,6 @@ def score_verdicts(
             numbers["references"] = score_references(scored)
             numbers["wb_reward"] = float(np.mean(list(numbers["references"].values())))
     return numbers
-
-
-def task_means(scored: list[tuple[dict, float]]) -> dict[str, float]:
-    values_by_task: dict[str, list[float]] = {}
-    for row, value in scored:
-        values_by_task.setdefault(row["id"], []).append(value)
-    return {task: float(np.mean(values)) for task, values in values_by_task.items()}
 
 
 def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
@@ -410,6 +403,7 @@ def score_program(rows: list[dict], seed: int = 0) -> dict:
     return {
         "score": float(np.mean(scores)),
         "interval": bootstrap(scores, seed),
+        "task_means": {"score": {row["id"]: row["score"] for row in judged}},
         "standard_error": standard_error,
         "all_checks": float(np.mean([all(row["checks"].values()) for row in judged])),
         "n": len(rows),

@@ -6,7 +6,7 @@
 
 The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and
 writes a simulated thinking trace and the response in tags. The paper's teacher was asked for the same in
-other words. With --reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint
+other words, behind the prompt; --instruction FILE uses those of a file. With --reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint
 sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
@@ -34,7 +34,7 @@ import utils
 import watchdog
 from data.prepare import SURROGATE, count_ids
 from endpoint import Endpoint, Reply, try_endpoint
-from rows import read_rows
+from rows import read_prompts
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -94,7 +94,8 @@ TIMEOUT = 600  # seconds for one reply
 @dataclass
 class Args:
     prompts: Path
-    """Prompt rows {id, messages, source} (data/README.md). Have 10 % more than --n, as some are dropped."""
+    """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md.
+    Have 10 % more than --n, as some are dropped."""
     out: Path
     """The .jsonl file to write. The report goes to <out>.report.json, raw replies to <out>.replies.jsonl."""
     teacher: str
@@ -104,6 +105,9 @@ class Args:
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    instruction: Path | None = None
+    """File with the instruction, used verbatim as the system message; none: ours. With {prompt} in it, it is the last
+    user turn instead, with the prompt's last turn in that place. It must ask for <think> and <response> as ours does."""
     reasoning_field: bool = False
     """Thinking is in `reasoning_content` or `reasoning` (vllm serve --reasoning-parser), not in tags."""
     n: int = 6003
@@ -240,7 +244,7 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     repeated_ids = []
     ids = set()
     texts = set()
-    for number, row in enumerate(read_rows(path, "messages"), 1):
+    for number, row in enumerate(read_prompts(path), 1):
         row_id = str(row["id"])
         if row_id in ids:
             runs.fail(f"{path}:{number}: id {row_id!r} occurs twice; data/prepare.py gives each row its own")
@@ -255,16 +259,39 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     return rows, repeated_ids
 
 
+@functools.cache  # every request asks for it
+def read_instruction(path: Path | None) -> str:
+    """Returns what the teacher is told; exits with 2 if a file cannot be read or does not name the four tags."""
+    if path is None:
+        return INSTRUCTION
+    text = runs.or_fail(path.read_text)
+    missing = [tag for tag in utils.TAGS if tag not in text]
+    if missing:
+        runs.fail(f"--instruction {path}: does not ask for {', '.join(missing)}, so no reply could be read")
+    return text
+
+
+def with_instruction(messages: list[dict], instruction: str) -> list[dict]:
+    """Returns the messages with the instruction: in place of the last turn if it holds {prompt}, else before them.
+
+    A system turn of the prompt stays, or becomes a part of an instruction that is the system message.
+    """
+    if "{prompt}" in instruction:
+        *earlier, last = messages
+        return [*earlier, {"role": "user", "content": instruction.replace("{prompt}", last["content"])}]
+    system = instruction
+    turns = messages
+    if messages[0]["role"] == "system":
+        system += f"\n\nWhat the response must keep to:\n\n{messages[0]['content']}"
+        turns = messages[1:]
+    return [{"role": "system", "content": system}, *turns]
+
+
 def request_for(row: dict, args: Args) -> dict:
-    """Returns the request for one prompt. A system turn of the prompt becomes a part of the instruction."""
+    """Returns the request for one prompt."""
     messages = row["messages"]
     if not args.reasoning_field:
-        system = INSTRUCTION
-        turns = messages
-        if messages[0]["role"] == "system":
-            system += f"\n\nWhat the response must keep to:\n\n{messages[0]['content']}"
-            turns = messages[1:]
-        messages = [{"role": "system", "content": system}, *turns]
+        messages = with_instruction(messages, read_instruction(args.instruction))
     return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
 
 
@@ -329,6 +356,9 @@ def check_arguments(args: Args) -> None:
         runs.fail(f"--out {args.out} holds the prompts; choose another")
     if args.n < 1 or args.max_tokens < 1:
         runs.fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
+    if args.reasoning_field and args.instruction:
+        runs.fail("--reasoning-field sends the prompt alone; leave --instruction out")
+    read_instruction(args.instruction)
     if args.resume and args.overwrite:
         runs.fail("--resume keeps the replies that --overwrite deletes; use one of the two")
     if args.resume or args.overwrite or args.dry_run:
@@ -387,7 +417,7 @@ def main(args: Args) -> None:
         "calls": teacher.calls,
         "repeats": teacher.repeats,
         "replies": len(teacher.bodies),
-        "instruction": INSTRUCTION,
+        "instruction": read_instruction(args.instruction),
         "args": vars(args),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }

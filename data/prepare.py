@@ -3,32 +3,30 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
 
-`--input` is the name of a data set on the Hugging Face hub, or a local .parquet, .jsonl, .jsonl.gz or .json
-file. Texts are never changed: a row is kept whole or dropped for a reason. The console and
-`<out>.report.json` list the reasons, how many rows each one dropped and the first ids; n_in == n_out +
-sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops the script with one
-line and exit code 2 before anything is written. All kept rows are held in memory.
+`--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
+file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
+reason. The console and `<out>.report.json` list the reasons, how many rows each one dropped and the first
+ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops
+the script with one line and exit code 2 before anything is written. All kept rows are held in memory.
 """
 
-import gzip
 import hashlib
 import json
 import random
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import pyarrow.parquet
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import tyro
 
+import sources
 import watchdog
+from rows import BadInput, Dropped, check_object, messages_of, prompt_of, to_pair, to_trace, without_answer
+from utils import TAGS
 
-FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
-DAMAGED_FILE = (OSError, EOFError, UnicodeDecodeError, zlib.error, pyarrow.ArrowException)
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
 
 
@@ -43,7 +41,8 @@ class Args:
     out: Path
     """The .jsonl file to write; its report is written to <out>.report.json."""
     input: str | None = None
-    """Hub data set (NAME or NAME:CONFIGURATION) or local file; None = the kind's hub data set."""
+    """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
+    hub data set."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
@@ -58,94 +57,11 @@ class Args:
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
     """For traces: name for the rows that carry no `teacher`; None = such a row is an error."""
-    think_format: str = "think"
-    """For traces: the key of utils.THINK_FORMATS whose tags are in `output` or `completion`."""
     overwrite: bool = False
     """Replace an existing output and its report."""
 
 
-class BadInput(ValueError):
-    """The input or the arguments cannot be used; the message says where, which field, and what to do."""
-
-
-class Dropped(Exception):
-    """One row is not kept; the message is the reason that the report counts."""
-
-
-# --- 1. reading
-
-
-def read_file(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yields (place, row) of a local file; the place names the file and the line or row, counted from 1."""
-    try:
-        if path.suffix == ".parquet":
-            numbered_rows = read_parquet(path)
-        elif path.suffix == ".json":
-            numbered_rows = read_json(path)
-        else:
-            numbered_rows = read_json_lines(path)
-        for place, row in numbered_rows:
-            if not isinstance(row, dict):
-                what = type(row).__name__
-                raise BadInput(f"{place}: is a {what}; every row has to be an object with named fields")
-            yield place, row
-    except DAMAGED_FILE as error:
-        raise BadInput(
-            f"{path}: cannot be read as {path.suffix} ({error}); download the file again"
-        ) from None
-
-
-def read_parquet(path: Path) -> Iterator[tuple[str, object]]:
-    number = 0
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}, row {number}", row
-
-
-def read_json(path: Path) -> Iterator[tuple[str, object]]:
-    rows = parse_json(path, path.read_bytes().decode("utf-8-sig"))
-    if not isinstance(rows, list):
-        raise BadInput(f"{path} holds no list of rows; name it .jsonl if each line is one row")
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Yields the rows of a .jsonl or .jsonl.gz file; blank lines are skipped."""
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        data = gzip.decompress(data)
-    lines = data.decode("utf-8-sig").split("\n")  # not splitlines(): it also splits at U+2028 inside a text
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{path}, line {number}", parse_json(path, line.strip(), number)
-
-
-def parse_json(path: Path, text: str, first_line: int = 1) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {first_line + error.lineno - 1}, column {error.colno}"
-        raise BadInput(f"{path}, {place}: not JSON ({error.msg}); repair the line") from None
-
-
-def read_hub(name: str, split: str, revision: str | None) -> Iterator[tuple[str, dict]]:
-    """Yields (place, row) of one split of a hub data set, which is downloaded to the usual cache."""
-    import datasets  # slow to import, and a local file does not need it
-
-    name, _, configuration = name.partition(":")
-    names = [name, configuration] if configuration else [name]
-    try:
-        dataset = datasets.load_dataset(*names, split=split, revision=revision)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = f"split {split} cannot be loaded ({' '.join(str(error).split())})"
-        raise BadInput(f"{name}: {reason}; check --input, --split, --revision and the network") from None
-    for number, row in enumerate(dataset, 1):
-        yield f"{name}, row {number}", row
-
-
-# --- 2. fields of a source row
+# --- 1. fields of a source row
 
 
 def read_field(row: dict, *names: str, kind: type | tuple[type, ...] = str) -> object:
@@ -175,32 +91,22 @@ def first_value(row: dict, *names: str) -> object:
 
 
 def read_messages(row: dict, name: str) -> list[dict[str, str]]:
-    """Returns the conversation in field `name`, reduced to role and content."""
-    messages = []
-    for i, message in enumerate(read_field(row, name, kind=list)):
-        for key in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(key), str):
-                raise BadInput(
-                    f"field {name}[{i}].{key} is missing or not text; a message is {{role, content}}"
-                )
-        messages.append({"role": message["role"], "content": message["content"]})
-    return messages
+    """Returns the conversation in field `name`, reduced to role and content; [] if it is empty."""
+    if read_field(row, name, kind=list) == []:
+        return []
+    return reduced(messages_of(row, name))
 
 
 def read_prompt(row: dict) -> list[dict[str, str]]:
-    """Returns the messages of the prompt: those in `prompt`, or without `prompt` those in `messages`.
+    """Returns the conversation in `messages` or `prompt`, reduced to role and content."""
+    if row.get("messages") == [] or row.get("prompt") == []:
+        return []
+    return reduced(prompt_of(row))
 
-    In UltraFeedback and the Tulu 3 pairs `prompt` is text. Then it is every turn of `chosen` but the last, or
-    without `chosen` the text as one user turn.
-    """
-    if row.get("prompt") is None:
-        return read_messages(row, "messages")
-    if isinstance(row["prompt"], list):
-        return read_messages(row, "prompt")
-    text = read_field(row, "prompt")
-    if row.get("chosen"):
-        return read_messages(row, "chosen")[:-1]
-    return [{"role": "user", "content": text}]
+
+def reduced(messages: list[dict]) -> list[dict[str, str]]:
+    """Returns messages without dates, languages and whatever else a source says of a turn."""
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def source_id(row: dict) -> str | None:
@@ -243,12 +149,15 @@ def check_prompt(messages: list[dict[str, str]]) -> None:
         raise Dropped("empty_turn")
 
 
-# --- 3. one function per kind: takes a source row, returns our row without its id, raises Dropped or BadInput
+# --- 2. one function per kind: takes a source row, returns our row without its id, raises Dropped or BadInput
 
 
 def prompt_row(row: dict, args: Args) -> dict:
-    """Converts a prompt of WildChat-IF or UltraFeedback. A row without `source` gets the name of the input."""
-    messages = read_prompt(row)
+    """Converts a prompt of WildChat-IF or UltraFeedback, without the answer that it may end with.
+
+    A row without `source` gets the name of the input.
+    """
+    messages = without_answer(read_prompt(row))
     check_prompt(messages)
     source = row.get("source") or row.get("data_source") or Path(args.input).name
     return {"messages": messages, "source": str(source)}
@@ -260,7 +169,7 @@ def tulu_row(row: dict, args: Args) -> dict:
     assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not assistant_turns:
         raise Dropped("no_assistant_turn")
-    return prompt_row({**row, "prompt": messages[: assistant_turns[-1]]}, args)
+    return prompt_row({**row, "messages": messages[: assistant_turns[-1]]}, args)
 
 
 def verifiable_row(row: dict, args: Args) -> dict:
@@ -296,21 +205,13 @@ def verifiable_row(row: dict, args: Args) -> dict:
 
 
 def pair_row(row: dict, args: Args) -> dict:
-    """Converts a pair. `chosen` and `rejected` are conversations that differ only in their last turn, an
-    assistant's.
+    """Converts a pair, in any form that rows.to_pair reads.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
     """
-    chosen = read_messages(row, "chosen")
-    rejected = read_messages(row, "rejected")
-    for conversation in (chosen, rejected):
-        if not conversation or conversation[-1]["role"] != "assistant":
-            raise Dropped("not_ending_in_assistant")
-    prompt = chosen[:-1]
-    if prompt != rejected[:-1]:
-        raise Dropped("different_prompts")
-    chosen_text = chosen[-1]["content"]
-    rejected_text = rejected[-1]["content"]
+    pair = to_pair(row)
+    chosen_text = pair["chosen"]
+    rejected_text = pair["rejected"]
     if not chosen_text.strip() or not rejected_text.strip():
         raise Dropped("empty_response")
     if chosen_text.strip() == rejected_text.strip():
@@ -323,34 +224,25 @@ def pair_row(row: dict, args: Args) -> dict:
             raise Dropped("tied_scores")
         if score_chosen < score_rejected:
             raise Dropped("reversed_scores")
+    prompt = reduced(pair["messages"])
     check_prompt(prompt)
-    return {"messages": prompt, "chosen": chosen_text, "rejected": rejected_text}
+    converted = {"messages": prompt, "chosen": chosen_text, "rejected": rejected_text}
+    for name in ("chosen_thinking", "rejected_thinking"):
+        if pair.get(name) is not None:
+            converted[name] = pair[name]
+    return converted
 
 
 def trace_row(row: dict, args: Args) -> dict:
-    """Converts a trace: `thinking` and `response`, or one tagged text in `output` or `completion`.
-
-    A tagged text is dropped for its status in `utils.split_thinking`; `finish_reason` "length" means that it
-    was cut off.
-    """
-    from utils import TAGS, THINK_FORMATS, split_thinking  # here, as it loads torch, which only traces need
-
-    messages = read_prompt(row)
+    """Converts a trace, in any form that rows.to_trace reads."""
+    trace = to_trace(row)
     if row.get("teacher") is None and args.teacher:
         teacher = args.teacher
     else:
         teacher = read_field(row, "teacher")
-    if row.get("thinking") is not None:
-        thinking = read_field(row, "thinking")
-        response = read_field(row, "response")
-    else:
-        text = read_field(row, "output", "completion", "thinking")  # the last is for the message alone
-        finished = row.get("finish_reason") != "length"
-        thinking, response, status = split_thinking(text, args.think_format, finished)
-        if status != "ok":
-            raise Dropped(status)
-        if not text.rstrip().endswith(THINK_FORMATS[args.think_format].stop):
-            raise Dropped("text_after_response")  # the parser would cut it off
+    messages = reduced(trace["messages"])
+    thinking = trace["thinking"]
+    response = trace["response"]
     if not response.strip():
         raise Dropped("empty_response")
     if not thinking.strip():
@@ -397,43 +289,39 @@ KINDS = {
     "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture"),
     "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main"),
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
-    "traces": Kind(trace_row, "trace"),
+    "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
 }
 PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
 TULU_ROWS = 7560  # random Tulu 3 prompts; paper table 7
 
 
-# --- 4. the whole file
+# --- 3. the whole file
 
 
 def resolve(args: Args) -> Args:
     """Fills in the defaults of the kind; raises BadInput if arguments contradict each other or the disk."""
     kind = KINDS[args.kind]
     name = args.input or kind.hub
-    if not name:
-        raise BadInput("--input is missing: traces have no hub data set of their own; give a file")
     if args.pairs and args.kind != "ultrafeedback":
         raise BadInput("--pairs is for ultrafeedback; leave it out")
     if args.teacher and args.kind != "traces":
         raise BadInput("--teacher is for traces; leave it out")
-    if args.kind == "traces":
-        check_think_format(args.think_format)
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
 
-    is_local = Path(name).exists() or name.endswith(FILE_TYPES) or "/" not in name
+    is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
     if is_local and (args.split or args.revision):
         raise BadInput("--split and --revision are for hub data sets; leave them out")
-    files = list(args.exclude)
+    files = [str(file) for file in args.exclude]
     if is_local:
-        files.insert(0, Path(name))
+        files.insert(0, name)
     for file in files:
-        if not file.is_file():
-            raise BadInput(f"{file} is not a file; correct the path")
-        if not file.name.endswith(FILE_TYPES):
-            raise BadInput(f"{file}: use one of {', '.join(FILE_TYPES)}")
-        if file.resolve() == args.out.resolve():
+        if not sources.is_local(file):
+            raise BadInput(f"{file} is not a file or a folder; correct the path")
+        if Path(file).is_file() and not file.endswith(sources.FILE_TYPES):
+            raise BadInput(f"{file}: use one of {', '.join(sources.FILE_TYPES)}")
+        if Path(file).resolve() == args.out.resolve():
             raise BadInput(f"--out {args.out} is an input; choose another")
     if args.out.suffix != ".jsonl":
         raise BadInput(f"--out {args.out}: the name has to end in .jsonl")
@@ -448,27 +336,22 @@ def resolve(args: Args) -> Args:
     return replace(args, input=name, n=n, split=split)
 
 
-def check_think_format(name: str) -> None:
-    """Raises BadInput unless `name` is a format with thinking."""
-    from utils import THINK_FORMATS
-
-    with_thinking = [known for known, tags in THINK_FORMATS.items() if tags.thinking_tags]
-    if name not in with_thinking:
-        raise BadInput(f"--think-format {name}: use one of {', '.join(with_thinking)}")
-
-
 def report_path(out: Path) -> Path:
     return Path(f"{out}.report.json")
+
+
+def read_input(args: Args) -> Iterator[tuple[int, object]]:
+    """Returns an iterator of (number from 1, row) over the input; `args` are resolved."""
+    if not args.split:
+        return sources.read_local(args.input)
+    name, _, configuration = args.input.partition(":")
+    return sources.read_hub(name, configuration or None, args.split, args.revision, "--input")
 
 
 def convert(args: Args) -> tuple[list[dict], dict]:
     """Converts what `args` (resolved) names; returns the rows to write, and their report without the hash."""
     kind = PAIRS if args.pairs else KINDS[args.kind]
     excluded_ids, excluded_turns = read_excluded(args.exclude)
-    if args.split:
-        source = read_hub(args.input, args.split, args.revision)
-    else:
-        source = read_file(Path(args.input))
 
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason
@@ -476,10 +359,12 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     hashes = set()
     n_in = 0
     n_renamed = 0
-    for place, source_row in source:
+    for number, source_row in read_input(args):
         n_in += 1
-        row_id = source_id(source_row)
+        row_id = None
         try:
+            check_object(source_row)
+            row_id = source_id(source_row)
             row = kind.convert(source_row, args)
             texts = texts_of(row)
             row_hash = hashlib.sha1(texts.encode(errors="surrogatepass")).hexdigest()[:16]
@@ -493,7 +378,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
             if row_hash in hashes:
                 raise Dropped(f"duplicate_{kind.noun}")
         except BadInput as error:
-            raise BadInput(f"{place}: {error}") from None
+            raise BadInput(f"{args.input}:{number}: {error}") from None
         except Dropped as reason:
             dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
             continue
@@ -529,11 +414,12 @@ def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
     ids = set()
     turns = set()
     for path in paths:
-        for place, row in read_file(path):
+        for number, row in sources.read_local(str(path)):
             try:
+                check_object(row)
                 messages = read_prompt(row)
             except BadInput as error:
-                raise BadInput(f"{place}: {error}") from None
+                raise BadInput(f"{path}:{number}: {error}") from None
             ids.add(source_id(row))
             turns.add(first_user_turn(messages))
     return ids, turns
@@ -563,8 +449,7 @@ def main(args: Args) -> None:
         args = resolve(args)
         rows, report = convert(args)
     except BadInput as error:
-        print(f"prepare.py: {error}", file=sys.stderr)
-        sys.exit(2)
+        runs.fail(str(error))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     args.out.parent.mkdir(parents=True, exist_ok=True)

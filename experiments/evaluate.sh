@@ -10,7 +10,20 @@ set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${MAX_TOKENS:=8192}"   # the paper's: 8192 with thinking, 4096 without
 : "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
+: "${MODEL_FLAGS:=}"      # how the model runs: --tensor-parallel 4, or --model-url URL (its key: --key-env in JUDGE_FLAGS)
 : "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
+                          # authors' repository; empty: our own wording. Theirs has none for arenahard2: put hard_prompt.txt
+                          # (and creative_writing.txt) into its arena_hard_v2/
+
+# instructions FILE: --template for the files that $TEMPLATES has; without it the judge reads our own wording
+instructions() {
+  if [ -n "$TEMPLATES" ] && [ -e "$TEMPLATES/$1" ]; then
+    template=(--template "$TEMPLATES/${1%hard_prompt.txt}")
+  elif [ -n "$TEMPLATES" ]; then
+    echo "no $TEMPLATES/$1: $benchmark is judged in our own wording"
+  fi
+}
 
 model=$1 name=$2
 shift 2
@@ -19,16 +32,25 @@ if [ $# -eq 0 ]; then
 fi
 
 for benchmark in "$@"; do
-  run=(--model "$model" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
+  run=(--model "$model" $MODEL_FLAGS --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
     --out "$RESULTS/$name--$benchmark" --resume)
   wildbench=(eval_wildbench.py --mode reward --orders random --temperatures 0.7)
   others=(eval_benchmarks.py "$benchmark" --temperature 0.7)
   gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
   gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
 
+  template=()
+  case $benchmark in
+    wildbench | wildbench-g) instructions wildbench/eval_template.pairwise ;;
+    alpacaeval2) instructions alpacaeval2/eval_template.score ;;
+    arenahard2) instructions arena_hard_v2/hard_prompt.txt ;;
+    creativewriting3) instructions creativewritingv3/creative_writing_judging_prompt.txt ;;
+  esac
+  run+=("${template[@]}")
+
   case $benchmark in
     wildbench) python "${wildbench[@]}" --tasks data/wildbench.jsonl $gpt4o "${run[@]}" ;;
-    wildbench-g) python "${wildbench[@]}" --tasks data/wildbench.jsonl --references gemini-flash $gpt41 "${run[@]}" ;;
+    wildbench-g) python "${wildbench[@]}" --tasks data/wildbench_g.jsonl --references gemini-flash $gpt41 "${run[@]}" ;;
     alpacaeval2) python "${others[@]}" --data data/alpacaeval2 $gpt4o "${run[@]}" ;;
     arenahard2) python "${others[@]}" --data data/arena_hard_v2 $gpt41 "${run[@]}" ;;
     creativewriting3) python "${others[@]}" --data data/creative_writing $gpt41 "${run[@]}" ;;

@@ -11,7 +11,8 @@ set -euo pipefail
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
 : "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
 : "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint
-export SEED RESULTS JUDGE_FLAGS
+: "${TEMPLATES:=}" # folder with the judges' instructions; evaluate.sh says how it is laid out
+export SEED RESULTS JUDGE_FLAGS TEMPLATES
 
 # --- Llama-3.1-8B, warm-started
 

@@ -7,7 +7,8 @@ set -euo pipefail
 # Each can be given: SEED=1 JUDGE_FLAGS="--budget 20 --price 2.5 10" bash experiments/table10.sh
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
-export SEED RESULTS JUDGE_FLAGS
+: "${TEMPLATES:=}" # folder with the judges' instructions; evaluate.sh says how it is laid out
+export SEED RESULTS JUDGE_FLAGS TEMPLATES
 BENCHMARKS="wildbench alpacaeval2 arenahard2 creativewriting3"
 
 # row: table10/llama3.1-8b-rlmt-zero
@@ -27,3 +28,11 @@ bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-instruct-rlmt-s$SEED/model" \
 # needs: qwen2.5-7b-instruct-rlmt
 bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-instruct-rlmt-s$SEED/model" \
   "qwen2.5-7b-instruct-rlmt-s$SEED" $BENCHMARKS
+
+# --- models of others
+
+# row: table10/qwen2.5-7b-bleuberi-released
+MAX_TOKENS=4096 bash experiments/evaluate.sh yapeichang/Qwen2.5-7B-BLEUBERI "qwen2.5-7b-bleuberi-released-s$SEED" $BENCHMARKS
+
+# row: table10/qwen2.5-7b-rlcf-released
+MAX_TOKENS=4096 bash experiments/evaluate.sh viswavi/qwen2.5_rlcf "qwen2.5-7b-rlcf-released-s$SEED" $BENCHMARKS

@@ -7,7 +7,8 @@ set -euo pipefail
 # Each can be given: SEED=1 JUDGE_FLAGS="--budget 20 --price 2.5 10" bash experiments/table8.sh
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
-export SEED RESULTS JUDGE_FLAGS
+: "${TEMPLATES:=}" # folder with the judges' instructions; evaluate.sh says how it is laid out
+export SEED RESULTS JUDGE_FLAGS TEMPLATES
 BENCHMARKS="ifeval wildbench-g math500 zebralogic"
 
 # --- Llama-3.1-8B, warm-started

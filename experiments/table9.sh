@@ -12,7 +12,8 @@ set -euo pipefail
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
 : "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
 : "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint
-export SEED RESULTS JUDGE_FLAGS
+: "${TEMPLATES:=}" # folder with the judges' instructions; evaluate.sh says how it is laid out
+export SEED RESULTS JUDGE_FLAGS TEMPLATES
 BENCHMARKS="wildbench alpacaeval2 arenahard2 creativewriting3"
 
 # row: table9/llama3.1-8b-rlmt
@@ -32,6 +33,17 @@ bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-instruct-rlmt-s$SEED/model" \
 # needs: qwen2.5-7b-instruct-rlmt
 bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-instruct-rlmt-s$SEED/model" \
   "qwen2.5-7b-instruct-rlmt-s$SEED" $BENCHMARKS
+
+# --- models of others, trained to reason about mathematics
+
+# row: table9/r1-distill-llama-8b-released
+bash experiments/evaluate.sh deepseek-ai/DeepSeek-R1-Distill-Llama-8B "r1-distill-llama-8b-released-s$SEED" $BENCHMARKS
+
+# row: table9/qwen2.5-7b-simplerl-zoo-released
+bash experiments/evaluate.sh hkust-nlp/Qwen-2.5-7B-SimpleRL-Zoo "qwen2.5-7b-simplerl-zoo-released-s$SEED" $BENCHMARKS
+
+# row: table9/r1-distill-qwen-7b-released
+bash experiments/evaluate.sh deepseek-ai/DeepSeek-R1-Distill-Qwen-7B "r1-distill-qwen-7b-released-s$SEED" $BENCHMARKS
 
 # row: table9/openthinker2-7b-released
 THINK_FORMAT=think bash experiments/evaluate.sh open-thoughts/OpenThinker2-7B \

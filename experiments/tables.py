@@ -3,6 +3,8 @@
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pandas as pd
 from scipy import stats
 
 import runs
+from benchmarks.scoring import bootstrap
+from benchmarks.judge_template import OUR_WORDING
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
@@ -26,6 +30,13 @@ BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric, fa
     "MATH500": ("math500", "accuracy", 100),
     "ZebraLogic": ("zebralogic", "accuracy", 100),
 }
+AVERAGES = {  # the paper's column: the columns whose mean it is
+    "Avg_Chat": ("WB", "AE2", "AH2"),
+    "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
+    "Avg4": ("WB", "AE2", "AH2", "CWv3"),
+}
+JUDGED = ("WB", "AE2", "AH2", "CWv3", "WB_G")
+AS_RELEASED = "-as-released"  # ends the name of a row that evaluates the checkpoint of the paper's authors
 
 TOY_COLUMNS = {  # column: (metric, temperature, tasks; all if empty)
     "gold, T=1": ("score", 1.0, ()),
@@ -50,9 +61,12 @@ COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
-    "training run differs. With several seeds it is the mean of theirs: they share the tasks, so averaging each task over "
-    "the seeds first gives at most that. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers "
-    "training and sampling on these tasks."
+    "training run differs. With several seeds each task is averaged over them first; a metric that is no mean over tasks then "
+    "has no interval over tasks. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers training "
+    "and sampling on these tasks."
+)
+AVERAGED = (
+    "Averages are those of the paper, of rows whose columns are all measured with the same number of seeds."
 )
 
 
@@ -60,7 +74,7 @@ VARIANCE = (
 
 
 def read_index(folder: Path) -> pd.DataFrame:
-    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name.
+    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, and its `folder`.
 
     Runs with other names are left out. Of two lines for the same value the later one counts.
     """
@@ -71,43 +85,76 @@ def read_index(folder: Path) -> pd.DataFrame:
         index = pd.DataFrame(columns=list(runs.INDEX_COLUMNS))
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
+    index["folder"] = [folder / run for run in index["run"]]
     return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
+
+
+def wording_of(folder: Path, run: str) -> str:
+    """Returns whose words the judge of a run read, as its summary says; "" without a judge or a summary."""
+    path = folder / run / "summary.json"
+    if not path.exists():
+        return ""
+    return json.loads(path.read_text()).get("wording", "")
 
 
 def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. Of several seeds they are the means of the seeds' ends, not narrower: the
-    seeds share the tasks, so a hard task is hard for all of them. `seed_low` and `seed_high` are over seeds,
-    by Student's t; None for one seed. Exits with 2 if the seeds were not judged alike, as their values have no
-    common mean.
+    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; None for one
+    seed. Exits with 2 if the seeds were not judged alike, as their values have no common mean.
     """
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
-        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint"))
+        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint", "run"))
         return empty | {"seeds": 0}
     if values["fingerprint"].nunique() > 1:
         names = ", ".join(values["run"])
         runs.fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
 
     mean = values["value"].mean()
+    low = values["low"].iloc[0]
+    high = values["high"].iloc[0]
     seed_low = None
     seed_high = None
     if seeds > 1:
+        low, high = interval_over_tasks(values)
         half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
         seed_low = factor * (mean - half)
         seed_high = factor * (mean + half)
     return {
         "ours": factor * mean,
-        "low": factor * values["low"].mean(skipna=False),
-        "high": factor * values["high"].mean(skipna=False),
+        "low": factor * low,
+        "high": factor * high,
         "seed_low": seed_low,
         "seed_high": seed_high,
         "task": values["benchmark"].iloc[0],
         "fingerprint": values["fingerprint"].iloc[0],
+        "run": values["run"].iloc[0],
         "seeds": seeds,
     }
+
+
+def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
+    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds first.
+
+    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has no
+    task_means.csv with the metric.
+    """
+    means_of_seeds = []
+    for line in values.itertuples():
+        path = line.folder / "task_means.csv"
+        if not path.exists():
+            return math.nan, math.nan
+        means = pd.read_csv(path, dtype={"task": str})
+        same = (means["benchmark"] == line.benchmark) & (means["metric"] == line.metric)
+        if not pd.isna(line.temperature):
+            same &= means["temperature"] == line.temperature
+        if not same.any():
+            return math.nan, math.nan
+        means_of_seeds.append(means[same])
+    task_means = pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean()
+    return bootstrap(task_means)
 
 
 def judged_unlike(table: pd.DataFrame) -> list[str]:
@@ -125,48 +172,106 @@ def judged_unlike(table: pd.DataFrame) -> list[str]:
 
 
 def printed_numbers() -> pd.DataFrame:
-    """Reads every number that the paper prints; averages are left out.
+    """Reads every number that the paper prints.
 
-    `row` is the row's name in experiments/table*.sh, "" for models of others.
+    `row` is the row's name in experiments/table*.sh, "" for models of others that cannot be had.
     """
-    printed = pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
-    return printed[printed["benchmark"].isin(BENCHMARKS)]
+    return pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
+
+
+def printed_cells(table: str, row: str) -> pd.DataFrame:
+    """Returns what a table prints of a row; of a row as released, what it prints of the row that it repeats."""
+    printed = printed_numbers()
+    return printed[(printed["table"] == table) & (printed["row"] == row.removesuffix(AS_RELEASED))]
 
 
 def evaluations_of(table: str, row: str) -> list[str]:
     """Lists the evaluations, as evaluate.sh calls them, whose numbers a row has in a table of the paper."""
-    printed = printed_numbers()
-    cells = printed[(printed["table"] == table) & (printed["row"] == row)]
-    return [BENCHMARKS[benchmark][0] for benchmark in cells["benchmark"]]
+    columns = printed_cells(table, row)["benchmark"]
+    return [BENCHMARKS[column][0] for column in columns if column in BENCHMARKS]
 
 
-def paper_table(table: str, index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
-    """Builds a table with our number, its intervals and the printed one: one line a row and benchmark."""
-    printed = printed_numbers()
+def paper_table(
+    table: str, rows: list[str], index: pd.DataFrame, cannot_run: set[str], results: Path
+) -> pd.DataFrame:
+    """Builds a table with our number, its intervals and the printed one: one line a row and column.
+
+    `rows` names the rows of experiments/: those as released stand above what the paper prints.
+    """
     lines = []
+    for row in rows:
+        if row.endswith(AS_RELEASED):
+            for cell in printed_cells(table, row).itertuples():
+                lines.append(cell_line(cell, row, "as released", index, cannot_run, results))
+    printed = printed_numbers()
     for cell in printed[printed["table"] == table].itertuples():
-        evaluation, metric, factor = BENCHMARKS[cell.benchmark]
-        same = (index["row"] == cell.row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
-        numbers = summarize_seeds(index[same], factor)
-        paper = float(cell.value)
-
-        difference = None
-        if numbers["seeds"]:
-            status = "measured"
-            difference = numbers["ours"] - paper
-        elif same.any():
-            status = "no headline"
-        elif not cell.row:
-            status = "model of others"
-        elif cell.row in cannot_run:
-            status = "cannot be run"
-        else:
-            status = "not yet run"
-
-        row = cell.row or f"{cell.model_name or cell.backbone} ({cell.training})"
-        line = {"table": table, "row": row, "section": cell.section, "benchmark": cell.benchmark}
-        lines.append(line | numbers | {"paper": paper, "difference": difference, "status": status})
+        lines.append(cell_line(cell, cell.row, cell.section, index, cannot_run, results))
+    add_averages(lines)
     return pd.DataFrame(lines)
+
+
+def cell_line(cell, row: str, section: str, index: pd.DataFrame, cannot_run: set[str], results: Path) -> dict:
+    """Returns the line of a printed number; `ours` of an average is left to `add_averages`."""
+    evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
+    same = (index["row"] == row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
+    numbers = summarize_seeds(index[same], factor)
+    run = numbers.pop("run")
+    wording = ""
+    if run and cell.benchmark in JUDGED:
+        wording = wording_of(results, run) or "unknown"
+
+    paper = float(cell.value)
+    difference = None
+    if numbers["seeds"]:
+        status = "measured"
+        difference = numbers["ours"] - paper
+    elif same.any():
+        status = "no headline"
+    elif not row:
+        status = "model of others"
+    elif row in cannot_run:
+        status = "cannot be run"
+    else:
+        status = "not yet run"
+
+    name = row or f"{cell.model_name or cell.backbone} ({cell.training})"
+    line = {"table": cell.table, "row": name, "section": section, "benchmark": cell.benchmark}
+    return line | numbers | {"paper": paper, "difference": difference, "status": status, "wording": wording}
+
+
+def add_averages(lines: list[dict]) -> None:
+    """Fills in our averages: the mean of a row's columns, if all are measured with the same number of seeds."""
+    cells = {(line["section"], line["row"], line["benchmark"]): line for line in lines}
+    for line in lines:
+        if line["benchmark"] not in AVERAGES:
+            continue
+        parts = [cells[line["section"], line["row"], column] for column in AVERAGES[line["benchmark"]]]
+        seeds = {part["seeds"] for part in parts}
+        if len(seeds) > 1 or 0 in seeds:
+            continue
+        line["ours"] = sum(part["ours"] for part in parts) / len(parts)
+        line["difference"] = line["ours"] - line["paper"]
+        line["seeds"] = seeds.pop()
+        line["status"] = "measured"
+
+
+def wordings(table: pd.DataFrame) -> list[str]:
+    """Writes for each judged column whose words its judges read, and which averages mix our words with others'."""
+    sentences = []
+    measured = table[table["wording"] != ""]
+    for column, cells in measured.groupby("benchmark", sort=False):
+        sides = []
+        for wording, part in cells.groupby("wording", sort=False):
+            sides.append(f"{wording} ({', '.join(part['row'].unique())})")
+        sentences.append(f"Judge's instructions of {column}: {'; '.join(sides)}.")
+
+    for line in table[table["benchmark"].isin(AVERAGES) & (table["seeds"] > 0)].itertuples():
+        parts = measured[(measured["row"] == line.row) & measured["benchmark"].isin(AVERAGES[line.benchmark])]
+        is_ours = parts["wording"] == OUR_WORDING
+        if is_ours.any() and not is_ours.all():
+            mixed = ", ".join(f"{part.benchmark} {part.wording}" for part in parts.itertuples())
+            sentences.append(f"{line.benchmark} of {line.row} is over unlike instructions: {mixed}.")
+    return sentences
 
 
 def intervals(cell, digits: int) -> str:
@@ -210,6 +315,7 @@ def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
                 same &= index["benchmark"].isin(tasks)
             values = index[same].drop_duplicates("seed")  # format_ok has a line for each of two users
             numbers = summarize_seeds(values, 1)
+            del numbers["run"]
             if numbers["seeds"]:
                 status = "toy"
             else:
@@ -259,12 +365,16 @@ def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> d
             markdown = toy_markdown(numbers)
         else:
             name = f"table{table}"
-            numbers = paper_table(table, index, cannot_run)
+            numbers = paper_table(table, rows[table], index, cannot_run, results)
             rounded = numbers
             markdown = paper_markdown(numbers)
 
         rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
         notes = [VARIANCE]
+        if numbers["benchmark"].isin(AVERAGES).any():
+            notes.append(AVERAGED)
+        if table not in COLUMNS:
+            notes += wordings(numbers)
         for sentence in judged_unlike(numbers):
             print(f"WARNING: {name}, {sentence}", file=sys.stderr)
             notes.append(sentence)

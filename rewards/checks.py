@@ -7,13 +7,13 @@ from pathlib import Path
 from accelerate import PartialState
 
 import rewards
+import rows
 import runs
 from endpoint import Endpoint, try_endpoint
 from rewards import gold, preference
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
 from rewards.shared import FIELDS, VERIFIERS
-from rows import check_ids, read_rows
 
 
 def check(args) -> None:
@@ -76,8 +76,8 @@ def try_judges(args, run: Path | None = None) -> None:
 
 def read_prompts(args) -> list[dict]:
     """Reads the prompts with all fields of their rows, which the verifiers need; exits with 2 if ids repeat."""
-    prompts = read_rows(args.prompts, "messages")
-    check_ids(args.prompts, prompts)
+    prompts = rows.read_prompts(args.prompts)
+    rows.check_ids(args.prompts, prompts)
     return prompts
 
 

@@ -237,9 +237,13 @@ class ImplicitReward:
         self.pad_token_id = tokenizer.pad_token_id
         self.accelerator = accelerator
         resume_from = str(folder / self.name) if folder else None
-        model = policy.load_policy(args.model, args.lora_r, args.gradient_checkpointing, resume_from)
+        model = policy.load_policy(
+            args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit
+        )
         model = policy.Policy(model, args.temperature)
-        prepared = policy.prepare_trained(accelerator, model, options["learning_rate"], weight_decay=0.0)
+        prepared = policy.prepare_trained(
+            accelerator, model, options["learning_rate"], weight_decay=0.0, optim=args.optim
+        )
         self.learner = checkpoint.Learner(*prepared)
         self.metrics = {}
 

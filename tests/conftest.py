@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 import pytest
 import torch

@@ -6,6 +6,7 @@ Run from the repository root: `pytest tests/test_benchmarks.py`.
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import random
@@ -22,10 +23,12 @@ import endpoint
 import eval_benchmarks
 import eval_wildbench
 import runs
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
+from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
+from benchmarks.judge_template import fill, fill_messages
 from benchmarks import table as benchmark_table
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
+from rewards.preference import RewardModel
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -276,7 +279,8 @@ def test_arenahard2_expected(tmp_path):
 
 
 def test_arenahard2_by_hand():
-    result = lambda g1, g2, **more: {"game1": g1, "game2": g2, "style": None} | more
+    tasks = itertools.count()
+    result = lambda g1, g2, **more: {"task": next(tasks), "game1": g1, "game2": g2, "style": None} | more
     out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
     # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
     assert math.isclose(out["score"], 100 * 2.5 / 6) and out["score_paper"] == 100 * (0 + 1 + 1 + 0.5) / 4
@@ -943,22 +947,23 @@ def test_completion(response, code):
 
 def test_pass_at_k():
     assert (
-        verified.pass_at_k(1, 1, 1) == 1
-        and verified.pass_at_k(4, 0, 3) == 0
-        and verified.pass_at_k(4, 2, 1) == 0.5
+        accuracy.pass_at_k(1, 1, 1) == 1
+        and accuracy.pass_at_k(4, 0, 3) == 0
+        and accuracy.pass_at_k(4, 2, 1) == 0.5
     )
     assert (
-        verified.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
-        and verified.pass_at_k(4, 2, 3) == 1
-        and verified.pass_at_k(200, 1, 100) == pytest.approx(0.5)
+        accuracy.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+        and accuracy.pass_at_k(4, 2, 3) == 1
+        and accuracy.pass_at_k(200, 1, 100) == pytest.approx(0.5)
     )
     row = lambda task, correct: {"task": task, "correct": correct}
     rows = [row(0, True)] * 3 + [row(0, False)] * 9 + [row(1, False)] * 10
-    out = verified.accuracy(rows, [{}, {}, {}])
+    out = accuracy.accuracy(rows, [{}, {}, {}])
     assert (out["accuracy"], out["n_missing"]) == (pytest.approx(0.125), 1)
-    assert out["pass@10"] == pytest.approx(0.5 * verified.pass_at_k(12, 3, 10)) and "pass@100" not in out
-    assert verified.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
+    assert out["pass@10"] == pytest.approx(0.5 * accuracy.pass_at_k(12, 3, 10)) and "pass@100" not in out
+    assert accuracy.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
         "accuracy": None,
+        "task_means": {},
         "n": 1,
         "n_invalid": 1,
         "n_missing": 0,
@@ -966,6 +971,51 @@ def test_pass_at_k():
         "n_unparsed": 0,
         "rows": 0,
     }
+
+
+def test_majority_at_k():
+    majority = accuracy.majority_at_k
+    assert majority(["a", "b", "b"], [True, False, False], 3) == 0
+    assert majority(["a", "b", "b", "a"], [True, False, False, True], 4) == 1  # a tie: the first
+    assert majority([None, None, "b"], [False, False, True], 3) == 1  # what cannot be read does not vote
+    assert majority([None, None], [False, False], 2) == 0
+    # two groups of two, and a remainder
+    assert majority(["a", "b", "b", "b", "b"], [True, False, False, False, False], 2) == 0.5
+    assert majority(["a", "b", "b"], [True, False, False], 1) == pytest.approx(1 / 3)  # the accuracy
+
+
+def test_best_at_k():
+    rewards = [0.3, -1.0, 0.9, 0.3, -math.inf]
+    correct = [True, False, False, False, True]
+    for k in range(1, 6):
+        chosen = []
+        for places in itertools.combinations(range(5), k):
+            chosen.append(correct[max(places, key=lambda place: rewards[place])])  # the first of equals
+        assert accuracy.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
+
+
+def test_values_at_k_of_a_benchmark(tmp_path):
+    """Equal answers are those that the check takes for one; intervals are over tasks."""
+    answers = [("1/2", -2.0), ("\\frac{1}{2}", -1.0), ("0.5", 3.0), ("2", 9.0), ("2", None)]
+    tasks = [{"unique_id": str(i), "problem": "?", "answer": "\\frac12"} for i in range(2)]
+    data = write(tmp_path / "test.jsonl", tasks)
+    rows = []
+    for answer, reward in answers:
+        rows.append({"unique_id": "0", "response": f"\\boxed{{{answer}}}", "reward": reward})
+        rows.append({"unique_id": "1", "response": "Nothing.", "reward": reward})
+    out = score("math500", rows, data, tmp_path)
+    assert (out["accuracy"], out["pass@5"], out["maj@5"], out["best@5"]) == (0.3, 0.5, 0.5, 0.0)
+    assert out["maj@5_interval"] == [0, 1] and out["best@5_interval"] == [0, 0]
+    for row in rows:
+        del row["reward"]
+    assert "best@5" not in score("math500", rows, data, tmp_path)
+
+    grids = [{"House 1": {"A": " X ", "B": ["y"]}}, {"House 1": {"A": "x", "B": "Y", "C": "z"}}, {}]
+    task = {"id": "p", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
+    data = write(tmp_path / "zebra.jsonl", [task])
+    rows = [{"id": "p", "response": json.dumps({"solution": grid})} for grid in [{}, *grids, {}]]
+    assert score("zebralogic", rows[1:4], data, tmp_path)["maj@3"] == 1
+    assert score("zebralogic", rows, data, tmp_path)["maj@5"] == 0
 
 
 # --- prompts and the command
@@ -989,14 +1039,16 @@ def test_prompts():
     assert verified.final_number(ask("gsm8k", question="Q")) is None
     assert "```python\ndef f():\n```" in ask("humaneval", prompt="def f():\n")
 
-    judge = creativewriting3.judge_prompt("P", "Y", ["Coherent", "Overwrought"], ["Overwrought"])
+    marks = {"mark_lines": "Coherent: mark\nOverwrought: mark"}
+    judge = fill(creativewriting3.TEMPLATE, marks)
     assert "Coherent: mark\nOverwrought: mark" in judge
     with pytest.raises(ValueError):  # an echo of what was asked is no verdict
         creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
-        alpacaeval2.parse_ranking(alpacaeval2.ranking_prompt("I", "a", "b").rpartition("JSON: ")[2])
+        alpacaeval2.parse_ranking(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
     for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
-        system, user = arenahard2.judge_messages(category, "P", "ya", "yb")
+        answers = {"ANSWER_A": "ya", "ANSWER_B": "yb"}
+        system, user = fill_messages(arenahard2.TEMPLATES[category], answers)
         assert word in system["content"]
         assert all(f"[[{label}]]" in system["content"] for label in list(arenahard2.VERDICTS)[:5])
         assert user["content"].index("ya") < user["content"].index("yb")
@@ -1094,7 +1146,8 @@ def test_generate_and_score(run, tmp_path):
     ] == 6
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
     assert [(r["benchmark"], r["metric"], r["n"], r["run"]) for r in index] == [
-        ("gsm8k", "accuracy", "6", "run")
+        ("gsm8k", "accuracy", "6", "run"),
+        ("gsm8k", "maj@2", "6", "run"),
     ]
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
 
@@ -1284,6 +1337,48 @@ def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
     ]
 
 
+REWARD_MODEL = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
+
+
+def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
+    """Several answers are scored each; of a judged task only the one with the highest reward goes to the judge."""
+    data = write(
+        tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": "#### 1"} for i in range(3)]
+    )
+    several = ("--samples", 4, "--max-tokens", 96, "--think-format", "plain", *REWARD_MODEL)
+    run("gsm8k", *MODEL, *several, "--data", data, "--out", tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(rows) == 12 and all(("reward" in row) == (row["status"] == "ok") for row in rows)
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    assert len(set(rewards)) > 2 and summary["proxy_reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert summary["best@4"] == 0 and summary["best@4_interval"] == [0, 0]
+    assert summary["tokens_per_task"] == sum(row["n_tokens"] for row in rows) / 3
+    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    assert [row["metric"] for row in index] == ["accuracy", "maj@4", "best@4"]
+
+    prompts = [{"uid": uid, "category": "hard_prompt", "prompt": f"Do {uid}."} for uid in "abcd"]
+    write(tmp_path / "question.jsonl", prompts)
+    write(tmp_path / "baseline_x.jsonl", [{"uid": uid, "answer": ".", "metadata": {}} for uid in "abcd"])
+    arena = ("arenahard2", *MODEL, *judge, "--data", tmp_path, *several)
+    run(*arena, "--out", tmp_path / "judged")
+    judged = rows_of(tmp_path / "judged")
+    generations = runs.read_log(tmp_path / "judged" / "generations.jsonl")
+    assert (len(judged), len(generations), len(Judge.calls)) == (4, 16, 8)
+    messages = {row["id"]: row["messages"] for row in generations}
+    scores = RewardModel("data/toy/reward_model", "response", "plain")
+    for position, row in enumerate(judged):
+        group = [other for other in generations if other["id"].startswith(f"{position}-")]
+        group.sort(key=lambda other: other["id"])
+        found = scores.score([messages[other["id"]] for other in group], [other["text"] for other in group])
+        found = [
+            reward if other["status"] == "ok" else -math.inf
+            for reward, other in zip(found, group, strict=True)
+        ]
+        assert row["text"] == group[found.index(max(found))]["text"]
+    assert len({row["text"] for row in generations}) == 16
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -1295,6 +1390,7 @@ def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),
         (["ifeval", "--data", ".", "--model", "m", "--samples", "2"], "one answer a task"),
         (["wildbench-g", "--data", ".", "--judge", "j"], "--model is missing"),
+        (["wildbench-g", "--data", ".", "--judge", "j", "--samples", "2"], "one answer a task"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, run):

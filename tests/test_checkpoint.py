@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import checkpoint
+import plan
 import policy
 import runs
 import templates
@@ -266,10 +267,15 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     one = learner(lora_r=lora_r)
     train(one, 2)
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old").write_text("")
+    unfinished = tmp_path / "model.part"  # of a run that was killed: from_pretrained would find its shards
+    for other in (folder, unfinished):
+        other.mkdir()
+        (other / f"old-{other.name}").write_text("")
+    (folder / "README.md").write_text("my card")
     checkpoint.save_model(folder, one.model, tokenizer, accelerator)
-    assert not (folder / "old").exists() and (tmp_path / "adapter").exists() == bool(lora_r)
+    assert not list(folder.glob("old*")) and not unfinished.exists()
+    assert (tmp_path / "adapter").exists() == bool(lora_r)
+    assert (folder / "README.md").read_text() == "my card"
 
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())
@@ -292,3 +298,42 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):
     for keep in (2, 10**9):
         checkpoint.warn_of_full_disk(tmp_path, learners, keep)
         assert ("will run out of disk: 1000000001 checkpoints" in capsys.readouterr().out) == (keep > 2)
+
+
+# --- moments in 8 bit
+
+
+def eight_bit_learner(path: str, accelerator, optim: str = "adamw_8bit") -> Learner:
+    model = policy.Policy(policy.load_policy(path, 0, False), 1.0)
+    return Learner(*policy.prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim))
+
+
+def test_moments_in_8_bit_come_back(accelerator, tokenizer, tmp_path):
+    """They learn about what AdamW learns; embeddings have whole moments; all take the bytes that are planned."""
+    run = run_folder(tmp_path / "run")
+    first = eight_bit_learner(BASE, accelerator)
+    adamw = eight_bit_learner(BASE, accelerator, "adamw")
+    start = weights_of(first)
+    for one in (first, adamw):
+        train(one, 3)
+    folder = checkpoint.save(run, 3, {"": first}, tokenizer, ARGS, accelerator)
+    up = "model.model.layers.0.mlp.up_proj.weight"
+    moved = weights_of(adamw)[up] - start[up]
+    assert (weights_of(first)[up] - weights_of(adamw)[up]).norm() < 0.1 * moved.norm()
+
+    second = eight_bit_learner(str(folder), accelerator)
+    checkpoint.load_optimizers(folder, {"": second})
+    for one in (first, second):
+        train(one, 3)
+    assert same(weights_of(second), weights_of(first))
+
+    dtypes = {}
+    held = 0
+    for name, weight in first.model.named_parameters():
+        state = first.optimizer.state[weight]
+        dtypes[name] = state["state1"].dtype
+        held += weight.nbytes + weight.numel() * 4  # the gradient
+        held += sum(state[key].nbytes for key in ("state1", "state2", "absmax1", "absmax2") if key in state)
+    assert dtypes[up] == torch.uint8 and dtypes["model.model.embed_tokens.weight"] == torch.float32
+    planned = plan.trained_gib(BASE, train_grpo.Args(optim="adamw_8bit")) * plan.GIB
+    assert held == pytest.approx(planned, rel=0.02)

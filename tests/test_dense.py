@@ -166,7 +166,7 @@ def load_process_model(process_model, tokenizer, separator: str = "\n") -> dense
     return dense.ProcessReward(options, 1.0, tokenizer, 100, torch.device("cpu"))
 
 
-# The row that trl documents at PRMTrainer.tokenize_row (trl 1.9.0; the version of requirements.txt has no PRMTrainer).
+# The row that trl documents at PRMTrainer.tokenize_row (trl 1.9.0; the version of requirements-test.txt has no PRMTrainer).
 PRM_PIECES = {
     "Which": 23085,
     " number": 1372,

@@ -108,12 +108,14 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
     assert pairs[0].prompt_ids == templates.encode_prompt(tokenizer, user)
     assert pairs[0].chosen_ids == templates.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
-    assert tokenizer.decode(pairs[1].chosen_ids) == "<think> ham </think> cheese<|im_end|>"
+    # thinking in the text is laid out as a model of this format writes it
+    assert tokenizer.decode(pairs[1].chosen_ids) == "<think>\nham\n</think>\n\ncheese<|im_end|>"
 
     args.think_format = "plain"
     pairs, skipped = read_pairs(args, tokenizer)
     assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
-    assert skipped == {"tie": 1, "too_long": 1, "malformed": 2}
+    # without its thinking, the answer in tags is the rejected one
+    assert skipped == {"tie": 2, "too_long": 1, "malformed": 1}
 
 
 def test_text_behind_the_end_of_a_response_is_not_trained_on(tokenizer):

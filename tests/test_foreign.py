@@ -20,7 +20,7 @@ import rollout
 import templates
 import train_sft_warmstart
 import utils
-from benchmarks import shared
+from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.shipped import use_as_shipped
 from rewards import simulated_user
@@ -225,9 +225,9 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
 def test_a_reward_model_reads_foreign_thinking_in_our_format(folders):
     args = eval_wildbench.Args(model=folders["gptoss"])
     row = {"text": f"{ANALYSIS}z<|end|>{FINAL}y", "thinking": "z", "response": "y"}
-    assert eval_wildbench.scored_format(args) == "think"
-    assert eval_wildbench.scored_text(args, row) == utils.join_thinking("z", "y", "think")
-    assert eval_wildbench.scored_text(args, row | {"thinking": ""}) == "y"
+    assert reward_model.scored_format(args) == "think"
+    assert reward_model.scored_text(args, row) == utils.join_thinking("z", "y", "think")
+    assert reward_model.scored_text(args, row | {"thinking": ""}) == "y"
 
 
 # --- 3. generation with models that have learned one completion by heart
@@ -278,6 +278,16 @@ def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path,
     assert row["text"] == opening + tokenizer.decode(ids[:-1])
     assert row["n_thinking_tokens"] == len(tokenizer("Hello world", add_special_tokens=False)["input_ids"])
     assert "thinking read as" in capsys.readouterr().out
+
+    # closed inside the thinking: an answer follows
+    (tmp_path / "closed").mkdir()
+    args.max_thinking_tokens = 3
+    closed = shared.generate(args, tasks, 0.0, tmp_path / "closed")[0]
+    args.max_thinking_tokens = 0
+    closing = FOREIGN_STYLES[shared.think_format(args)].closes_thinking
+    assert closed["budget_used_up"] and closed["text"].count(closing) == 1
+    assert closed["n_thinking_tokens"] <= 3 and row["thinking"].startswith(closed["thinking"])
+    assert closed["status"] in ("ok", "truncated") and closed["response"]
 
     # cut off inside the thinking: nothing to judge
     (tmp_path / "short").mkdir()

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from test_endpoint import ask_for
 
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
+from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench
 import checkpoint
 import policy
@@ -29,7 +29,7 @@ import runs
 from rewards import judged, scorer, shaping
 from rewards import simulated_user as simulator
 from rewards import verified as rewards_verified
-from rows import load_prompts, read_rows
+from rows import load_prompts, read_pairs, read_prompts, read_rows, read_traces
 import templates
 import train_dpo
 import train_ppo
@@ -553,14 +553,42 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         tokenizers["qwen25_instruct", think_format],
     )
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
-    rows = fails(read_rows, path, "messages", "thinking", "response")
-    if isinstance(rows, list):
-        kept, dropped = train_sft_warmstart.build_rows(rows, tokenizer, think_format, 10**6)
-        assert len(kept) + len(dropped) == 1
+    read = fails(read_traces, path)
+    if isinstance(read, str):
+        assert f"{path}:1: " in read
+    else:
+        traces, unread = read
+        kept, dropped = train_sft_warmstart.build_rows(traces, tokenizer, think_format, 10**6)
+        assert len(kept) + len(dropped) + len(unread) == 1
     pairs = fails(train_dpo.read_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
     assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
     prompts = fails(load_prompts, str(path), tokenizer, 1)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
+
+
+FORM_FIELDS = ("messages", "prompt", "completion", "output", "thought", "response", "chosen", "rejected")
+forms = st.fixed_dictionaries({}, optional={name: turns | anything | values for name in FORM_FIELDS})
+
+
+@given(forms)
+@example({"messages": [{"role": "assistant", "content": "y"}]})
+@example({"prompt": [], "completion": "y", "chosen": [], "rejected": []})
+@example({"prompt": "q", "completion": "<think></response></think><response>"})
+def test_forms_of_any_values(tmp_path_factory, row):
+    """A row is read, dropped for a reason, or an error with its line; never anything else."""
+    path = tmp_path_factory.getbasetemp() / "forms.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    for reader in (read_traces, read_pairs):
+        found = fails(reader, path)
+        if isinstance(found, str):
+            assert f"{path}:1: " in found and "the row: {" in found
+        else:
+            kept, dropped = found
+            assert len(kept) + len(dropped) == 1
+            assert all(row["messages"][-1]["role"] == "user" for row in kept)
+            assert all(row["reason"] for row in dropped)
+    found = fails(read_prompts, path)
+    assert f"{path}:1: " in found if isinstance(found, str) else len(found) == 1
 
 
 def repr_of(rows) -> str:
@@ -610,8 +638,8 @@ def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share
     again = make()
     with again._open_store():
         n = whole[:cut].count(b"\n")
-        assert len(again.bodies) == n and again._read(requests[0], str, 0) == (
-            judge._read(requests[0], str, 0) if n else 0
+        assert len(again.bodies) == n and again._stored_reply(requests[0], str, 0) == (
+            judge._stored_reply(requests[0], str, 0) if n else (None, 0)
         )
         again._save({"messages": []}, 0, body("new"))
     assert (
@@ -803,7 +831,7 @@ def test_pass_at_k_of_a_benchmark(n, data):
     from itertools import combinations
 
     draws = [any(i < c for i in d) for d in combinations(range(n), k)]
-    assert verified.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
+    assert accuracy.pass_at_k(n, c, k) == pytest.approx(np.mean(draws))
 
 
 verdicts = st.lists(

@@ -331,6 +331,32 @@ def test_what_the_teacher_is_asked(world):
     }
 
 
+def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path):
+    """Verbatim: before the prompt, or around its last turn, as the paper's authors have it."""
+    server, run = world([chat("a", "b", "c {x}", system="Rhyme.")], lambda text, n: tagged())
+    file = tmp_path / "teacher.txt"
+    form = "<think>...</think> <response>...</response>"
+    file.write_text(f"Form {{y}}: {form}\n")
+    report = run(n=1, instruction=file)[1]
+    asked = server.requests[-1][0]["messages"]
+    assert asked[0]["content"] == f"Form {{y}}: {form}\n\n\nWhat the response must keep to:\n\nRhyme."
+    assert asked[1:] == chat("a", "b", "c {x}") and report["instruction"] == file.read_text()
+
+    around = tmp_path / "around.txt"
+    around.write_text(f"{{prompt}}\n\nFORMAT: {form}")
+    run(n=1, instruction=around, overwrite=True)
+    asked = server.requests[-1][0]["messages"]
+    assert asked == chat("a", "b", f"c {{x}}\n\nFORMAT: {form}", system="Rhyme.")
+
+    file.write_text("Think, then answer.")
+    other = {"n": 1, "overwrite": True}
+    make_traces.read_instruction.cache_clear()
+    assert "does not ask for </response>, </think>, <response>" in exits(run, instruction=file, **other)
+    assert "nowhere" in exits(run, instruction=tmp_path / "nowhere", **other)
+    assert "leave --instruction out" in exits(run, instruction=around, reasoning_field=True, **other)
+    assert (tmp_path / "traces.jsonl").exists()  # nothing was deleted for a run that cannot start
+
+
 def test_stops_at_the_shortest_part_of_the_file(world):
     """Every third prompt gives nothing: 40 good traces are in the first 60 prompts, and nobody asks the 61st."""
     server, run = world(

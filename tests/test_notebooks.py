@@ -234,10 +234,10 @@ def test_training_curves(execute, full_runs, bare_runs):
 def test_trace_reader(execute, full_runs, bare_runs):
     names, _ = execute("03", full_runs)
     assert len(names["fell"]) == len(names["rose"]) == 1
-    assert "written by rl-rm-strong" in names["html"]
+    assert "written by rl-rm-strong" in names["html"].data
     names, _ = execute("03", bare_runs)
     assert len(names["fell"]) == len(names["rose"]) == 0
-    assert "no evaluations of" in names["html"]
+    assert "no evaluations of" in names["html"].data
 
 
 def test_trait_win_rates(execute, full_runs, bare_runs):

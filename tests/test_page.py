@@ -1,8 +1,11 @@
-"""Tests page.py: which completions it chooses, what it refuses to read, and that no text of a model breaks the page."""
+"""Tests page.py: what a page shows, what it refuses to read, and that no text of a model runs or breaks it."""
 
+import base64
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import checkpoint
 import page
 
 ROOT = Path(__file__).parents[1]
@@ -50,78 +54,88 @@ def write(folder: Path, name: str, rows: list[dict]) -> Path:
     return folder
 
 
-def ids(table) -> list:
-    return table["id"].tolist()
+def data_of(file: Path) -> dict:
+    """Returns the JSON in a page."""
+    text = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', file.read_text("utf-8"), re.S
+    )[1]
+    return json.loads(text)
 
 
-# --- which completions are chosen
+def shown(folder: Path, *runs: Path, n: int = 0) -> dict:
+    page.write(list(runs), folder / "shown.html", n)
+    return data_of(folder / "shown.html")
 
 
-def test_best_and_worst_take_one_per_prompt_and_the_first_of_equal_ones(tmp_path):
+def ordered_by(data: dict, field: str, descending: bool = True) -> list[tuple]:
+    """Returns (id, step, number) of the visits that have the number, as the page orders them."""
+    found = []
+    for visit in data["visits"]:
+        if visit[field] is not None:
+            found.append((data["prompts"][visit["prompt"]]["id"], visit["step"], visit[field]))
+    return sorted(found, key=lambda visit: visit[2], reverse=descending)
+
+
+def responses(visit: dict) -> list[list[str]]:
+    return [[completion["response"] for completion in side] for side in visit["sides"]]
+
+
+# --- what the page shows
+
+
+def test_visits_have_the_numbers_that_they_are_ordered_by(tmp_path):
     rows = [
         completion("a", 1, 3.0),
-        completion("a", 1, 3.0, 0.1),
-        completion("b", 1, 3.0, 0.9),
+        completion("a", 1, 1.0, 0.1),
+        completion("b", 1, 2.0, 0.9),
         completion("b", 2, -1.0, 0.2),
-        completion("c", 2, -1.0),
         completion("d", 2, None),
     ]
-    run = write(tmp_path / "run", "completions.jsonl", rows)
-    best, worst = page.best_and_worst(run, 2)
-    assert (ids(best), best["reward"].tolist()) == (["a", "b"], [3.0, 3.0])
-    assert (ids(worst), worst["reward"].tolist()) == (["b", "c"], [-1.0, -1.0])
-    best, worst = page.best_and_worst(run, 1, by="gold")
-    assert best["gold"].tolist() == [0.9] and worst["gold"].tolist() == [0.1]
-    same = write(tmp_path / "same", "completions.jsonl", [completion(p, 1, 0.0) for p in "xyz"])
-    best, worst = page.best_and_worst(same, 2)
-    assert ids(best) == ["x", "y"] and ids(worst) == ["z"]
-    with pytest.raises(ValueError, match="no completion has a gold"):
-        page.best_and_worst(same, 1, by="gold")
+    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
+    assert ordered_by(data, "highest") == [("a", 1, 3.0), ("b", 1, 2.0), ("b", 2, -1.0)]
+    assert ordered_by(data, "lowest", False) == [("b", 2, -1.0), ("a", 1, 1.0), ("b", 1, 2.0)]
+    assert ordered_by(data, "gold_highest") == [("b", 1, 0.9), ("b", 2, 0.2), ("a", 1, 0.1)]
+    assert ordered_by(data, "spread")[0] == ("a", 1, 2.0)
+    known = {title for title, _, _ in data["orders"]}
+    assert "highest gold" in known and "runs differ most" not in known
+
+    same = [completion(p, 1, 0.0) for p in "xy"]
+    data = shown(tmp_path, write(tmp_path / "same", "completions.jsonl", same))
+    assert ordered_by(data, "gold_highest") == []
+    assert not {"highest gold", "reward high for its gold"} & {title for title, _, _ in data["orders"]}
 
 
-def test_one_prompt_is_the_one_with_most_visits_in_order_of_steps(tmp_path):
-    rows = [
-        completion("a", 5, 1.0),
-        completion(7, 4, 1.0),
-        completion(7, 2, 2.0),
-        completion(7, 2, 3.0),
-        completion("a", 5, 9.0),
-    ]
-    run = write(tmp_path, "completions.jsonl", rows)
-    assert page.one_prompt(run)[["id", "step", "reward"]].values.tolist() == [
-        [7, 2, 2],
-        [7, 2, 3],
-        [7, 4, 1],
-    ]
-    assert page.one_prompt(run, "a")["reward"].tolist() == [1.0, 9.0]
-    with pytest.raises(ValueError, match="no prompt 'b' among the 2 of the run"):
-        page.one_prompt(run, "b")
+def test_a_reward_that_is_high_for_its_gold(tmp_path):
+    rows = [completion("a", 1, 1.0, 0.5), completion("b", 1, 3.0, 0.0), completion("c", 1, 2.0, 1.0)]
+    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
+    found = ordered_by(data, "overrated")
+    assert found[0][0] == "b"
+    # standardised, rewards are -1, 1 and 0, golds 0, -1 and 1
+    assert [number for _, _, number in found] == pytest.approx([2.0, -1.0, -1.0])
 
 
 def test_held_out_prompts_are_followed_through_training(tmp_path):
     run = write(tmp_path / "run", "completions.jsonl", [completion("a", 1, 1.0)])
-    (run / page.HELD_OUT).touch()  # as in a run that was resumed from its beginning
-    assert ids(page.one_prompt(run)) == ["a"]
+    (run / "held_out_completions.jsonl").touch()  # as in a run that was resumed from its beginning
+    assert len(shown(tmp_path, run)["visits"]) == 1
     rows = []
     for step in (7, 14):
         for prompt in ("held", "out"):
             row = completion(prompt, step, None, 0.01 * step, response=f"{prompt} at {step}")
-            del row["reward"], row["advantage"]  # held-out completions have none
+            del row["reward"]  # held-out completions have none
             rows.append(row)
-    write(run, page.HELD_OUT, rows)
-    assert page.one_prompt(run)[["id", "step", "gold"]].values.tolist() == [
-        ["held", 7, 0.07],
-        ["held", 14, 0.14],
-    ]
-    assert page.one_prompt(run, "out")["response"].tolist() == ["out at 7", "out at 14"]
-    assert page.one_prompt(run, "a")["step"].tolist() == [1]
-    page.write(run, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "One prompt through training" in text and "held at 7" in text
-    assert "<b>step 14</b> mean gold 0.14" in text
+    write(run, "held_out_completions.jsonl", rows)
+    data = shown(tmp_path, run)
+    assert [visit["kind"] for visit in data["visits"]] == ["training"] + 4 * ["held out"]
+    held = [visit for visit in data["visits"] if data["prompts"][visit["prompt"]]["id"] == "held"]
+    assert [responses(visit) for visit in held] == [[["held at 7"]], [["held at 14"]]]
+    assert "advantage" not in held[0]["sides"][0][0]["numbers"]
+    rose = ordered_by(data, "rise")
+    assert [visit[:2] for visit in rose] == [("held", 14), ("out", 14)]
+    assert rose[0][2] == pytest.approx(0.07)
 
 
-def test_biggest_jumps_from_first_visit_to_last(tmp_path):
+def test_changes_since_the_first_visit(tmp_path):
     rows = [
         completion("a", 1, 0.0),
         completion("a", 1, 1.0),
@@ -138,62 +152,176 @@ def test_biggest_jumps_from_first_visit_to_last(tmp_path):
         completion("e", 3, 9.0),
         completion("f", 3, 2.0),
     ]
-    run = write(tmp_path, "completions.jsonl", rows)
-    rose, fell = page.biggest_jumps(run, 3)
-    # a and d are equal, so the one seen first leads; c has one visit, f no change
-    assert rose.index.tolist() == ["a", "d", "e"]
-    assert rose.loc["e", "first_step"] == 2  # no reward at step 1
-    assert page.biggest_jumps(run, 1)[0].index.tolist() == ["a"]
-    assert rose.loc["a"].to_dict() == {
-        "change": 1.5,
-        "first_step": 1,
-        "last_step": 3,
-        "first": 0.5,
-        "last": 2.0,
+    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
+    # c has one visit, f no change, e no reward at step 1
+    assert ordered_by(data, "rise") == [("a", 2, 98.5), ("a", 3, 1.5), ("d", 3, 1.5), ("e", 3, 0.5)]
+    assert ordered_by(data, "fall", False) == [("b", 3, -0.5)]
+    assert [visit["step"] for visit in data["visits"]] == sorted(row["step"] for row in data["visits"])
+
+
+def test_two_runs_are_matched_by_prompt_step_and_temperature(tmp_path):
+    a = [
+        generation("x", 0.5),
+        generation("y", 0.5),
+        generation("z", 0.5),
+        generation("x", 0.5, temperature=0.0),
+    ]
+    b = [
+        generation("y", 0.0, response="worse"),
+        generation("x", 0.6, response="better"),
+        generation("z", messages=[{"role": "user", "content": "another"}]),
+    ]
+    run_a = write(tmp_path / "a", "generations.jsonl", a)
+    run_b = write(tmp_path / "b", "generations.jsonl", b)
+    data = shown(tmp_path, run_a, run_b)
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    differ = ordered_by(data, "difference")
+    assert [visit[0] for visit in differ] == ["y", "x"]
+    assert [visit[2] for visit in differ] == pytest.approx([0.5, 0.1])
+    both = [visit for visit in data["visits"] if all(visit["sides"])]
+    assert [responses(visit) for visit in both] == [[["y"], ["better"]], [["y"], ["worse"]]]
+    assert len(data["visits"]) == 5  # z has other messages in b, x at temperature 0 is in a alone
+
+    run_c = write(tmp_path / "c", "completions.jsonl", [completion("x", 1, 0.0), completion("x", 2, 1.0)])
+    run_d = write(tmp_path / "d", "completions.jsonl", [completion("x", 2, 3.0), completion("x", 2, 4.0)])
+    data = shown(tmp_path, run_c, run_d)
+    assert [[len(side) for side in visit["sides"]] for visit in data["visits"]] == [[1, 0], [1, 2]]
+    assert ordered_by(data, "difference") == [("x", 2, 2.5)]
+    write(run_c, "completions.jsonl", [completion("x", 2, 1.0, 0.5)])  # only one run has a gold
+    assert ordered_by(shown(tmp_path, run_c, run_d), "difference") == [("x", 2, 2.5)]
+
+
+def test_what_is_shown_of_a_completion(tmp_path):
+    several = {"preference": 0.5, "length": -1.0, "gold": 0.9}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r", "thinking": "t"}]
+    rows = [
+        completion("a", 1, 1.0, 0.4),
+        completion("b", 1, -0.5, rewards=several, contributions={"preference": 0.5, "length": -1.0}),
+        completion("c", 1, -2.0, status="no_close", text="<think> more", pair="rejected"),
+        completion("d", 1, None, dialogue=turns),
+    ]
+    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
+    plain, combined, bad, dialogue = [visit["sides"][0][0] for visit in data["visits"]]
+    lengths = {"n_tokens": 9, "n_thinking_tokens": 4}
+    assert plain == {
+        "status": "ok",
+        "numbers": {"reward": 1.0, "gold": 0.4, "advantage": 0.5, **lengths},
+        "thinking": "z",
+        "response": "y",
     }
-    assert fell.index.tolist() == ["b"] and fell["change"].tolist() == [-0.5]
-    one_step = write(tmp_path / "one", "completions.jsonl", rows[:6])
-    assert [len(part) for part in page.biggest_jumps(one_step)] == [0, 0]
+    parts = {"preference": 0.5, "length": -1.0, "contribution/preference": 0.5, "contribution/length": -1.0}
+    assert combined["numbers"] == {"reward": -0.5, "gold": 0.9, "advantage": 0.5, **lengths, **parts}
+    assert (bad["text"], bad["pair"]) == ("<think> more", "rejected")
+    assert dialogue["dialogue"] == turns[1:] and "reward" not in dialogue["numbers"]
 
 
-def test_answers_match_by_id_temperature_and_sample(tmp_path):
-    a = write(
-        tmp_path / "a",
-        "generations.jsonl",
-        [
-            generation("x", 0.5),
-            generation("y", 0.5),
-            generation("z", 0.5),
-            generation("x", 0.5, temperature=0.0),
-        ],
+def test_the_top_of_the_page_says_what_was_run(tmp_path):
+    rows = [completion("a", 1, 1.0), completion("a", 2, 1.0, status="nested")]
+    a = write(tmp_path / "a", "completions.jsonl", rows)
+    (a / "command.txt").write_text("python train_grpo.py --seed 3\n")
+    (a / "config.json").write_text(json.dumps({"args": {"seed": 3, "model": "m", "out": "a"}}))
+    b = write(tmp_path / "b", "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    (b / "config.json").write_text(json.dumps({"args": {"seed": 4, "epochs": 2, "out": "b"}}))
+    (b / "summary.json").write_text("{}")
+    data = shown(tmp_path, a, b)
+    assert data["runs"] == [
+        {
+            "name": "a",
+            "command": "python train_grpo.py --seed 3",
+            "lines": [
+                "training: 2 completions of 1 prompts at 2 steps; ok 1, nested 1",
+                "not finished: no summary.json",
+            ],
+        },
+        {"name": "b", "command": "", "lines": []},
+    ]
+    assert data["arguments"] == [
+        {"name": "seed", "values": ["3", "4"]},
+        {"name": "model", "values": ['"m"', ""]},
+        {"name": "epochs", "values": ["", "2"]},
+    ]
+
+
+def test_curves(tmp_path):
+    metrics = [
+        {
+            "step": 1,
+            "loss": 2.0,
+            "kl": float("nan"),
+            "reward/gold": 0.25,
+            "reward": 1,
+            "skipped": {},
+            "note": "x",
+        },
+        {"step": 2, "loss": 1.0, "kl": 0.5, "reward/gold": 0.5, "reward": 2},
+    ]
+    run = write(tmp_path / "run", "metrics.jsonl", metrics)
+    write(run, "held_out.jsonl", [{"step": 2, "gold": 0.5}])
+    for number in (1, 2, 10):  # the rounds of DPO
+        write(run / f"round-{number}", "metrics.jsonl", [{"step": 1, "x": number}, {"step": 3, "x": -number}])
+    other = write(tmp_path / "other", "metrics.jsonl", [{"step": 5, "reward": 7.0}])
+    curves = {curve["key"]: curve for curve in shown(tmp_path, run, other)["curves"]}
+    assert list(curves) == ["reward", "reward/gold", "held out: gold", "kl", "loss", "in rounds: x"]
+    assert [key for key, curve in curves.items() if curve["main"]] == list(curves)[:4]
+    assert curves["reward"]["lines"] == [[[1, 1], [2, 2]], [[5, 7.0]]]
+    assert curves["kl"]["lines"] == [[[1, None], [2, 0.5]], []]
+    in_rounds = [[1, 1], [3, -1], [4, 2], [6, -2], [7, 10], [9, -10]]
+    assert curves["in rounds: x"]["lines"] == [in_rounds, []]
+
+    only_loss = write(tmp_path / "sft", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
+    assert shown(tmp_path, only_loss)["curves"][0]["main"]
+    write(only_loss, "metrics.jsonl", [{"loss": 2.0}])
+    with pytest.raises(ValueError, match="metrics.jsonl:1: 'step' must be a whole number"):
+        shown(tmp_path, only_loss)
+
+
+def test_a_long_curve_is_thinned_and_the_page_says_so(tmp_path):
+    steps = page.MAX_POINTS * 3 - 1
+    run = write(
+        tmp_path / "run", "metrics.jsonl", [{"step": s, "loss": 2.0 * s} for s in range(1, steps + 1)]
     )
-    b = write(
-        tmp_path / "b",
-        "generations.jsonl",
-        [
-            generation("y", 0.0, response="worse"),
-            generation("x", 0.6, response="better"),
-            generation("q", 1.0),
-        ],
+    data = shown(tmp_path, run)
+    points = data["curves"][0]["lines"][0]
+    assert len(points) == page.MAX_POINTS and points[:2] == [[2, 4], [5, 10]]
+    assert "a point of a long curve is the mean of 3 logged steps" in data["runs"][0]["lines"]
+
+
+def test_a_page_of_many_completions_shows_some_and_says_so(tmp_path):
+    def rows(shift):
+        found = []
+        for step in range(1, 101):
+            for prompt in range(step * 3, step * 3 + 3):
+                reward = ((prompt * 37) % 301) / 301 + shift
+                found += [
+                    completion(f"p{prompt}", step, reward + 0.01 * k, response=f"{k}") for k in range(4)
+                ]
+        return found
+
+    run = write(tmp_path / "run", "completions.jsonl", rows(0.0))
+    data = shown(tmp_path, run, n=400)
+    assert sum(len(visit["sides"][0]) for visit in data["visits"]) == 400
+    assert data["sampled"].startswith("400 of the 1200 completions are on this page")
+    whole = shown(tmp_path, run)
+    assert len(whole["visits"]) == 300 and whole["sampled"] == ""
+    for _, field, descending in whole["orders"]:  # at both ends, all that the whole run has
+        for direction in (descending, not descending):
+            assert ordered_by(data, field, direction)[:5] == ordered_by(whole, field, direction)[:5]
+    steps = [visit["step"] for visit in data["visits"]]
+    assert steps == sorted(steps) and {1, 100} < set(steps) and len(set(steps)) > 45
+
+    other = write(tmp_path / "other", "completions.jsonl", rows(1.0))
+    data = shown(tmp_path, run, other, n=800)
+    assert len(data["visits"]) == 100 and all(
+        responses(visit) == 2 * [list("0123")] for visit in data["visits"]
     )
-    ours, theirs = page.matched_answers(a, b)
-    assert ids(ours) == ids(theirs) == ["y", "x"] and theirs["response"].tolist() == ["worse", "better"]
-    assert ours.attrs["matched"] == 2 and ids(page.matched_answers(a, b, 1)[0]) == ["y"]
-    other = write(
-        tmp_path / "c",
-        "generations.jsonl",
-        [generation("x", messages=[{"role": "user", "content": "another"}])],
-    )
-    with pytest.raises(ValueError, match="id 'x' has other messages"):
-        page.matched_answers(a, other)
-    with pytest.raises(ValueError, match="no id, temperature and sample is in both"):
-        page.matched_answers(a, write(tmp_path / "d", "generations.jsonl", [generation("nowhere")]))
-    trained = write(tmp_path / "e", "completions.jsonl", [completion("x", 1, 0.0)])
-    for other in (trained, write(tmp_path / "f", "generations.jsonl", [generation("x"), generation("x")])):
-        with pytest.raises(
-            ValueError, match="only evaluations with one answer for each id, temperature and sample"
-        ):
-            page.matched_answers(a, other)
+    assert len(shown(tmp_path, run, n=1)["visits"]) == 1  # a visit is never cut
+
+
+def test_a_page_holds_a_limited_number_of_characters(tmp_path):
+    long = "x" * (page.MAX_CHARACTERS // 20)
+    rows = [completion(f"p{i}", 1, float(i), thinking=long) for i in range(20)]
+    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows), n=2000)
+    assert len(data["visits"]) == 19 and data["sampled"].startswith("19 of the 20")
 
 
 def test_scores_of_an_evaluation_come_from_its_verdicts(tmp_path):
@@ -227,18 +355,18 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_named(tmp_path, capsys):
         whole + '{"step": 1, "id": "ü'.encode()[:-1]
     )  # in the middle of a character
     rows = page.read_rows(run)
-    assert ids(rows) == ["a", "ü"] and "completions.jsonl:3 is cut off" in capsys.readouterr().err
-    page.write(run, tmp_path / "page.html")
-    assert "completions.jsonl:3 is cut off" in (tmp_path / "page.html").read_text()
+    assert rows["id"].tolist() == ["a", "ü"] and "completions.jsonl:3 is cut off" in capsys.readouterr().err
+    data = shown(tmp_path, run)
+    assert len(data["visits"]) == 2 and "completions.jsonl:3 is cut off" in data["runs"][0]["lines"][-1]
     capsys.readouterr()
     (run / "completions.jsonl").write_bytes(whole[:-1])  # whole, but for its newline
-    assert ids(page.read_rows(run)) == ["a", "ü"] and not capsys.readouterr().err
+    assert page.read_rows(run)["id"].tolist() == ["a", "ü"] and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        (None, "no completions.jsonl and no generations.jsonl"),
+        (None, "no completions.jsonl and no generations.jsonl|no rows in any of metrics.jsonl"),
         ("", "no rows"),
         ('{"step": 1', "no rows"),
         ('{"step": 1\n{}\n', r"completions.jsonl:1: not a JSON object"),
@@ -258,13 +386,13 @@ def test_what_cannot_be_read_is_named(tmp_path, text, message):
         write(tmp_path, "completions.jsonl", [completion("a", 1, 1.0), completion("b", 1, 1.0) | text])
     elif text is not None:
         (tmp_path / "completions.jsonl").write_text(text)
-    for function in (page.best_and_worst, lambda run: page.write(run, tmp_path / "page.html")):
+    for function in (page.read_rows, lambda run: page.write([run], tmp_path / "page.html")):
         with pytest.raises(ValueError, match=message):
             function(tmp_path)
     assert not (tmp_path / "page.html").exists()
 
 
-# --- the page
+# --- hostile texts
 
 EVIL = {  # what a model wrote: what a reader sees (None: the same)
     "</script><script>alert(1)</script><img src=x onerror=alert(1)>": None,
@@ -280,154 +408,159 @@ EVIL = {  # what a model wrote: what a reader sees (None: the same)
 SEEN = [written if seen is None else seen for written, seen in EVIL.items()]
 
 
-class ParsedPage(HTMLParser):
-    """Collects tags, their attributes, and (kind of part, text) of every text. Tags must be closed in order."""
+# what a script in a text would do if it ran
+RUNS_A_SCRIPT = (
+    "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
+)
 
-    def __init__(self, path: Path):
+
+class ParsedPage(HTMLParser):
+    """Collects tags, and the text of every element with the class "text", as an HTML parser sees them."""
+
+    def __init__(self, text: str):
         super().__init__()
-        self.open, self.tags, self.attributes, self.texts = [], Counter(), [], []
-        self.kind, self.in_text = "", False
-        self.feed(path.read_text("utf-8"))
+        self.tags = Counter()
+        self.texts = []
+        self.depth = 0  # of elements that are open within a "text"
+        self.feed(text)
         self.close()
-        assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
         self.tags[tag] += 1
-        self.attributes.append((tag, attrs))
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-        if (attrs.get("class") or "").startswith("part "):
-            self.kind = attrs["class"].removeprefix("part ")
-        self.in_text = attrs.get("class") == "text"
-        self.texts += [(self.kind, "")] * self.in_text
+        if self.depth:
+            self.depth += 1
+        elif dict(attrs).get("class") == "text":
+            self.depth = 1
+            self.texts.append("")
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        self.in_text = False
+        self.depth = max(0, self.depth - 1)
 
     def handle_data(self, data):
-        if self.in_text:
-            self.texts[-1] = (self.kind, self.texts[-1][1] + data)
+        if self.depth:
+            self.texts[-1] += data
 
 
 def evil_run(folder: Path) -> Path:
-    """Writes a run whose thinking, responses, prompts and ids are all hostile."""
+    """Writes a run whose thinking, responses, prompts, roles, ids and name are all hostile."""
     rows = []
-    for i, text in enumerate(EVIL):
-        messages = [{"role": "<u>system</u>", "content": text}, {"role": "user", "content": "q"}]
-        rows.append(
-            completion(f"<i>{i}</i>", i + 1, float(i), thinking=text, response=text, messages=messages)
-        )
+    for text in EVIL:
+        messages = [
+            {"role": "<u>system</u>", "content": RUNS_A_SCRIPT},
+            {"role": "user", "content": "{{data}}"},
+        ]
+        more = {"thinking": text, "response": text, "messages": messages}
+        rows.append(completion(f"<i>{RUNS_A_SCRIPT}</i>", 1, float(len(rows)), **more))
     rows[1] |= {"status": "no_close", "text": "<think>" + rows[1]["text"]}
-    return write(folder / "<run>&", "completions.jsonl", rows)
+    rows.append(completion("dialogue", 2, 0.0, dialogue=[{}, {"role": "<b>", "content": RUNS_A_SCRIPT}]))
+    run = write(folder / "<run>&{{data}}", "completions.jsonl", rows)
+    write(run, "metrics.jsonl", [{"step": 1, RUNS_A_SCRIPT: 1.0, "reward": 2.0}])
+    (run / "config.json").write_text(json.dumps({"args": {RUNS_A_SCRIPT: RUNS_A_SCRIPT}}))
+    (run / "command.txt").write_text(RUNS_A_SCRIPT)
+    return run
 
 
-def test_every_hostile_text_comes_out_as_it_was_written(tmp_path):
-    page.write(evil_run(tmp_path), tmp_path / "page.html", n=len(EVIL))
-    parsed = ParsedPage(tmp_path / "page.html")
-    for kind in ("thinking", "response"):
-        assert Counter(text for part, text in parsed.texts if part == kind) == Counter(SEEN)
-    assert Counter(text for part, text in parsed.texts if part == "prompt") == Counter(
-        SEEN + ["q"] * len(EVIL)
+def test_every_hostile_text_reaches_the_page_as_it_was_written(tmp_path):
+    data = shown(tmp_path, evil_run(tmp_path))
+    completions = data["visits"][0]["sides"][0]
+    assert [completion["thinking"] for completion in completions] == SEEN
+    assert [completion["response"] for completion in completions] == SEEN
+    assert completions[1]["text"] == f"<think><think>\n{SEEN[1]}\n</think>\n\n{SEEN[1]}"
+    assert [message["content"] for message in data["prompts"][0]["messages"]] == [RUNS_A_SCRIPT, "{{data}}"]
+
+
+def test_no_hostile_text_is_html(tmp_path):
+    page.write([evil_run(tmp_path)], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    template = page.TEMPLATE.read_text("utf-8")
+    assert ParsedPage(text).tags == ParsedPage(template).tags  # scripts, elements: none is added
+    stored = re.search(r'<script type="application/json" id="data">(.*)</script>\n<script>\n', text, re.S)[1]
+    assert "<" not in stored
+    assert "<title>&lt;run&gt;&amp;{{data}}</title>" in text
+
+
+def test_only_the_script_of_the_template_may_run_and_nothing_is_loaded(tmp_path):
+    page.write([evil_run(tmp_path)], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    script = re.search(r"<script>(.*?)</script>", page.TEMPLATE.read_text("utf-8"), re.S)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = re.search(r'http-equiv="Content-Security-Policy"\s+content="([^"]*)"', text)[1]
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    for way in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+        "srcdoc",
+    ):
+        assert way not in script
+    assert not re.findall(
+        r"\b(?:src|href)=|@import|url\(|fetch\(|https?://(?!www.w3.org/2000/svg)", template_of(text)
     )
-    assert [text for part, text in parsed.texts if part == "raw"] == [
-        f"<think><think>\n{SEEN[1]}\n</think>\n\n{SEEN[1]}"
-    ]
-    known = "html head meta style title body h1 h2 p br ul li a details summary b span div"
-    assert parsed.tags.keys() == set(known.split())
-    assert parsed.tags["style"] == 2 and parsed.tags["details"] == len(EVIL)
-    names = {name for _, attrs in parsed.attributes for name in attrs}
-    known = "lang charset name content http-equiv id href class dir"  # not src, style, on...
-    assert names == set(known.split())
-    targets = {attrs["id"] for tag, attrs in parsed.attributes if tag == "h2"}
-    assert {attrs["href"] for tag, attrs in parsed.attributes if tag == "a"} == {f"#{i}" for i in targets}
 
 
-def test_the_page_of_a_training_run_has_all_its_sections(tmp_path):
-    rows = [
-        completion(p, s, s * sign, gold=0.1 * s, response=f"answer {p} at {s}")
-        for s in (1, 2, 3)
-        for p, sign in (("up", 1.0), ("down", -1.0))
-    ]
-    page.write(write(tmp_path, "completions.jsonl", rows), tmp_path / "page.html", n=2)
-    text = (tmp_path / "page.html").read_text()
-    sections = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
-    assert sections == [
-        "Highest reward",
-        "Lowest reward",
-        "Highest gold",
-        "Lowest gold",
-        "One prompt through training",
-        "Prompts whose reward rose most",
-        "Prompts whose reward fell most",
-    ]
-    assert (
-        "<b>up</b> 1 at step 1 to 3 at step 3" in text and "<b>down</b> -1 at step 1 to -3 at step 3" in text
+def template_of(text: str) -> str:
+    """Returns a page without the data in it."""
+    return re.sub(
+        r'(<script type="application/json" id="data">).*(</script>\n<script>\n)', r"\1\2", text, flags=re.S
     )
-    assert "6 completions of 2 prompts; 2 prompts were visited at several steps" in text
-    assert (
-        "ok · step 3 · reward 3 · gold 0.3 · advantage 0.5 · n_tokens 9 · n_thinking_tokens 4 · preference 3"
-        in text
-    )
-    history = text.split("</h2>")[5]
-    places = [history.index(f"answer up at {step}") for step in (1, 2, 3)]
-    assert places == sorted(places)
 
 
-def test_the_page_of_an_evaluation_alone_and_compared_with_another(tmp_path):
-    a = write(
-        tmp_path / "sft",
-        "generations.jsonl",
-        [generation("x", response="before"), generation("y", response="alone")],
-    )
-    page.write(a, tmp_path / "page.html")
-    assert re.findall(r"<h2[^>]*>([^<]*)</h2>", (tmp_path / "page.html").read_text()) == [
-        "The first 10 in the file"
-    ]
-    b = write(tmp_path / "<rl>", "generations.jsonl", [generation("x", 0.5, response="after")])
-    page.write(a, tmp_path / "page.html", b)
-    parsed = ParsedPage(tmp_path / "page.html")
-    assert [text for part, text in parsed.texts if part == "response"] == [
-        "before",
-        "after",
-    ] and "rl" not in parsed.tags
-    assert "1 answers match in id" in (tmp_path / "page.html").read_text()
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_a_browser_shows_hostile_texts_and_runs_none(tmp_path):
+    page.write([evil_run(tmp_path)], tmp_path / "page.html")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = ["chromium", *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    seen = ParsedPage(template_of(dom))
+    for text in SEEN:
+        assert seen.texts.count(text) == 2  # thinking and response
+    assert seen.texts.count(RUNS_A_SCRIPT) == 2  # the prompt, the command
+    assert "<title>&lt;run&gt;&amp;{{data}}</title>" in dom  # a script that ran would have changed it
+    assert seen.tags["img"] == seen.tags["iframe"] == 0 and seen.tags["script"] == 2
+    assert seen.tags["polyline"] == 2 and seen.tags["h2"] == 2
 
 
-def test_the_size_of_the_page_is_linear_in_what_was_written(tmp_path):
-    sizes = []
-    for thousands in (10, 20, 30):
-        run = write(
-            tmp_path / "run",
-            "completions.jsonl",
-            [completion("a", 1, 1.0, 0.5, response="<" * 1000 * thousands)],
-        )
-        page.write(run, tmp_path / "page.html")
-        sizes.append((tmp_path / "page.html").stat().st_size)
-    assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == 2 * 4 * 10_000  # "&lt;", by reward and by gold
+# --- how it is called
 
 
 def test_the_command_writes_the_same_page(tmp_path):
     run = evil_run(tmp_path)
-    page.write(run, tmp_path / "page.html")
+    page.write([run], tmp_path / "page.html")
     command = [sys.executable, "page.py", str(run)]
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{run / 'page.html'}\n"), done.stderr
     assert (run / "page.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
+    done = subprocess.run([*command, str(run), "--n", "3"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and len(data_of(run / "page.html")["runs"]) == 2
 
-def test_the_command_refuses_a_folder_without_completions_in_one_line(tmp_path, capsys):
+
+def test_the_command_refuses_a_folder_without_rows_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as e:
         page.main(page.Args(str(tmp_path)))
     lines = capsys.readouterr().err.splitlines()
-    assert e.value.code == 2 and len(lines) == 1 and lines[0].startswith(f"error: {tmp_path}: no completions")
+    assert (
+        e.value.code == 2 and len(lines) == 1 and lines[0].startswith(f"error: {tmp_path}: no rows in any of")
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_that_was_read_is_taken_as_it_is(tmp_path):
-    rows = page.read_rows(
-        write(tmp_path, "completions.jsonl", [completion("a", 1, 1.0), completion("b", 1, 2.0)])
+def test_a_training_script_ends_with_a_page_and_never_fails_by_it(tmp_path, capsys):
+    run = write(tmp_path / "run", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
+    checkpoint.finish(run, {"steps": 1})
+    data = data_of(run / "page.html")
+    assert data["curves"][0]["key"] == "loss" and data["runs"][0]["lines"] == []  # it is finished
+
+    run = write(tmp_path / "damaged", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
+    (run / "completions.jsonl").write_text("{}\n")
+    checkpoint.finish(run, {"steps": 2})
+    assert json.loads((run / "summary.json").read_text()) == {"steps": 2}
+    warning = capsys.readouterr().err
+    assert warning.startswith(
+        f"WARNING: no page of {run}: ValueError: {run}/completions.jsonl:1: 'id' cannot be"
     )
-    assert ids(page.best_and_worst(rows[rows["id"] == "a"])[0]) == ["a"]
+    assert not (run / "page.html").exists()

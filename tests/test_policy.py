@@ -225,3 +225,29 @@ def test_lora_is_merged_into_a_copy():
     base = dict(AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).named_parameters())
     changed = [name for name in whole if not torch.equal(whole[name], base[name])]
     assert len(changed) == 4 * 7  # all linear layers
+
+
+@torch.no_grad()
+def test_weights_in_4_bits_are_saved_as_the_forward_computes_with_them():
+    """As the sampler must have them, too; a head that is trained whole is there once."""
+    torch.manual_seed(0)
+    model = policy.load_policy(BASE, 4, False, load_in_4bit=True)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.normal_(std=0.02)
+    again = AutoModelForCausalLM.from_pretrained(BASE)
+    start = {name: weight.clone() for name, weight in again.named_parameters()}
+    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
+    assert whole.keys() == start.keys() and {weight.dtype for weight in whole.values()} == {torch.float32}
+    again.load_state_dict(whole, strict=False)
+
+    ids = torch.arange(5, 25).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    found, _ = policy.Policy(again, 1.0)(ids, mask, mask[:, 10:])
+    expected, _ = policy.Policy(model.eval(), 1.0)(ids, mask, mask[:, 10:])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    expected, _ = policy.Policy(model.train(), 1.0)(ids, mask, mask[:, 10:])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    with model.disable_adapter():
+        reference, _ = policy.Policy(model, 1.0)(ids, mask, mask[:, 10:])
+    assert (reference - expected).abs().max() > 1e-2

@@ -223,10 +223,10 @@ def test_the_critic_starts_as_asked(tmp_path):
         train_ppo.find_critic(args, tokenizer)
 
 
-@pytest.mark.parametrize("lora_r", [0, 4])
-def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r):
+@pytest.mark.parametrize("lora_r, load_in_4bit", [(0, False), (4, False), (4, True)])
+def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, load_in_4bit):
     """With LoRA the adapter and the whole head learn, and both are saved."""
-    critic = train_ppo.load_critic("data/toy/base", lora_r, False)
+    critic = train_ppo.load_critic("data/toy/base", lora_r, False, load_in_4bit=load_in_4bit)
     trained = {name: weight for name, weight in critic.named_parameters() if weight.requires_grad}
     if lora_r:
         assert all("lora" in name or "score.modules_to_save" in name for name in trained)
@@ -234,7 +234,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r):
     for weight in trained.values():
         weight.data += torch.randn_like(weight)
     checkpoint.save_weights(tmp_path / "critic", critic, accelerator, merge=False)
-    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic")
+    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic", load_in_4bit)
     found = dict(again.named_parameters())
     for name, weight in trained.items():
         assert torch.equal(found[name], weight) and found[name].requires_grad, name
@@ -283,7 +283,8 @@ def test_dense_rewards_come_on_top_token_by_token(tmp_path):
     )
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     tokenizer.stop_ids = [tokenizer.eos_token_id]
-    source = dense.ProcessReward(f"{tmp_path}/judge.py:steps", 2.0, tokenizer, 0, torch.device("cpu"))
+    options = {"model": f"{tmp_path}/judge.py:steps"}
+    source = dense.ProcessReward(options, 2.0, tokenizer, 0, torch.device("cpu"))
     ids = tokenizer(" Friday Good Hello")["input_ids"] + [tokenizer.eos_token_id]
     prompt = {"id": "a", "prompt": [], "prompt_ids": [5]}
     completion = rollout.read_completion(tokenizer, "plain", prompt, rollout.Sample(ids, None, True))

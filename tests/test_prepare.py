@@ -12,6 +12,7 @@ import pandas
 import pytest
 import tyro
 
+import sources
 from rewards import verified
 from data import prepare
 from data.prepare import Args
@@ -115,7 +116,7 @@ def test_prompt_faults_are_counted(tmp_path):
         for i, messages in enumerate(
             [
                 chat("good", system=""),
-                chat("q", "a"),
+                [*chat("q"), {"role": "system", "content": "late"}],
                 [],
                 chat(""),
                 chat("q", "", "q2"),
@@ -125,11 +126,13 @@ def test_prompt_faults_are_counted(tmp_path):
                 chat("a", "b") + chat("c", system="late"),
                 chat("half \ud800"),
                 chat(system="alone"),
+                chat("answered", "a"),
             ]
         )
     ]
     got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows))
-    assert [row["id"] for row in got] == ["0"] and got[0]["messages"] == chat("good", system="")
+    assert [row["id"] for row in got] == ["0", "11"] and got[0]["messages"] == chat("good", system="")
+    assert got[1]["messages"] == chat("answered")  # the policy writes its own answer
     assert report["examples"] == {
         "not_ending_in_user": ["1"],
         "empty_prompt": ["2", "3", "10"],
@@ -296,16 +299,36 @@ def test_traces(tmp_path):
     }
 
 
-def test_traces_with_a_tagged_response(tmp_path, capsys):
+def test_traces_with_a_tagged_response(tmp_path):
     texts = [
         "<think> z </think> <response> y </response>",
         "<think> z </think> <response> y </response> P.S.",
     ]
     rows = [{"messages": chat("q"), "output": text, "teacher": "T"} for text in texts]
-    got, report = run("traces", write(tmp_path / "in.jsonl", rows), think_format="zero_think")
+    got, report = run("traces", write(tmp_path / "in.jsonl", rows))
     assert (got[0]["thinking"], got[0]["response"]) == ("z", "y")
     assert report["dropped"] == {"text_after_response": 1}
-    refuse(capsys, "traces", tmp_path / "in.jsonl", "think, zero_think", think_format="plain", overwrite=True)
+
+
+def test_traces_as_the_authors_have_them(tmp_path):
+    """The teacher's answer apart, in a list; and with the thinking in tags, as they train on it."""
+    datasets = pytest.importorskip("datasets")
+    asked = {"id": "a", "messages": chat("q", "by Tulu"), "thought": "z", "response": "y", "source": "flan"}
+    expected = {"id": "a", "messages": chat("q"), "thinking": "z", "response": "y", "teacher": "G"}
+    got, _ = run("traces", write(tmp_path / "sampled.json", [asked]), teacher="G")
+    assert got == [expected]
+
+    trained_on = {
+        "id": "a",
+        "source": "flan",
+        "messages": chat("q", "<think>\nz\n</think>\n\ny"),
+        "text": "...",
+    }
+    folder = tmp_path / "sft_data"
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([trained_on])})
+    splits.save_to_disk(folder)
+    got, _ = run("traces", folder, teacher="G", overwrite=True)
+    assert got == [expected]
 
 
 # --- bad input
@@ -314,44 +337,44 @@ def test_traces_with_a_tagged_response(tmp_path, capsys):
 @pytest.mark.parametrize(
     "kind, line, parts",
     [
-        ("wildchat-if", '{"messages": [', ["line 2", "not JSON"]),
-        ("wildchat-if", "[1]", ["line 2", "list"]),
-        ("wildchat-if", "null", ["line 2", "NoneType"]),
+        ("wildchat-if", '{"messages": [', ["not JSON"]),
+        ("wildchat-if", "[1]", ["not a JSON object but [1]"]),
+        ("wildchat-if", "null", ["not a JSON object but null"]),
+        ("wildchat-if", '{"id": "x", "text": "q"}', ["no field 'messages' or 'prompt'", "found id, text"]),
+        ("wildchat-if", '{"prompt": 3}', ["'prompt' must be a text, not 3"]),
+        ("verifiable", '{"prompt": "Hi"}', ["nothing to verify by"]),
         (
             "wildchat-if",
-            '{"id": "x", "text": "q"}',
-            ["line 2", "field messages is missing", "id, text", "add it"],
+            '{"messages": [{"role": "user"}]}',
+            ["'messages' must be a list of {'role', 'content'}"],
         ),
-        ("wildchat-if", '{"prompt": 3}', ["line 2", "field prompt is a int"]),
-        ("verifiable", '{"prompt": "Hi"}', ["line 2", "nothing to verify by"]),
-        ("wildchat-if", '{"messages": [{"role": "user"}]}', ["line 2", "field messages[0].content"]),
-        ("wildchat-if", '{"messages": ["q"]}', ["line 2", "field messages[0].role"]),
-        ("ultrafeedback", '{"prompt_id": "p", "chosen": "q"}', ["line 2", "field messages"]),
-        ("tulu3-random", '{"prompt": "q"}', ["line 2", "field messages is missing"]),
-        ("skywork", '{"chosen": []}', ["line 2", "field rejected is missing"]),
-        ("skywork", '{"chosen": "good", "rejected": "bad"}', ["line 2", "field chosen is a str, not a list"]),
+        ("wildchat-if", '{"messages": ["q"]}', ["'messages' must be a list of {'role', 'content'}"]),
+        ("ultrafeedback", '{"prompt_id": "p", "chosen": "q"}', ["no field 'messages' or 'prompt'"]),
+        ("tulu3-random", '{"prompt": "q"}', ["field messages is missing", "the row has prompt", "add it"]),
+        ("skywork", '{"chosen": []}', ["no field 'rejected'"]),
+        ("skywork", '{"chosen": "good", "rejected": "bad"}', ["no field 'messages' or 'prompt'"]),
+        ("skywork", '{"chosen": 3, "rejected": "bad"}', ["'chosen' must be a text or messages, not 3"]),
     ],
 )
 def test_malformed_rows_name_the_line(tmp_path, capsys, kind, line, parts):
     source = tmp_path / "in.jsonl"
     good = {"messages": chat("q", "a"), "chosen": chat("q", "a"), "rejected": chat("q", "b"), "answer": "4"}
     source.write_text(json.dumps(good) + "\n" + line + "\n")
-    refuse(capsys, kind, source, str(source), *parts)
+    refuse(capsys, kind, source, f"{source}:2: ", *parts)
 
 
 def test_malformed_traces_name_the_line(tmp_path, capsys):
     source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "teacher": "T"}])
-    refuse(capsys, "traces", source, "line 1", "output or completion")
+    refuse(capsys, "traces", source, f"{source}:1: ", "no field 'response'", "found messages, teacher")
     source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "output": "<think> z </think> y"}])
-    refuse(capsys, "traces", source, "line 1", "field teacher is missing")
+    refuse(capsys, "traces", source, f"{source}:1: ", "field teacher is missing")
 
 
 def test_unreadable_files(tmp_path, capsys):
     for name, data, part in (
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99)[:-9], "cannot be read"),
         ("b.parquet", b"no", "cannot"),
-        ("c.jsonl", b'{"prompt": "\xff"}\n', "cannot be read"),
-        ("d.json", b'{"prompt": "q"}', "no list"),
+        ("c.jsonl", b'{"prompt": "\xff"}\n', "c.jsonl:1: not JSON"),
         ("e.json", b'[\n{"prompt": }]', "line 2"),
         ("f.csv", b"prompt\nq\n", "use one of"),
         ("g.jsonl", b"", "0 rows"),
@@ -363,7 +386,7 @@ def test_unreadable_files(tmp_path, capsys):
 def test_arguments_that_cannot_work(tmp_path, capsys):
     source = write(tmp_path / "in.jsonl", [{"prompt": "q"}, {"prompt": ""}])
     refuse(capsys, "wildchat-if", tmp_path / "gone.jsonl", "not a file")
-    refuse(capsys, "wildchat-if", tmp_path, "not a file")
+    refuse(capsys, "wildchat-if", tmp_path, "no file of the split 'train'")
     refuse(capsys, "wildchat-if", source, "not a file", exclude=(tmp_path / "gone.jsonl",))
     refuse(capsys, "wildchat-if", source, "2 rows in, 1 usable, 5 wanted", "'empty_prompt': 1", n=5)
     refuse(capsys, "wildchat-if", source, "--n 0", n=0)
@@ -382,12 +405,14 @@ def test_overwrite_only_when_asked(tmp_path, capsys):
     write(source, [{"prompt": "another"}])
     assert run("wildchat-if", source, overwrite=True)[0][0]["messages"] == chat("another")
     write(source, [{"prompt": 1}])
-    refuse(capsys, "wildchat-if", source, "field prompt", overwrite=True)  # and the old output stays
+    refuse(
+        capsys, "wildchat-if", source, "'prompt' must be a text", overwrite=True
+    )  # and the old output stays
     (tmp_path / "out.jsonl").unlink()
     refuse(capsys, "wildchat-if", source, "report.json exists")
 
 
-def test_hub_data_sets(tmp_path, monkeypatch):
+def test_hub_data_sets(tmp_path, monkeypatch, capsys):
     """A folder stands in for a data set of the hub: the same call of the same library reads it."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -395,20 +420,19 @@ def test_hub_data_sets(tmp_path, monkeypatch):
     folder.mkdir()
     write(folder / "train.jsonl", [{"id": "1", "prompt": "q"}])
     write(folder / "test.jsonl", [{"id": "2", "prompt": "r"}])
-    found = list(prepare.read_hub(str(folder), "test", None))
-    assert found == [(f"{folder}, row 1", {"id": "2", "prompt": "r"})]
-    with pytest.raises(prepare.BadInput, match="split val cannot be loaded"):
-        list(prepare.read_hub(str(folder), "val", None))
+    found = list(sources.read_hub(str(folder), None, "test", None, "--input"))
+    assert found == [(1, {"id": "2", "prompt": "r"})]
+    with pytest.raises(SystemExit):
+        list(sources.read_hub(str(folder), None, "val", None, "--input"))
+    error = capsys.readouterr().err
+    assert f"error: --input {folder}: " in error and "the split 'val'" in error
 
     args = prepare.resolve(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
     assert (args.input, args.split) == ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs")
+    args = prepare.resolve(Args(kind="traces", out=tmp_path / "a.jsonl"))
+    assert (args.input, args.split) == ("princeton-nlp/gemini_2.5_flash_0417_sft-data", "train")
     args = prepare.resolve(Args(kind="wildchat-if", out=tmp_path / "a.jsonl", input="o/d", split="val"))
     assert (args.input, args.split) == ("o/d", "val")
-    args = prepare.resolve(Args(kind="traces", out=tmp_path / "a.jsonl", input="o/d"))
-    assert (args.input, args.split) == (
-        "o/d",
-        "train",
-    )  # traces have no data set on the hub, but yours may be there
     assert prepare.resolve(Args(kind="tulu3-random", out=tmp_path / "a.jsonl")).n == 7560
 
 
@@ -425,7 +449,7 @@ def test_script(tmp_path):
         tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}]
     )
     failed = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
-    assert failed.returncode == 2 and "line 3: field messages is missing" in failed.stderr
+    assert failed.returncode == 2 and f"{source}:3: no field 'messages' or 'prompt'" in failed.stderr
     assert "Traceback" not in failed.stderr and not (tmp_path / "sub").exists()
     write(source, [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}])
     done = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from script_runs import in_this_process, metrics_of, weights_of
+from script_runs import in_this_process, killed_after, metrics_of, weights_of
 import torch
 from transformers import AutoModelForSequenceClassification
 
@@ -62,6 +62,18 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     assert pair.rejected_ids == RewardModel.encode(scorer, ROW["messages"], ROW["rejected"])
     (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
     assert tokenizer.decode(with_thinking.chosen_ids).count("<think>\nBudget 12.\n</think>") == 1
+
+
+def test_a_pair_without_thinking_is_refused_where_it_is_read(capsys):
+    train_reward.check_thinking("p.jsonl", [ROW])
+    with pytest.raises(SystemExit) as stop:
+        train_reward.check_thinking("p.jsonl", [ROW, ROW | {"rejected_thinking": None}])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert (
+        "--pairs p.jsonl: the row p has neither 'rejected_thinking'" in error
+        and "--reward-on response" in error
+    )
 
 
 def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
@@ -258,6 +270,27 @@ def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert metrics_of(broken) == metrics_of(whole)
+
+
+def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(whole, pairs, tmp_path):
+    """The head is trained whole, and lies with the adapter."""
+    bits = {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit"}
+    done = train(pairs, tmp_path / "done", keep_checkpoints=0, **bits)
+    merged = weights_of(done / "model")
+    assert merged.keys() == weights_of(whole / "model").keys()
+    saved = weights_of(done / "adapter")
+    head = [weight for name, weight in saved.items() if name.endswith("score.weight")]
+    assert len(head) == 1 and torch.equal(head[0], merged["score.weight"])
+
+    broken = tmp_path / "broken"
+    killed_after(6, done, broken)
+    train(pairs, broken, resume=True, keep_checkpoints=0, **bits)
+    found = weights_of(broken / "model")
+    assert all(torch.equal(found[name], weight) for name, weight in merged.items())
+    assert metrics_of(broken) == metrics_of(done)
+    assert json.loads((broken / "summary.json").read_text()) == json.loads(
+        (done / "summary.json").read_text()
+    )
 
 
 def test_two_processes_learn_what_one_learns(whole, pairs, tmp_path):

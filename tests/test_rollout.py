@@ -3,10 +3,12 @@
 Engines of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
 """
 
+import dataclasses
 import gc
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +34,7 @@ import vllm_engine
 import vllm_server
 from data.toy import world
 from rollout import Completion, Sample, Sampler, Sampling
+from thinking_budget import ThinkingBudget
 
 BASE = "data/toy/base"
 TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
@@ -208,6 +211,67 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
             assert found == expected, (stop_string, ends, sampler.batch_size, sampler.vllm)
 
 
+CLOSING = [5, 6, 7]
+
+
+def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudget:
+    """Returns a budget that closes about half of the completions `said` after `end` tokens: those without a letter."""
+    beginnings = [tokenizer.decode(ids[:end]) for ids in said]
+    letters = sorted(set("".join(beginnings)))
+    letter = min(letters, key=lambda letter: abs(2 * sum(letter in text for text in beginnings) - len(said)))
+    return ThinkingBudget(end, opens="", is_closed=re.escape(letter), closing=CLOSING)
+
+
+def test_thinking_is_closed_at_its_budget(engines, base, tokenizer, prompts):
+    """The completions that had closed it stay; the others go on behind the closing tokens, as an argmax says."""
+    said = [argmax(base, prompt, 20) for prompt in prompts]
+    budget = budget_for_some(tokenizer, said, end=8)
+    expected = {}
+    for place, ids in enumerate(said):
+        if budget.closing_after(ids, tokenizer):
+            head = ids[:8] + CLOSING
+            ids = head + argmax(base, prompts[place] + head, 20 - len(head))
+        expected[place] = ids
+    n_closed = sum(expected[place] != ids for place, ids in enumerate(said))
+    assert 0 < n_closed < len(said)
+
+    greedy = Sampling(0.0, 20, budget=budget)
+    never = [len(tokenizer) - 1]  # an end of turn that no completion has
+    for sampler in samplers(base, tokenizer, greedy, never, engines["tied"]):
+        found = dict(sampler.sample(prompts))
+        assert {place: sample.ids for place, sample in found.items()} == expected, sampler.batch_size
+        assert [budget.was_used_up(found[place].ids, tokenizer) for place in range(len(said))] == [
+            expected[place] != ids for place, ids in enumerate(said)
+        ]
+        one_by_one = [dict(sampler.sample([prompt]))[0].ids for prompt in prompts[:4]]
+        assert one_by_one == [expected[place] for place in range(4)]
+    closed = next(place for place in expected if expected[place] != said[place])
+    sample = dict(engines["tied"].sample(prompts))[closed]
+    assert len(sample.logprobs) == len(sample.ids) and sample.logprobs[8 : 8 + len(CLOSING)] == [0.0] * 3
+
+
+def test_a_budget_leaves_the_samples_that_do_not_use_it_up(engines, base, tokenizer, prompts):
+    seeds = list(range(len(prompts)))
+    never = [len(tokenizer) - 1]
+    for sampler in samplers(base, tokenizer, Sampling(1.0, 20), never, engines["tied"])[:3]:
+        without = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
+        budget = budget_for_some(tokenizer, list(without.values()), end=8)
+        sampler.sampling = Sampling(1.0, 20, budget=budget)
+        found = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
+        n_closed = 0
+        for place, ids in without.items():
+            closing = budget.closing_after(ids, tokenizer)
+            n_closed += bool(closing)
+            assert found[place][: 8 + len(closing)] == ids[:8] + closing
+            if not closing:
+                assert found[place] == ids
+        assert 0 < n_closed < len(prompts)
+        rest = {place: sample.ids for place, sample in sampler.sample(prompts, seeds, done={0, 3})}
+        assert rest == {place: ids for place, ids in found.items() if place not in (0, 3)}
+        sampler.sampling = Sampling(1.0, 20, budget=dataclasses.replace(budget, end=20))
+        assert {place: sample.ids for place, sample in sampler.sample(prompts, seeds)} == without
+
+
 def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
     """transformers by itself takes the 50 likeliest tokens, or follows the model's generation config."""
     model = AutoModelForCausalLM.from_pretrained(untied)
@@ -292,6 +356,31 @@ def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prom
     two.close()
     assert time.monotonic() - killed < 10
     assert not set(engines_of_this_process()) - others
+
+
+def test_two_processes_share_the_weights_and_say_what_transformers_says(
+    base, tokenizer, prompts, monkeypatch
+):
+    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by default each process wants a NUMA node
+    sampler = Sampler(
+        BASE,
+        tokenizer,
+        Sampling(0.0, 20),
+        use_vllm=True,
+        max_length=256,
+        gpus=vllm_engine.gpu_groups(tensor_parallel=2),
+    )
+    [engine] = sampler.vllm.processes.values()
+    workers = psutil.Process(engine.pid).children()
+    assert len(workers) == 2
+    found = {place: sample.ids for place, sample in sampler.sample(prompts)}
+    sampler.close()
+    assert not any(worker.is_running() for worker in workers)
+    ends = rollout.ends_of(tokenizer)
+    for place, prompt in enumerate(prompts):
+        expected, _ = cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)
+        assert found[place] == expected
 
 
 def test_gpus_are_divided_among_engines():

@@ -1,15 +1,21 @@
-"""rows.py: files of rows in every format, broken files, conversations, and prompts that are too long."""
+"""rows.py and sources.py: rows in every form and place, broken files, prompts that are too long."""
 
 import gzip
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
 import templates
-from rows import check_ids, load_held_out, load_prompts, read_rows
+import utils
+from rows import check_ids, load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
+
+ROOT = Path(__file__).resolve().parents[1]
+RELEASED = ROOT.parent / "shared" / "data" / "wildchat_if" / "wildchat-if_val.parquet"
 
 ROWS = [
     {"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i}
@@ -144,6 +150,243 @@ def test_rows_of_a_conversation(tmp_path, exits):
     assert "p.jsonl:2: the last turn of 'messages' is empty" in exits(read_rows, path, "messages")
     write_conversations([turn("user", "a"), turn("assistant", "b")])
     assert "p.jsonl:2: 'messages' must end with the user's turn" in exits(read_rows, path, "messages")
+
+
+# --- forms of prompts, traces and pairs
+
+QUESTION = [turn("system", "s"), turn("user", "q")]
+THOUGHT = "<think>\nz\n</think>\n\ny"
+ZERO = "<think> z </think> <response> y </response>"
+APART = {"role": "assistant", "content": "y", "thinking": "z"}
+TRACES = [  # all are the trace of z and y to the question
+    {"messages": QUESTION, "thinking": "z", "response": "y"},
+    {"messages": [*QUESTION, turn("assistant", "the source's")], "thought": "z", "response": "y"},
+    {"messages": [*QUESTION, turn("assistant", THOUGHT)], "text": "as the authors' SFT reads it"},
+    {"messages": [*QUESTION, turn("assistant", THOUGHT.replace("\n\ny", "\ny"))]},
+    {"messages": [*QUESTION, turn("assistant", ZERO)]},
+    {"messages": [*QUESTION, APART]},
+    {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
+    {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
+    {"prompt": QUESTION, "completion": THOUGHT},
+    {"prompt": QUESTION, "output": ZERO},
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_forms_of_a_trace(tmp_path, name):
+    path = tmp_path / name
+    for trace in TRACES:
+        if name == "rows.json":
+            path.write_text(json.dumps([trace], indent=4))  # as the authors write theirs
+        else:
+            write(path, [trace])
+        (read,), dropped = read_traces(path)
+        found = {key: read[key] for key in ("id", "messages", "thinking", "response")}
+        assert found == {"id": "rows-0", "messages": QUESTION, "thinking": "z", "response": "y"}, trace
+        assert dropped == []
+    write(tmp_path / "text.jsonl", [{"prompt": "q", "completion": THOUGHT, "teacher": "T"}])
+    assert read_traces(tmp_path / "text.jsonl")[0] == [
+        {"id": "text-0", "messages": [turn("user", "q")], "thinking": "z", "response": "y", "teacher": "T"}
+    ]
+
+
+def test_answers_that_fit_no_format_are_counted(tmp_path):
+    answers = {
+        "z </think> y": "no_open",
+        "<think> z": "no_close",
+        "<think> z <think> z </think> y": "nested",
+        "<think> z </think>": "empty_response",
+        "<think> z </think> y <response>": "tag_inside_text",
+        ZERO + " P.S.": "text_after_response",
+    }
+    lines = [
+        {"id": text, "messages": [*QUESTION, turn("assistant", text)]} for text in [*answers, THOUGHT, "y"]
+    ]
+    lines.append({"id": "cut", "prompt": "q", "completion": THOUGHT, "finish_reason": "length"})
+    traces, dropped = read_traces(write(tmp_path / "t.jsonl", lines))
+    assert {row["id"]: row["reason"] for row in dropped} == answers | {"cut": "truncated"}
+    assert [(row["id"], row["thinking"], row["response"]) for row in traces] == [
+        (THOUGHT, "z", "y"),
+        ("y", "", "y"),
+    ]
+
+
+def test_a_think_format_of_ones_own_is_split_too(tmp_path, monkeypatch):
+    plan = utils.ThinkFormat(layout="<plan> {z} </plan> {y}", thinking_tags=("<plan>", "</plan>"))
+    monkeypatch.setitem(utils.THINK_FORMATS, "plan", plan)
+    path = write(tmp_path / "t.jsonl", [{"prompt": "q", "completion": "<plan> z </plan> y"}])
+    ((trace,), _) = read_traces(path)
+    assert (trace["thinking"], trace["response"]) == ("z", "y")
+
+
+GOOD_ANSWER, BAD_ANSWER = turn("assistant", "good"), turn("assistant", "bad")
+PAIRS = [  # all are the same pair
+    {"messages": QUESTION, "chosen": "good", "rejected": "bad"},
+    {"prompt": QUESTION, "chosen": "good", "rejected": "bad"},
+    {"prompt": QUESTION, "chosen": [GOOD_ANSWER], "rejected": [BAD_ANSWER]},
+    {"chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
+    {"prompt": "q", "chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
+    {  # UltraFeedback
+        "prompt": "q",
+        "messages": [*QUESTION, GOOD_ANSWER],
+        "chosen": [*QUESTION, GOOD_ANSWER],
+        "rejected": [*QUESTION, BAD_ANSWER],
+    },
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_forms_of_a_pair(tmp_path, name):
+    for pair in PAIRS:
+        (read,), dropped = read_pairs(write(tmp_path / name, [pair]))
+        assert read == {"id": "rows-0", "messages": QUESTION, "chosen": "good", "rejected": "bad"}, pair
+        assert dropped == []
+        (prompt,) = read_prompts(tmp_path / name)  # the same rows as prompts
+        assert prompt["messages"] == QUESTION
+
+    # thinking in tags, as the authors build their pairs, or in fields of its own
+    tagged = {"prompt": "q", "chosen": THOUGHT, "rejected": [turn("user", "q"), turn("assistant", ZERO)]}
+    tagged["chosen"] = [turn("user", "q"), turn("assistant", THOUGHT)]
+    apart = {"prompt": "q", "chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
+    for pair in (tagged, apart):
+        (read,), _ = read_pairs(write(tmp_path / name, [pair]))
+        expected = {"chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
+        assert read == {"id": "rows-0", "messages": [turn("user", "q")], **expected}
+
+
+def test_pairs_that_are_none_are_counted(tmp_path):
+    other = [turn("user", "other"), BAD_ANSWER]
+    lines = [
+        {"id": "prompts", "chosen": [*QUESTION, GOOD_ANSWER], "rejected": other},
+        {"id": "prompt", "prompt": [turn("user", "p")], "chosen": other, "rejected": other},
+        {"id": "role", "chosen": QUESTION, "rejected": [*QUESTION, BAD_ANSWER]},
+        {"id": "tags", "prompt": "q", "chosen": "<think> z", "rejected": "y"},
+        {"id": "pair", "prompt": "q", "chosen": "y ", "rejected": "<response> y"},
+    ]
+    pairs, dropped = read_pairs(write(tmp_path / "p.jsonl", lines))
+    reasons = {"prompts": "different_prompts", "prompt": "different_prompts"}
+    reasons |= {"role": "not_ending_in_assistant", "tags": "no_close"}
+    assert {row["id"]: row["reason"] for row in dropped} == reasons
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [("y ", "<response> y")]  # as they are
+
+
+def test_forms_of_a_prompt(tmp_path, capsys):
+    path = tmp_path / "p.jsonl"
+    for row in ({"messages": QUESTION}, {"prompt": QUESTION}, {"messages": [*QUESTION, GOOD_ANSWER]}):
+        (prompt,) = read_prompts(write(path, [row | {"answer": "4"}]))
+        assert (prompt["messages"], prompt["answer"]) == (QUESTION, "4")
+    (prompt,) = read_prompts(write(path, [{"prompt": "q", "completion": "y"}]))
+    assert prompt["messages"] == [turn("user", "q")]
+
+    tokenizer = AutoTokenizer.from_pretrained("data/toy/base", trust_remote_code=False)
+    templates.prepare_tokenizer(tokenizer, "think")
+    write(path, [{"prompt": "ham"}, {"messages": [turn("user", "ham"), GOOD_ANSWER]}])
+    kept, _ = load_prompts(str(path), tokenizer, 100)
+    assert kept[0]["prompt_ids"] == kept[1]["prompt_ids"]
+    assert "1 prompts end with an answer, which is left out" in capsys.readouterr().out
+
+
+BAD_FORMS = [  # (reader, row, what the error must say of it and of what was expected)
+    (
+        read_prompts,
+        {"text": "q"},
+        "no field 'messages' or 'prompt' (found text)",
+        "expected: 'messages' or 'prompt'",
+    ),
+    (read_prompts, {"prompt": 5}, "'prompt' must be a text, not 5", "the row: {'prompt': 5}"),
+    (read_prompts, {"messages": [GOOD_ANSWER]}, "no prompt before the answer", "expected"),
+    (read_prompts, {"messages": [turn("human", "q")]}, "the role 'human'", '[{"role": "human"'),
+    (read_prompts, {"prompt": "q \ud800"}, "not JSON", "q \\ud800"),
+    (read_traces, {"messages": QUESTION}, "no field 'response', and no answer ends 'messages'", "in tags"),
+    (read_traces, {"messages": QUESTION, "response": "y"}, "no field 'thinking'", "(or 'thought')"),
+    (read_traces, {"text": "q"}, "no field 'response'", "the row: {'text': \"q\""),
+    (read_traces, {"prompt": "q", "completion": 5}, "'completion' must be", "'completion': 5"),
+    (
+        read_traces,
+        {"prompt": "q", "thinking": 5, "response": "y"},
+        "'thinking' must be a text, not 5",
+        "expected",
+    ),
+    (read_traces, [1], "not a JSON object but [1]", "expected"),
+    (
+        read_pairs,
+        {"prompt": "q", "chosen": "y"},
+        "no field 'rejected' (found prompt, chosen)",
+        "'chosen'",
+    ),
+    (read_pairs, {"chosen": "y", "rejected": "z"}, "no field 'messages' or 'prompt'", "whole conversations"),
+    (read_pairs, {"prompt": "q", "chosen": "y", "rejected": 3}, "'rejected' must be a text or messages", "3"),
+]
+
+
+def test_a_row_of_another_form_is_shown_with_what_was_expected(tmp_path, exits):
+    good = {"prompt": "q", "completion": THOUGHT, "chosen": "y", "rejected": "z"}
+    for reader, row, error, shown in BAD_FORMS:
+        path = write(tmp_path / "p.jsonl", [good, json.dumps(row)])
+        found = exits(reader, path)
+        assert found.startswith(f"error: {path}:2: ") and error in found and shown in found, found
+        assert f"the row: {'{' if isinstance(row, dict) else '[1]'}" in found
+
+
+# --- places
+
+
+def test_folders_as_datasets_saves_them(tmp_path, exits):
+    """A data set, one with splits, and one as it is downloaded from the hub."""
+    trace = {"messages": [*QUESTION, turn("assistant", THOUGHT)]}
+    train = Dataset.from_list([trace, trace])
+    splits = DatasetDict({"train": train, "test": Dataset.from_list([trace])})
+    single = str(tmp_path / "single")
+    whole = str(tmp_path / "whole")
+    train.save_to_disk(single)
+    splits.save_to_disk(whole)
+
+    downloaded = str(tmp_path / "downloaded")
+    (tmp_path / "downloaded" / "data").mkdir(parents=True)
+    splits["train"].to_parquet(f"{downloaded}/data/train-00000-of-00001.parquet")
+    splits["test"].select([0]).to_parquet(f"{downloaded}/data/test-00000-of-00002-6ef3991c06080e14.parquet")
+
+    for name in (single, whole, f"{whole}:train", downloaded, f"{downloaded}:train"):
+        traces, _ = read_traces(name)
+        assert [row["thinking"] for row in traces] == ["z", "z"]
+        assert len({row["id"] for row in traces}) == 2
+        assert [len(prompt["messages"]) for prompt in read_prompts(name)] == [2, 2]
+    assert len(read_traces(f"{whole}:test")[0]) == 1
+
+    assert "no split 'val'; write " in exits(read_traces, f"{whole}:val")
+    assert "has no splits; leave out ':train'" in exits(read_traces, f"{single}:train")
+    assert "1 files of the split 'test', not 2; download them all" in exits(read_traces, f"{downloaded}:test")
+    found = exits(read_traces, f"{downloaded}:val")
+    assert "no file of the split 'val'" in found and "data/train-00000-of-00001.parquet" in found
+    splits["train"].to_parquet(f"{downloaded}/train.parquet")
+    assert "is in several folders; name one of" in exits(read_traces, downloaded)
+    (tmp_path / "single" / "data-00000-of-00001.arrow").unlink()
+    assert f"{single}: not a whole data set" in exits(read_traces, single)
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "nobody/nothing:train", "nobody/nothing:main:train"])
+def test_a_name_that_is_not_here_is_asked_of_the_hub(name, capsys):
+    """There is none here; the error is one line that names flag and remedy."""
+    with pytest.raises(SystemExit) as stop:
+        read_traces(name)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1
+    assert error.startswith("error: --traces nobody/nothing: neither a file or folder here")
+    assert "the split 'train'" in error and "hf download nobody/nothing --repo-type dataset" in error
+
+
+def test_a_file_that_is_missing_is_not_asked_of_the_hub(exits):
+    for name in ("nobody/nothing.jsonl", "nothing", "a/b/c", "nobody/nothing.parquet"):
+        assert f"--pairs {name}: no such file" in exits(read_pairs, name)
+    assert "--gold-prompts nothing: no such file" in exits(read_prompts, "nothing", "--gold-prompts")
+    assert "python -m data.toy.world writes it" in exits(read_traces, "data/toy/nothing.jsonl")
+
+
+@pytest.mark.skipif(not RELEASED.exists(), reason="the released prompts are not beside the repository")
+def test_released_prompts_are_read_as_they_are():
+    prompts = read_prompts(RELEASED)
+    assert len(prompts) == 250 and prompts[0]["id"] == "wildchat-if_val-0"
+    assert {turn["role"] for row in prompts for turn in row["messages"]} == {"user"}
 
 
 # --- prompts of a training run

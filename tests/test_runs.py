@@ -1,8 +1,12 @@
 """runs.py: arguments, the run folder, logs and checkpoints."""
 
 import dataclasses
+import importlib.util
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -100,6 +104,58 @@ def test_read_trained_as(tmp_path):
     assert utils.read_trained_as("org/base") == {}
     (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')
     assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+
+
+# (marks of the thinking and of the response, whether the chat template asks for a response, think format)
+LONGCOT = [
+    ("<think>", "</think>", False, "think"),  # what eval/README.md of the authors says of warm starts
+    (None, "<response>", False, "think"),  # what their sft.py writes
+    ("<think>", "<response>", True, "zero_think"),  # what their scripts for Zero write
+    (None, "<response>", True, "zero_plain"),
+]
+
+
+def test_longcot_config_of_the_authors(tmp_path, exits):
+    for opens_thinking, opens_response, asks, expected in LONGCOT:
+        config = {"longcot": True, "longcot_delimiter": opens_response, "end_delimiter": None}
+        config["start_think_marker"] = opens_thinking
+        (tmp_path / "longcot_config.json").write_text(json.dumps(config))
+        template = "Answer between <response> and </response>." if asks else "{{ messages }}"
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        assert utils.read_trained_as(str(tmp_path)) == {"think_format": expected}
+
+    (tmp_path / "chat_template.jinja").write_text("Answer between <response> and </response>.")
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "zero_plain"}
+    (tmp_path / "longcot_config.json").write_text('{"longcot": false}')
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+    (tmp_path / "longcot_config.json").write_text('{"longcot_delimiter": "</thought>"}')
+    error = exits(utils.read_trained_as, str(tmp_path))
+    assert "marks '' and '</thought>' of no think format" in error
+    (tmp_path / "think_format.json").write_text('{"think_format": "plain"}')  # our own file comes first
+    assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
+
+
+def test_think_format_of_a_hub_name(tmp_path):
+    """The hub's cache stands in for the hub: the same call of the same library reads it."""
+    repository = tmp_path / "models--lab--released"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    config = {"longcot_delimiter": "</think>", "start_think_marker": "<think>"}
+    (snapshot / "longcot_config.json").write_text(json.dumps(config))
+    program = "import utils; print(utils.read_trained_as('lab/released'))"
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=Path(utils.__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "{'think_format': 'think'}\n", done.stderr
 
 
 def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
@@ -234,6 +290,20 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     assert "m has changed since" in exits(runs.start_run, again, "grpo", "m")
 
 
+def test_a_resume_over_another_data_set_is_refused(here, exits):
+    """A folder as `datasets` saves it, and one of its splits."""
+    part = here / "prompts" / "train" / "data-00000-of-00001.arrow"
+    part.parent.mkdir(parents=True)
+    for number, name in enumerate(("prompts", "prompts:train")):
+        part.write_bytes(b"1")
+        args = Named(out=f"run{number}", prompts=name)
+        run = runs.start_run(args, "grpo", "m")
+        assert list(json.loads((run / "config.json").read_text())["files"]) == [str(part.relative_to(here))]
+        part.write_bytes(b"2")
+        again = dataclasses.replace(args, resume=True)
+        assert ".arrow has changed since" in exits(runs.start_run, again, "grpo", "m")
+
+
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
     """And starts anew, as a job script that always says --resume means."""
     first = runs.start_run(Args(), "grpo", "org/base")
@@ -278,6 +348,30 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
 def test_a_run_starts_where_there_is_no_git(here, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert (runs.start_run(Args(), "grpo", "org/base") / "env.txt").read_text().startswith("\n")
+
+
+@dataclasses.dataclass
+class OneCard(Args):
+    lora_r: int = 0
+    load_in_4bit: bool = False
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    report_to: Literal["none", "tensorboard"] = "none"
+
+
+def test_what_bitsandbytes_and_trackers_cannot_do_is_refused(exits, monkeypatch):
+    assert "add --lora-r 64" in exits(runs.check_values, OneCard(load_in_4bit=True))
+    runs.check_values(OneCard(load_in_4bit=True, lora_r=4, optim="adamw_8bit"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = exits(runs.check_values, OneCard(report_to="tensorboard"))
+    assert "--report-to tensorboard: it is not installed; pip install tensorboard" in said
+
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    runs.check_values(OneCard(lora_r=4))
+    for args, flag in (
+        (OneCard(optim="adamw_8bit"), "--optim adamw_8bit"),
+        (OneCard(lora_r=4, load_in_4bit=True), "--load-in-4bit"),
+    ):
+        assert f"{flag} needs whole weights on each GPU" in exits(runs.check_values, args)
 
 
 @dataclasses.dataclass
@@ -356,6 +450,29 @@ def test_step_logger(tmp_path, capsys):
     ]
     shown = capsys.readouterr().out
     assert "step 1/4  reward 0.5  tokens/s 50  left" in shown and "step 2/4  reward 0.75" in shown
+
+
+def test_tensorboard_gets_every_step_once(tmp_path, capsys):
+    """A run that was killed after step 3 and goes on from its checkpoint at step 2 has one step 3, the later one."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    first = runs.StepLogger(tmp_path, 0, 4, {}, "tensorboard")
+    for step in (1, 2, 3):
+        first.log(step, {"reward/gold": step / 10, "why": "text", "skipped": {"tie": 1}}, 100, 2.0)
+    resumed = runs.StepLogger(tmp_path, 2, 4, {}, "tensorboard")  # the first one was never closed
+    for step in (3, 4):
+        resumed.log(step, {"reward/gold": step * 10.0}, 100, 2.0)
+    resumed.close()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    values = [(event.step, event.value) for event in found.Scalars("reward/gold")]
+    assert values == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2)), (3, 30.0), (4, 40.0)]
+    assert {"num_tokens", "step_time"} < set(found.Tags()["scalars"]) and "why" not in found.Tags()["scalars"]
+
+
+def test_nothing_is_reported_unless_it_is_asked_for(tmp_path, capsys):
+    logger = runs.StepLogger(tmp_path, 0, 1, {})
+    logger.log(1, {"reward": 0.5}, 100, 2.0)
+    logger.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_write_summary(tmp_path, capsys):

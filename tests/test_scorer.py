@@ -14,6 +14,7 @@ import rollout
 import templates
 import train_grpo
 import utils
+from rewards.preference import RewardModel
 from rewards.scorer import Scorer, floor_bad, text_to_score
 
 NAN = math.nan
@@ -149,6 +150,47 @@ def test_strict_mode_wants_the_tags_of_the_response(completions, think_format, t
     completion = dataclasses.replace(completions[0], text=text, status=status)
     args = train_grpo.Args(think_format=think_format, on_bad_format="null")
     assert text_to_score(completion, args) == scored
+
+
+MALFORMED = {  # completion: what the reward model reads of it with --reward-on response
+    "think": {
+        "<think>\nBudget 12.": "<think>\nBudget 12.",
+        "You get 1 dish.": "You get 1 dish.",
+        "<think>\nBudget 12.\n</think>": "",
+        "Budget 12.\n</think>\n\nYou get 1 dish.": "You get 1 dish.",
+        "<think>\nBudget 12.\n</think>\n\nHello</think>\n\nYou get 1 dish.": "Hello</think>\n\nYou get 1 dish.",
+    },
+    "zero_think": {
+        "<think> Budget 12. </think> You get 1 dish.": "<think> Budget 12. </think> You get 1 dish.",
+        "<think> Budget 12. </think> <response> You get 1 dish.": "You get 1 dish.",
+        "Hello <response> You get 1 dish. </response> Budget 12.": "You get 1 dish.",
+        "You get 1 dish. </response> Budget 12.": "You get 1 dish.",
+        "<think> Budget 12. </think> <response> Hello <response> You get 1 dish.": "Hello <response> You get 1 dish.",
+    },
+}
+
+
+@pytest.mark.parametrize("think_format", MALFORMED)
+def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, completions, think_format):
+    """As released: --reward-on response and --on-bad-format score, from the arguments to the reward."""
+    malformed = MALFORMED[think_format]
+    found = []
+    for text in malformed:
+        status = utils.split_thinking(text, think_format).status
+        assert status != "ok", text
+        found.append(dataclasses.replace(completions[0], text=text, status=status, rewards={}))
+    made = scorer(reward_on="response", on_bad_format="score", think_format=think_format)
+    for completion in found:
+        made.start(completion)
+    made.score(found, len(found), None)
+
+    reads_everything = RewardModel("data/toy/reward_model", reward_on="think+response")
+    messages = [completion.messages for completion in found]
+    expected = reads_everything.score(messages, list(malformed.values()))
+    assert [completion.reward for completion in found] == pytest.approx(expected, abs=1e-5)
+    whole = reads_everything.score(messages, list(malformed))
+    for (text, response), score, other in zip(malformed.items(), expected, whole, strict=True):
+        assert text == response or abs(score - other) > 1e-3, text  # else the case could not fail
 
 
 def test_completions_are_scored_while_others_are_sampled(scorer, completions):

@@ -336,6 +336,26 @@ def test_toy_model_from_end_to_end_and_from_any_line(tmp_path):
         assert {name: (run / name).read_text() for name in names} == whole
 
 
+def test_two_engines_talk_as_transformers_does(tmp_path):
+    sentient.main(toy_args(tmp_path, temperature=0.0))
+    changed = {"temperature": 0.0, "rollout": "vllm", "data_parallel": 2, "out": str(tmp_path / "vllm")}
+    args = toy_args(tmp_path, **changed)
+    words = []
+    for name, value in vars(args).items():
+        if value != getattr(sentient.Args(), name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    # a process of its own: the engines end with it
+    command = [sys.executable, "eval_sentient.py", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "vLLM: 2 engines: " in done.stdout
+    for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
+        dialogues = (tmp_path / "vllm" / name).read_text()
+        assert dialogues == (tmp_path / "run" / name).read_text()
+        assert dialogues.count("\n") == 6
+
+
 def test_a_zero_model_ends_at_its_closing_tag(tmp_path):
     args = toy_args(tmp_path, think_format="zero_think", chat_template="auto", max_tokens=120)
     generate = sentient.load_model(args, tmp_path)

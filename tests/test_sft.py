@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from script_runs import in_this_process, metrics_of, weights_of
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from script_runs import in_this_process, killed_after, metrics_of, weights_of
 import torch
 from safetensors.torch import load_file
 from transformers import (
@@ -95,7 +96,6 @@ MANY = [trace(id=n) for n in range(40)]
         (MANY[:8], {}, "8 usable traces are fewer than --batch-size 16"),
         (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
         (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),
-        (MANY, {"load_in_4bit": True}, "add --lora-r"),
         ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
     ],
 )
@@ -110,7 +110,9 @@ def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys
 def test_a_dry_run_shows_what_is_trained_on(tmp_path, capsys):
     path = write(tmp_path / "t.jsonl", MANY)
     train_sft_warmstart.main(Args(**{**TOY, "traces": path}, out=str(tmp_path / "run"), dry_run=True))
-    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in said
+    assert "GiB a process, without activations: model 0.0" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -282,7 +284,7 @@ def test_two_processes_learn_what_one_learns(whole, traces, tmp_path):
 
 
 @pytest.mark.parametrize("load_in_4bit", [False, True])
-def test_lora_is_merged_into_the_weights_it_started_from(traces, tmp_path, load_in_4bit):
+def test_lora_is_merged_into_the_weights_that_it_was_trained_with(traces, tmp_path, load_in_4bit):
     adapter = {"lora_r": 4, "learning_rate": 2e-2, "load_in_4bit": load_in_4bit}
     out = train(traces, tmp_path / "run", batch_size=8, packing=True, **adapter)
     metrics = metrics_of(out)
@@ -291,12 +293,34 @@ def test_lora_is_merged_into_the_weights_it_started_from(traces, tmp_path, load_
     start = load_file(Path(BASE) / "model.safetensors")
     adapter = load_file(out / "adapter" / "adapter_model.safetensors")
     name = "model.layers.0.mlp.up_proj"
+    frozen = start[f"{name}.weight"]
+    if load_in_4bit:
+        frozen = dequantize_4bit(*quantize_4bit(frozen, compress_statistics=True, quant_type="nf4"))
+        assert 0.01 < (frozen - start[f"{name}.weight"]).norm() / frozen.norm() < 0.2
     a = adapter[f"base_model.model.{name}.lora_A.weight"]
     b = adapter[f"base_model.model.{name}.lora_B.weight"]
-    torch.testing.assert_close(
-        merged[f"{name}.weight"], start[f"{name}.weight"] + 2 * b @ a, rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(merged[f"{name}.weight"], frozen + 2 * b @ a, rtol=0, atol=1e-5)
     assert merged.keys() == start.keys()
+    assert "quantization_config" not in json.loads((out / "model" / "config.json").read_text())
+
+
+def test_a_killed_run_in_4_and_8_bits_ends_with_the_same_bits(traces, tmp_path):
+    """Weights in 4, moments in 8; the adapter is wide enough that its moments are."""
+    bits = {"lora_r": 64, "learning_rate": 2e-3, "load_in_4bit": True, "optim": "adamw_8bit"}
+    bits["gradient_checkpointing"] = True
+    whole = train(traces, tmp_path / "whole", keep_checkpoints=0, **bits)
+    states = torch.load(whole / "checkpoint-6" / "optimizer-rank0.pt", weights_only=True)
+    assert sum(state["state1"].dtype == torch.uint8 for state in states) > len(states) / 2
+
+    broken = tmp_path / "broken"
+    killed_after(6, whole, broken)
+    train(traces, broken, resume=True, keep_checkpoints=0, **bits)
+    expected = weights_of(whole / "model")
+    found = weights_of(broken / "model")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert metrics_of(broken) == metrics_of(whole)
+    assert metrics_of(whole)[-1]["loss"] < 0.7 * metrics_of(whole)[0]["loss"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(traces, tmp_path, capsys):

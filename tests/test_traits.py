@@ -563,6 +563,45 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     assert same(again["fingerprint"], out["fingerprint"]) == set(out["fingerprint"]) - {"judge_url", "hash"}
 
 
+def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
+    """Each by itself, verbatim; braces of the plans stay. Another wording is another fingerprint."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "compare.txt").write_text(
+        '<|im_start|>system\nMINE {"T1": x}<|im_end|>\n<|im_start|>user\n'
+        "{$conversation}\n{$plans}\n# Traits\n{$traits}<|im_end|>"
+    )
+    server = serve()
+    args = {**files, "extract_pairs": 10}
+    own = run(server, tmp_path / "own", args)
+    asked = len(server.requests)
+    theirs = run(server, tmp_path / "theirs", args, template=str(folder))
+    assert theirs["traits"] == own["traits"]  # this judge counts words, whatever it is asked
+    assert (own["wording"], theirs["wording"][:5]) == ("our own", "mine ")
+    assert own["fingerprint"]["hash"] != theirs["fingerprint"]["hash"]
+    prompts = [
+        request["messages"] for request, _ in server.requests[asked:] if "MINE" in str(request["messages"])
+    ]
+    assert len(prompts) == 60
+    assert prompts[0][0] == {"role": "system", "content": 'MINE {"T1": x}'}
+    assert "for 2}" in prompts[0][1]["content"] and "First of all {this}." in prompts[0][1]["content"]
+    said = capsys.readouterr().out
+    assert (
+        "instructions to extract: our own" in said
+        and f"instructions to compare: {folder}/compare.txt" in said
+    )
+
+    (folder / "merge.txt").write_text("Merge them.")
+    for template, message in (
+        (folder, "no {$lists}"),
+        (tmp_path, "no folder with extract.txt, merge.txt or"),
+    ):
+        with pytest.raises(SystemExit) as e:
+            run(server, tmp_path / "bad", args, template=str(template))
+        assert e.value.code == 2 and message in capsys.readouterr().err
+        assert not (tmp_path / "bad").exists()
+
+
 def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):
     """Prompt i gets malformed reply i to every request with the RL plan first; prompt 39 only the first time it is asked."""
     number = lambda text: int(re.search(r"number (\d+)", text)[1])
@@ -632,6 +671,6 @@ def test_resume_after_a_kill(serve, files, tmp_path):
     with pytest.raises(SystemExit):  # neither --resume nor --overwrite
         run(server, tmp_path / "run", args)
     assert run(server, tmp_path / "run", args, resume=True) == whole
-    assert len(sent(server)) == 63 + 43
+    assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
     assert run(server, tmp_path / "run", args, resume=True) == whole  # finished: it only prints
-    assert len(sent(server)) == 63 + 43
+    assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token

@@ -19,10 +19,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 import endpoint
 import eval_wildbench
+import templates
+from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
+from conftest import tiny_config
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -219,13 +224,13 @@ def test_bootstrap_draws_the_values_of_a_task_together():
 
 
 def test_program_summary_counts_invalid_and_never_scores_it():
-    row = lambda score: {
-        "score": score,
-        "checks": {} if score is None else {"a": score > 0.5, "b": True},
-        "invalid": "",
-    }
-    out = wildbench.score_program([row(1.0), row(0.5), row(None), row(0.0)])
+    rows = []
+    for task, score in {"t1": 1.0, "t2": 0.5, "t3": None, "t4": 0.0}.items():
+        checks = {} if score is None else {"a": score > 0.5, "b": True}
+        rows.append({"id": task, "score": score, "checks": checks, "invalid": ""})
+    out = wildbench.score_program(rows)
     assert out["score"] == 0.5 and out["n"] == 4 and out["n_invalid"] == 1
+    assert out["task_means"] == {"score": {"t1": 1.0, "t2": 0.5, "t4": 0.0}}
     assert out["all_checks"] == pytest.approx(1 / 3) and out["checks"] == {
         "a": pytest.approx(1 / 3),
         "b": 1.0,
@@ -247,11 +252,15 @@ TASK = {
 }
 
 
+def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> str:
+    fields = wildbench.judge_fields(TASK, protocol, mode, **candidates)
+    return fill_messages(template, fields)[0]["content"]
+
+
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    text = wildbench.judge_prompt(
+    text = judge_prompt(
         "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}",
-        TASK,
         "official",
         "reward",
         candidate_A=long,
@@ -260,14 +269,14 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     history, query, a, b, checklist = text.split("|")
     assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
     assert a == " ".join(map(str, range(1000))) + "... (truncated)" and query.endswith("... (truncated)")
-    text = wildbench.judge_prompt("{$user_query}|{$candidate_A}", TASK, "paper", "reward", candidate_A=long)
+    text = judge_prompt("{$user_query}|{$candidate_A}", "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
-    assert wildbench.judge_prompt("{$model_output}", TASK, "official", "score", model_output=long) == long
+    assert judge_prompt("{$model_output}", "official", "score", model_output=long) == long
     for mode, fields in (
         ("reward", {"candidate_A": "AAA", "candidate_B": "BBB"}),
         ("score", {"model_output": "AAA"}),
     ):
-        text = wildbench.judge_prompt(wildbench.TEMPLATES[mode], TASK, "official", mode, **fields)
+        text = judge_prompt(wildbench.TEMPLATES[mode], "official", mode, **fields)
         assert (
             "{$" not in text.replace("{$history}", "")
             and all(v in text for v in fields.values())
@@ -428,6 +437,7 @@ def tasks(tmp_path_factory) -> Path:
 
 
 MODEL = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0)
+TOY_JUDGE = ("--judge", "data/toy/world.py:judge")
 
 
 def numbers(folder: Path) -> dict:
@@ -518,6 +528,10 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
     ):
         run(*MODEL, "--tasks", tasks, "--judge", judge, "--limit", 4, "--out", tmp_path / name)
     assert "WARNING" not in run("--compare", tmp_path / "a", tmp_path / "b").stdout
+    budget = ("--think-format", "think", "--max-thinking-tokens", 4)
+    run(*MODEL, *budget, "--tasks", tasks, "--judge", TOY_JUDGE[1], "--limit", 4, "--out", tmp_path / "d")
+    done = run("--compare", tmp_path / "a", tmp_path / "d")
+    assert done.stdout.count("max-tokens 24  max-thinking-tokens 4") == 1 and "WARNING" in done.stderr
     done = run("--compare", tmp_path / "a", tmp_path / "c", ok=False)
     assert done.returncode == 2 and not done.stdout and "judge" in done.stderr.partition("Different:")[2]
 
@@ -571,7 +585,7 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
 def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path):
     """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
-    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(12) for row in rows]
+    many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(6) for row in rows]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
     common = ["--model", "data/toy/base", "--tasks", tmp_path / "tasks.jsonl", "--temperatures", 0.0]
     common += ["--judge", "data/toy/world.py:judge", "--max-tokens", 200]
@@ -606,6 +620,85 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
     assert texts[0] == texts[1]
 
 
+@pytest.fixture(scope="module")
+def judge_by_heart(tasks, tokenizer_folders, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """Trains a judge until it knows its replies to the first eight tasks by heart; two of them hold no mark.
+
+    Returns its folder, which holds its template too, and the replies by the tasks' ids.
+    """
+    folder = tmp_path_factory.mktemp("judge")
+    template = "Mark this: {$user_query}"
+    (folder / "template.txt").write_text(template)
+    tokenizer = local_judge.load_tokenizer(str(tokenizer_folders["smollm"]))
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()[:8]]
+    replies = {}
+    encoded = []
+    for mark, row in enumerate(rows, 1):
+        reply = "it is good" if mark % 4 == 0 else json.dumps({"score": str(mark)})
+        query = row["messages"][-1]["content"]
+        message = {"role": "user", "content": template.replace("{$user_query}", query)}
+        prompt_ids = templates.encode_prompt(tokenizer, [message])
+        encoded.append((prompt_ids, templates.encode_completion(tokenizer, reply)))
+        replies[row["id"]] = reply
+
+    longest = max(len(prompt + reply) for prompt, reply in encoded)
+    ids = torch.full((8, longest), tokenizer.pad_token_id)
+    labels = torch.full((8, longest), -100)
+    for place, (prompt, reply) in enumerate(encoded):
+        ids[place, : len(prompt + reply)] = torch.tensor(prompt + reply)
+        labels[place, len(prompt) : len(prompt + reply)] = torch.tensor(reply)
+    torch.manual_seed(0)
+    # vLLM's attention on a CPU wants heads of 32
+    model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.05))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        loss = model(ids, labels=labels).loss
+        if loss < 0.003:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.003
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, replies
+
+
+def test_a_local_judge_on_two_engines_judges_as_transformers_does(
+    tasks, judge_by_heart, run, tmp_path, monkeypatch
+):
+    """Two engines answer, then two of the judge mark what they said."""
+    monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engines anew
+    judge, replies = judge_by_heart
+    common = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0]
+    common += ["--tasks", tasks, "--limit", 8, "--mode", "score", "--judge", f"local:{judge}"]
+    common += ["--template", judge / "template.txt", "--judge-max-tokens", 20, "--max-invalid", 1]
+    done = run(*common, "--rollout", "vllm", "--data-parallel", 2, "--out", tmp_path / "vllm")
+    assert done.stdout.count("vLLM: 2 engines: ") == 2
+    assert multiprocessing.active_children() == []  # all engines have ended
+    run(*common, "--rollout", "hf", "--out", tmp_path / "hf")
+
+    stored = {}
+    for name in ("generations", "verdicts", "judge"):
+        for by in ("vllm", "hf"):
+            lines = (tmp_path / by / f"{name}.jsonl").read_text().splitlines()
+            stored[name, by] = sorted(lines)  # completions end in any order
+        assert stored[name, "vllm"] == stored[name, "hf"], name
+    assert sorted(json.loads(line)["text"] for line in stored["judge", "vllm"]) == sorted(replies.values())
+    for verdict in map(json.loads, stored["verdicts", "vllm"]):
+        reply = replies[verdict["id"]]
+        if reply == "it is good":
+            assert verdict["score"] is None and verdict["invalid"]
+        else:
+            assert json.loads(reply) == {"score": verdict["score"]}
+
+    summaries = [json.loads((tmp_path / by / "summary.json").read_text()) for by in ("vllm", "hf")]
+    found, expected = [summary["temperatures"]["0.0"] for summary in summaries]
+    assert found == expected
+    # marks 1, 2, 3, 5, 6, 7: their mean is 4
+    assert (found["wb_score"], found["n"], found["n_invalid"]) == (pytest.approx(-20), 8, 2)
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -617,10 +710,24 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
             "has no reference 'gpt-4'",
         ),
         (["--compare", "nowhere"], "does not exist"),
-        (["--mode", "program", "--rollout", "hf", "--data-parallel", 2, *MODEL], "only vLLM has several"),
-        (["--mode", "program", "--rollout", "vllm", "--tensor-parallel", 3, *MODEL], "the 4 attention heads"),
         (
-            ["--judge", "local:data/toy/base", "--judge-tensor-parallel", 2, "--mode", "score", *MODEL],
+            ["--mode", "program", *TOY_JUDGE, "--rollout", "hf", "--data-parallel", 2, *MODEL],
+            "only vLLM has several",
+        ),
+        (
+            ["--mode", "program", *TOY_JUDGE, "--rollout", "vllm", "--tensor-parallel", 3, *MODEL],
+            "the 4 attention heads",
+        ),
+        (
+            [
+                "--judge",
+                "local:data/toy/reward_model",
+                "--judge-tensor-parallel",
+                2,
+                "--mode",
+                "score",
+                *MODEL,
+            ],
             "only vLLM",
         ),
     ],

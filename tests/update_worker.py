@@ -142,8 +142,8 @@ def main() -> dict:
     held["reward model"] = bytes_held(reward_model)
     norm = torch.stack([weight.norm() for weight in reward_model.parameters()]).norm().item()
     planned = {
-        "policy": plan.trained_gib(BASE, 0),
-        "policy with LoRA": plan.trained_gib(BASE, 4),
+        "policy": plan.trained_gib(BASE, train_grpo.Args()),
+        "policy with LoRA": plan.trained_gib(BASE, train_grpo.Args(lora_r=4)),
         "reference": plan.reference_gib(BASE),
         "reward model": plan.frozen_gib(REWARD_MODEL, AutoModelForSequenceClassification),
     }

@@ -1,0 +1,112 @@
+"""The accuracy of a benchmark whose answers are right or wrong, with one or several samples a task.
+
+With several, pass@k is next to it, maj@k by a majority of the answers, and best@k by a reward model's choice.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
+
+from benchmarks.scoring import bootstrap, count_rows, mean
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Returns the chance that k of n samples, c of them right, hold a right one (Chen et al. 2021, eq. 1)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority_at_k(votes: list[Hashable | None], correct: list[bool], k: int) -> float:
+    """Returns the share of groups of k samples in which the most frequent answer is right.
+
+    Of answers that are equally frequent, the one that came first wins. A vote None, an unreadable answer, is not
+    counted. The groups are disjoint, in the order of the samples, and a remainder is left out. So this is an unbiased
+    estimate for any k, and the plain majority vote if k is the number of samples.
+    """
+    n_right = 0
+    n_groups = len(votes) // k
+    for start in range(0, n_groups * k, k):
+        counts = Counter(vote for vote in votes[start : start + k] if vote is not None)
+        if counts:
+            winner, _ = counts.most_common(1)[0]  # the first of equals
+            n_right += correct[votes.index(winner, start)]
+    return n_right / n_groups
+
+
+def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
+    """Returns the chance that, of k of n samples, the one with the highest reward is right; the first of equals counts.
+
+    It is exact over all choices of k samples, so unbiased for any k, as pass_at_k is.
+    """
+    n = len(rewards)
+    best_first = sorted(range(n), key=lambda place: -rewards[place])
+    chance = 0.0
+    for rank, place in enumerate(best_first):
+        n_choices = math.comb(n - 1 - rank, k - 1)  # of the other k - 1, all of them worse
+        chance += correct[place] * n_choices / math.comb(n, k)
+    return chance
+
+
+def accuracy(
+    results: list[dict], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None = None
+) -> dict:
+    """Returns accuracy and its interval (for each field `correct...` of the results), values at k, and the counts.
+
+    A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
+    `vote`: see `values_at_k`.
+    """
+    by_task = defaultdict(list)
+    fields = {"correct"}
+    for result in results:
+        if "correct" in result:
+            by_task[result["task"]].append(result)
+            fields |= {name for name in result if name.startswith("correct")}
+
+    numbers = {"task_means": {}}
+    for name in sorted(fields):
+        means = {task: mean(result[name] for result in samples) for task, samples in by_task.items()}
+        metric = name.replace("correct", "accuracy")
+        numbers[metric] = mean(means.values())
+        if means:
+            interval = "interval" if metric == "accuracy" else f"{metric}_interval"
+            numbers[interval] = bootstrap(list(means.values()))
+            numbers["task_means"][metric] = means
+
+    for name, means in values_at_k(by_task, tasks, vote).items():
+        numbers[name] = mean(means.values())
+        if not name.startswith("pass"):
+            numbers[f"{name}_interval"] = bootstrap(list(means.values()))
+            numbers["task_means"][name] = means
+    return numbers | count_rows(results, tasks)
+
+
+def values_at_k(
+    by_task: dict[int, list[dict]], tasks: list[dict], vote: Callable[[dict, dict], Hashable | None] | None
+) -> dict[str, dict[int, float]]:
+    """Returns each task's pass@k, maj@k and best@k, for k 10, 100 and the samples that all tasks have.
+
+    Args:
+        by_task: results of each task, by its position in `tasks`.
+        vote: (task, result) -> what equal answers have in common, None for an unreadable one. Without it there is
+            no maj@k. best@k is for results with a `reward`; one that has none never wins against one that has.
+    """
+    values = defaultdict(dict)  # {name: {task: value}}
+    has_rewards = any("reward" in result for samples in by_task.values() for result in samples)
+    fewest_samples = min((len(samples) for samples in by_task.values()), default=0)
+    for k in sorted({10, 100, fewest_samples}):
+        if not 1 < k <= fewest_samples:
+            continue
+        for position, samples in by_task.items():
+            correct = [result["correct"] for result in samples]
+            values[f"pass@{k}"][position] = pass_at_k(len(samples), sum(correct), k)
+            if vote:
+                votes = [vote(tasks[position], result) for result in samples]
+                values[f"maj@{k}"][position] = majority_at_k(votes, correct, k)
+            if has_rewards:
+                rewards = [result.get("reward", -math.inf) for result in samples]
+                values[f"best@{k}"][position] = best_at_k(rewards, correct, k)
+    return values
+
+
+def vote_as_read(task: dict, result: dict) -> Hashable | None:
+    """Returns the answer as the check has read it; answers that the check tells apart have different ones."""
+    return result["answer"]

@@ -1,0 +1,59 @@
+"""Scores the tested model's answers by a reward model (--reward-model), and finds the best of several answers."""
+
+import gc
+import math
+
+import torch
+
+import runs
+import utils
+from benchmarks import shared
+from benchmarks.foreign import FOREIGN_STYLES
+from rewards.preference import RewardModel
+
+
+def check(args) -> None:
+    """Exits with 2 if --reward-model cannot score the model's answers; does nothing without one."""
+    if args.reward_model:
+        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+
+
+def scored_format(args) -> str:
+    """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
+    think_format = shared.think_format(args)
+    if think_format in FOREIGN_STYLES:
+        return "think"
+    return think_format
+
+
+def scored_text(args, row: dict) -> str:
+    """Returns the completion of a generation row in the format that `scored_format` names."""
+    if shared.think_format(args) not in FOREIGN_STYLES:
+        return row["text"]
+    if not row["thinking"]:
+        return row["response"]
+    return utils.join_thinking(row["thinking"], row["response"], "think")
+
+
+def add_rewards(args, rows: list[dict]) -> None:
+    """Adds the reward model's `reward` to the generation rows in good format."""
+    good = [row for row in rows if row["status"] == "ok"]
+    model = RewardModel(args.reward_model, args.reward_on, scored_format(args))
+    rewards = model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
+    for row, reward in zip(good, rewards):
+        row["reward"] = reward
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()  # a local judge may need the memory
+
+
+def best_answers(rows: list[dict]) -> list[dict]:
+    """Returns each task's row with the highest reward, the first of equals; any other row beats one without."""
+    best = {}  # by the task's position in the data
+    for row in rows:
+        position = row["task"]["position"]
+        so_far = best.get(position, row)
+        if row.get("reward", -math.inf) > so_far.get("reward", -math.inf):
+            so_far = row
+        best[position] = so_far
+    return list(best.values())

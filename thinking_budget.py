@@ -1,0 +1,70 @@
+"""Closes the thinking of a completion that has used its budget of tokens, so that the model goes on with its answer.
+
+Evaluations do so by --max-thinking-tokens; benchmarks/shared.py knows what closes each style of thinking. Budget
+forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike. They also write words,
+such as "Final Answer:"; here nothing but the closing tags is written.
+
+Transformers chooses its next tokens by `force_closing`. An engine of vLLM ends the request at the budget, and starts
+one that goes on behind the closed thinking: its model runners for CPU and GPU take different logits processors.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """Says where in a completion its thinking must be closed, how to tell whether it is open, and what closes it."""
+
+    end: int
+    """Tokens of the completion up to there: the budget, and the tag that opens the thinking."""
+    opens: str
+    """What the turn of a model that thinks begins with."""
+    is_closed: str
+    """A regular expression that matches a turn whose thinking is closed."""
+    closing: list[int]
+    """Token ids that close the thinking and open the answer."""
+    opening: str = ""
+    """What the chat template has already written of the turn."""
+
+    def closing_after(self, ids: list[int], tokenizer) -> list[int]:
+        """Returns the token ids that must follow the first `end` ids of a completion.
+
+        They are [] if its thinking is closed by then, or if it never thought. If the model has begun to close its
+        thinking, only the rest of the closing tokens is returned.
+        """
+        written = ids[: self.end]
+        turn = self.opening + tokenizer.decode(written, skip_special_tokens=False)
+        if not turn.lstrip().startswith(self.opens) or re.search(self.is_closed, turn):
+            return []
+        for n_begun in range(len(self.closing) - 1, 0, -1):
+            if written[-n_begun:] == self.closing[:n_begun]:
+                return self.closing[n_begun:]
+        return self.closing
+
+    def force_closing(self, written: torch.Tensor, scores: torch.Tensor, tokenizer) -> torch.Tensor:
+        """Leaves no choice but the next closing token where thinking has used its budget; for transformers' generate.
+
+        Args:
+            written: token ids (B, T) of the completions so far.
+            scores: (B, V), of the next token; changed in place.
+        """
+        n_since_end = written.size(1) - self.end
+        if not 0 <= n_since_end < len(self.closing):
+            return scores
+        for row, ids in enumerate(written.tolist()):
+            closing = self.closing_after(ids, tokenizer)
+            if n_since_end < len(closing):
+                scores[row] = -math.inf
+                scores[row, closing[n_since_end]] = 0.0
+        return scores
+
+    def was_used_up(self, ids: list[int], tokenizer) -> bool:
+        """Tells whether a completion's thinking was closed because its budget was used up."""
+        if len(ids) <= self.end:
+            return False
+        closing = self.closing_after(ids, tokenizer)
+        return closing != [] and ids[self.end : self.end + len(closing)] == closing
