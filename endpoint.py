@@ -2,7 +2,7 @@
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
-    try_endpoint(judge, "--judge", keep=True)  # one token, before anything else is paid for
+    try_endpoint(judge, "--judge", dry_run=False)  # one token, before anything else is paid for
     replies = judge.ask(requests, parse)
 
 A request is the body of a `chat/completions` call without `model`: messages, temperature, max_tokens ...
@@ -49,7 +49,8 @@ MAX_RETRY_AFTER = 600  # seconds; an endpoint that asks for a longer wait ends t
 CHECK_TEXT = "Reply with one word."  # what `try_endpoint` asks for
 CHECK_ATTEMPT = -1  # the number of its attempt in the store; those of `ask` begin at 0
 CHECK_TIMEOUT = 20  # seconds for the one token of `try_endpoint`
-CHECK_RETRIES = 2  # repeats of that call; other calls have `retries`
+CHECK_RETRIES = 2  # repeats of that call, but none in a dry run; other calls have `retries`
+UNSAVED = {}  # {store: (request, attempt, reply)} of `try_endpoint`, until the store is next opened for a run
 JITTER = random.Random()  # not the global generator, from which training draws
 
 
@@ -314,6 +315,8 @@ class Endpoint:
                     runs.fail(
                         f"{self.store}:{number}: not a line of such a store; delete it or name another file"
                     )
+            if self.store in UNSAVED:
+                self._save(*UNSAVED.pop(self.store))
             yield
 
     def _remember(self, line: bytes) -> None:
@@ -383,11 +386,12 @@ def check_requests(requests: list[dict], name: str, endpoint: Endpoint) -> None:
             runs.fail(f"{name}: a budget needs max_tokens in every request; request {number} has none")
 
 
-def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
+def try_endpoint(endpoint: Endpoint, flag: str, dry_run: bool) -> None:
     """Makes one call of one token; exits with code 2, naming `flag`, if no reply comes.
 
-    So a wrong key, model or URL ends a run before anything is generated. What the reply says does not matter.
-    With `keep` it is stored and counts in the budget; without, as in a dry run, nothing is written.
+    So a wrong key, model or URL ends a run before its folder is made, and before anything is generated.
+    What the reply says does not matter. Nothing is written here: it is stored, and counts in the budget, when
+    the store is next opened. A dry run stores nothing, and does not repeat a failed call.
     """
     # the time makes it a new request: a stored reply says nothing about today
     message = {"role": "user", "content": f"{CHECK_TEXT} ({time.time_ns()})"}
@@ -395,7 +399,8 @@ def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
     endpoint._read_store()
     with tempfile.TemporaryDirectory() as folder:  # so that a call that fails leaves no file
         store = Path(folder, "check.jsonl")
-        client = replace(endpoint, store=store, timeout=CHECK_TIMEOUT, retries=CHECK_RETRIES)
+        retries = 0 if dry_run else CHECK_RETRIES
+        client = replace(endpoint, store=store, timeout=CHECK_TIMEOUT, retries=retries)
         client.cost = endpoint.cost
         read = partial(client._stored_reply, parse=str, parse_retries=0)
         key = client._key(request)
@@ -411,9 +416,8 @@ def try_endpoint(endpoint: Endpoint, flag: str, keep: bool) -> None:
             "and that the server runs"
         )
 
-    if keep:
-        with endpoint._open_store():
-            endpoint._save(request, CHECK_ATTEMPT, client.bodies[key])
+    if not dry_run:
+        UNSAVED[endpoint.store] = (request, CHECK_ATTEMPT, client.bodies[key])
     print(f"{name} answers at {endpoint.base_url}", flush=True)
 
 

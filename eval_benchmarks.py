@@ -78,7 +78,7 @@ class Args:
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
     """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
     also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
@@ -425,14 +425,14 @@ def main(args: Args) -> None:
         longest_answer = "word " * args.max_tokens
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge (answers as long as --max-tokens allows)")
+    start = runs.check_run(args, f"eval_{args.name}", args.model)
+    if start.is_complete():
+        print(f"{start.run} is complete; --overwrite starts it anew")
+        return
+    shared.try_judge(args, start.run)
     if args.dry_run:
-        shared.try_judge(args)
         return
-    run = runs.start_run(args, f"eval_{args.name}", args.model)
-    if (run / "summary.json").exists():
-        print(f"{run} is complete; --overwrite starts it anew")
-        return
-    shared.try_judge(args, run)
+    run = runs.start_run(start)
 
     # --- 2. generate, judge, score
     benchmark = BENCHMARKS[args.name]

@@ -77,7 +77,7 @@ class Args:
     """Use only the first users of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
     """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
     also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
@@ -370,16 +370,16 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
     )
 
 
-def try_simulators(args: Args, run: Path | None = None) -> None:
+def try_simulators(args: Args, run: Path) -> None:
     """Asks each simulator behind an endpoint for one token; exits with 2 if no reply comes.
 
-    The folder `run` keeps the replies and their cost; without one, in a dry run, nothing is written.
+    `run`: the folder that will keep the replies; see `try_endpoint`.
     """
     for role in simulators(args):
-        user = load_user(args, role, run or Path())
+        user = load_user(args, role, run)
         if isinstance(user, Endpoint):
             flag = "--simulator" if role == "simulator" else "--held-out-simulator"
-            try_endpoint(user, flag, keep=run is not None)
+            try_endpoint(user, flag, args.dry_run)
 
 
 def estimate(profiles: list[dict], args: Args) -> str:
@@ -538,16 +538,15 @@ def main(args: Args) -> None:
     if args.judge:
         n_calls = 2 * len(profiles) * len(simulators(args))
         print(f"judge {args.judge}: {'no calls' if '.py:' in args.judge else f'at most {n_calls} calls'}")
+    start = runs.check_run(args, "eval_sentient", args.model)
+    if start.is_complete():
+        print(f"{start.run} is complete; --overwrite starts it anew")
+        return
+    try_simulators(args, start.run)
+    shared.try_judge(args, start.run)
     if args.dry_run:
-        try_simulators(args)
-        shared.try_judge(args)
         return
-    run = runs.start_run(args, "eval_sentient", args.model)
-    if (run / "summary.json").exists():
-        print(f"{run} is complete; --overwrite starts it anew")
-        return
-    try_simulators(args, run)
-    shared.try_judge(args, run)
+    run = runs.start_run(start)
 
     # --- talk with each simulator, score
     generate = load_model(args, run)

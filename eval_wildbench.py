@@ -69,7 +69,7 @@ class Args:
     """Use only the first tasks of the file; 0: all."""
     think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss) or plain. Behind an endpoint: plain. If plain was a guess, a </think> ends the run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
     """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
     also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
@@ -393,15 +393,14 @@ def main(args: Args) -> None:
         shared.print_estimate(
             args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
         )
+    start = runs.check_run(args, "eval", args.model)
+    if start.is_complete():
+        print(f"{start.run} is complete; --overwrite starts it anew")
+        return
+    shared.try_judge(args, start.run)
     if args.dry_run:
-        shared.try_judge(args)
         return
-
-    run = runs.start_run(args, "eval", args.model)
-    if (run / "summary.json").exists():
-        print(f"{run} is complete; --overwrite starts it anew")
-        return
-    shared.try_judge(args, run)
+    run = runs.start_run(start)
 
     # --- generate, judge, score
     # a resumed run judges every answer again, from stored replies where there are some

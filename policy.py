@@ -29,7 +29,7 @@ from accelerate import (
 )
 from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -38,6 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import logging as transformers_logging
 
 import templates
 import utils
@@ -142,11 +143,8 @@ def load_weights(
     if model.can_generate():
         # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = empty.generation_config
-    missing = list(info["missing_keys"])
-    missing += [name for name, *_ in info["mismatched_keys"]]
-    needed = missing
-    if new_head:
-        needed = [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+    missing = _missing_weights(info)
+    needed = _needed_weights(missing, model, new_head)
     if needed:
         runs.fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
     not_finite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
@@ -172,6 +170,83 @@ def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def _missing_weights(info: dict) -> list[str]:
+    """Returns the names of weights that a folder lacks or has in another shape; `info`: from_pretrained's."""
+    return list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
+
+
+def _needed_weights(missing: list[str], model: nn.Module, new_head: bool) -> list[str]:
+    """Returns the missing weights that must not be random: not those of a new head."""
+    if not new_head:
+        return missing
+    return [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+
+
+def check_weights(auto_class, path: str, new_head: bool = False) -> None:
+    """Exits with 2 if `load_weights` could not load a folder; reads the headers of its files, and no weights.
+
+    Finds files that are missing or cut off, missing weights, and a classifier where another model is needed.
+    A hub name is not checked. Names are not compared if a model is quantised, or known to vLLM alone.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    config = utils.load_config(path)
+    weights = _read_headers(folder)
+    if getattr(config, "quantization_config", None):
+        return
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # one line says what is missing
+    transformers_logging.disable_progress_bar()
+    try:
+        model_class = type(without_weights(auto_class, config))
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **utils.SAFE,
+        )
+    except ValueError:  # such as a family for which vLLM alone has a class
+        return
+    finally:
+        transformers_logging.enable_progress_bar()
+        transformers_logging.set_verbosity(verbosity)
+
+    needed = _needed_weights(_missing_weights(info), model, new_head)
+    class_name = model_class.__name__
+    config_class = (config.architectures or ["no class"])[0]
+    # a reward model with tied embeddings lacks nothing of a language model
+    cannot_be = bool(needed) or "Classification" in config_class
+    if cannot_be and config_class != class_name and not new_head:
+        runs.fail(f"{path}: {class_name} is needed here, and its config names {config_class}")
+    if needed:
+        runs.fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
+
+
+def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights of a folder on the meta device; exits with 2 if a file is missing or cut off."""
+    parts = {path.name for path in folder.glob("*.safetensors")} or {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        parts = set(json.loads(index.read_text())["weight_map"].values())
+    weights = {}
+    for part in sorted(parts):
+        try:
+            with safe_open(folder / part, framework="pt") as file:
+                for name in file.keys():
+                    weights[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
+        except (SafetensorError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            runs.fail(
+                f"{folder}: its weights cannot be read ({part}: {reason}); "
+                "copy or download the folder again, or name another"
+            )
+    return weights
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -214,6 +289,7 @@ def load_policy_tokenizer(
         )
     line = runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     PartialState().print(line)
+    check_weights(AutoModelForCausalLM, args.model)
 
     context = utils.context_length(utils.load_config(args.model))
     n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens

@@ -254,8 +254,8 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 
 def check_inputs(
     jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
-) -> None:
-    """Exits with 2 if data for a row of the paper, its references, or a key for its judges, is missing.
+) -> list[endpoint.Endpoint]:
+    """Returns the judges that the jobs ask; exits with 2 if a key for them, data for a row, or its references are missing.
 
     Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
     """
@@ -279,8 +279,11 @@ def check_inputs(
     if missing:
         runs.fail(f"{', '.join(missing)} must be made first; data/README.md says how")
     check_references(lines)
-    if "$gpt" in text:  # evaluate.sh names its judges $gpt4o and $gpt41
-        endpoint.Endpoint("the judges", Path(), judge_url, key_env=key_env)  # exits with 2 without a key
+    judges = []
+    for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
+        if f"${variable}" in text:
+            judges.append(endpoint.Endpoint(name, root / "judge.jsonl", judge_url, key_env=key_env))
+    return judges
 
 
 def check_references(lines: list[str]) -> None:
@@ -498,7 +501,8 @@ def main(args: Args) -> None:
     if args.dry_run or not args.run:
         show(jobs, blocks, args, root)
         return
-    check_inputs(jobs, blocks, root, args.judge_url, args.key_env)
+    for judge in check_inputs(jobs, blocks, root, args.judge_url, args.key_env):
+        endpoint.try_endpoint(judge, "the judge", dry_run=False)  # before days of training
     run_jobs(jobs, blocks, args, root)
     render(args, rows)
 

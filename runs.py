@@ -19,6 +19,7 @@ import sys
 import time
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -451,28 +452,43 @@ def _run_name(config: dict, script: str, model: str) -> str:
     return f"{script}__{label.replace('/', '-')}__s{config['seed']}__{run_key(config)}"
 
 
-def start_run(args, script: str, model: str, script_constants: dict | None = None) -> Path:
-    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
+class Start(NamedTuple):
+    """A run that `check_run` allows, and that `start_run` starts."""
+
+    run: Path
+    """Its folder, which may not exist yet."""
+    content: dict
+    """What config.json gets. The digests of files are there on the main process only."""
+    goes_on: bool
+    """Whether it goes on from what the folder holds, as --resume asks."""
+
+    def is_complete(self) -> bool:
+        """Tells whether an evaluation that goes on has its summary already."""
+        return self.goes_on and (self.run / "summary.json").exists()
+
+
+def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
+    """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
 
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
-    `args.resume` with equal arguments (except FREE), constants and files. A folder in use exits with 2 in any case.
+    `args.resume` with equal arguments (except FREE), constants and files.
     A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
     run = Path(args.out or Path("results") / _run_name(config, script, model))
     goes_on = args.resume and (run / "config.json").exists()
-    start = {
+    content = {
         "script": script,
         "args": config,
         "constants": script_constants or {},
         "processes": state.num_processes,
     }
     if state.is_main_process:
-        start["files"] = digest_files({name: value for name, value in config.items() if name not in START})
+        content["files"] = digest_files({name: value for name, value in config.items() if name not in START})
         if goes_on:
-            _check_resume(run, start)
+            _check_resume(run, content)
         else:
             _check_new_run(run, args, config)
     if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
@@ -481,23 +497,32 @@ def start_run(args, script: str, model: str, script_constants: dict | None = Non
         )
         state.destroy_process_group()
         sys.exit(0)
+    return Start(run, content, goes_on)
 
+
+def start_run(start: Start) -> Path:
+    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
+
+    A folder in use exits with 2.
+    """
+    state = PartialState()
+    run = start.run
     if state.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
         or_fail(watchdog.lock, run)
-        if not goes_on:
+        if not start.goes_on:
             _empty_folder(run)
         print(f"run folder: {run}", flush=True)
         if (run / "model").exists():  # a training run that is to be longer is not finished any more
             (run / "summary.json").unlink(missing_ok=True)
-        watchdog.write(run / "config.json", json.dumps(start, indent=1))
+        watchdog.write(run / "config.json", json.dumps(start.content, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        _write_environment(run / "env.txt", goes_on)
+        _write_environment(run / "env.txt", start.goes_on)
 
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
-    watchdog.set_run(run, getattr(args, "stall_minutes", 0))
+    watchdog.set_run(run, start.content["args"].get("stall_minutes", 0))
     return run
 
 

@@ -839,13 +839,12 @@ def main(args: Args) -> None:
             f"{args.samples_per_prompt} completions by {samples_by}; format "
             f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
         )
-    if args.dry_run:
-        if uses_gold:
-            gold.try_judge(args)
-        return
-    run = runs.start_run(args, "dpo", args.model, runs.constants(globals()))
+    start = runs.check_run(args, "dpo", args.model, runs.constants(globals()))
     if uses_gold:
-        gold.try_judge(args, run)
+        gold.try_judge(args, start.run)
+    if args.dry_run:
+        return
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

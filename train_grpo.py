@@ -86,7 +86,8 @@ class Args:
     allow_truncation: bool = False
     """Go on although most completions of the first three steps are cut off, or none has the format."""
     vllm_server_url: str = ""
-    """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train."""
+    """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train.
+    --key-env names the key of a server that was started with --api-key."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     vllm_sleep: bool = False
@@ -719,15 +720,15 @@ def main(args: Args) -> None:
     rewards.check(args)
     dense.check(args, has_reference)
     accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference), args))
-    if args.dry_run:
-        rewards.try_judges(args)
-        return
+    start = runs.check_run(args, "grpo", args.model, runs.constants(globals()))
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
-    if args.vllm_server_url:  # it exits with 2 if no server answers, and then no run folder is made
-        server = vllm_server.Server(args.vllm_server_url, max_length)
-    run = runs.start_run(args, "grpo", args.model, runs.constants(globals()))
-    rewards.try_judges(args, run)
+    if args.vllm_server_url:  # exits with 2 if no server answers
+        server = vllm_server.Server(args.vllm_server_url, max_length, args.key_env)
+    rewards.try_judges(args, start.run)
+    if args.dry_run:
+        return
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint

@@ -685,11 +685,11 @@ def main(args: Args) -> None:
     memory = plan.rl_gib(args, use_vllm, has_reference)
     memory["critic"] = plan.critic_gib(critic_path, args)
     accelerator.print(plan.check_memory(memory, args))
+    start = runs.check_run(args, "ppo", args.model, runs.constants(globals()))
+    rewards.try_judges(args, start.run)
     if args.dry_run:
-        rewards.try_judges(args)
         return
-    run = runs.start_run(args, "ppo", args.model, runs.constants(globals()))
-    rewards.try_judges(args, run)
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint

@@ -381,14 +381,16 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = load_tokenizer(args, accelerator)
+    policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
     accelerator.print(plan.check_memory({"model": memory}, args))
+    start = runs.check_run(args, "reward", args.model, runs.constants(globals()))
     if args.dry_run:
         return
-    run = runs.start_run(args, "reward", args.model, runs.constants(globals()))
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model

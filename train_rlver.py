@@ -572,14 +572,14 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
     )
 
 
-def try_simulator(args: Args, accelerator: Accelerator, run: Path | None = None) -> None:
+def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
     """Asks a simulator behind an endpoint for one token; exits with 2 if no reply comes.
 
-    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    `run`: the folder that will keep the reply; see `try_endpoint`.
     """
-    simulator = load_simulator(args, run or Path(), accelerator)
+    simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
-        try_endpoint(simulator, "--simulator", keep=run is not None)
+        try_endpoint(simulator, "--simulator", args.dry_run)
 
 
 def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
@@ -618,11 +618,11 @@ def main(args: Args) -> None:
     users = load_users(args, setting, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
     announce(args, len(users), use_vllm, accelerator)
+    start = runs.check_run(args, "rlver", args.model, runs.constants(globals()))
+    try_simulator(args, accelerator, start.run)
     if args.dry_run:
-        try_simulator(args, accelerator)
         return
-    run = runs.start_run(args, "rlver", args.model, runs.constants(globals()))
-    try_simulator(args, accelerator, run)
+    run = runs.start_run(start)
     simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint

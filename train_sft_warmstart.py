@@ -31,6 +31,7 @@ from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 import checkpoint
@@ -354,14 +355,16 @@ def main(args: Args) -> None:
     accelerator.print(
         runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     )
+    policy.check_weights(AutoModelForCausalLM, args.model)
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
+    start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
     if args.dry_run:
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(traces[0], tokenizer)}")
         return
-    run = runs.start_run(args, "sft", args.model, runs.constants(globals()))
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model

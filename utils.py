@@ -293,19 +293,3 @@ def load_tokenizer(path: str) -> Tokenizer:
             ends = [ends]
         tokenizer.own_ends = ends or []
     return tokenizer
-
-
-def check_weights(path: str) -> None:
-    """Exits with 2 if a model's folder lacks weights. A hub name is not checked: its config was loaded before."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    parts = {"*.safetensors"}
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        parts = set(json.loads(index.read_text())["weight_map"].values())
-    for part in sorted(parts):
-        if not any(folder.glob(part)):
-            fail(
-                f"{path}: its weights are missing ({part}); copy or download the folder again, or name another"
-            )

@@ -20,6 +20,7 @@ import requests
 import torch
 from accelerate import PartialState
 
+import api_keys
 import policy
 import watchdog
 
@@ -34,18 +35,25 @@ class Server:
     Args:
         url: http://HOST:PORT
         max_length: tokens of the longest prompt and completion together.
+        key_env: words HOST=NAME of --key-env, for a server with --api-key; see api_keys.py.
 
     Exits with 2 if no server answers, or if it was started in another way than the run needs.
     """
 
-    def __init__(self, url: str, max_length: int):
+    def __init__(self, url: str, max_length: int, key_env: tuple[str, ...] = ()):
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.key_env = key_env
+        runs.or_fail(api_keys.check_key, self.url, key_env, "the server")
+        key = api_keys.key_for(self.url, key_env)
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.transfer = None
         try:
             served = self._call("GET", "v1/models").json()["data"][0]
             self.n_workers = self._call("GET", "get_world_size").json()["world_size"]
         except requests.ConnectionError as error:
             runs.fail(f"--vllm-server-url {url}: no server answers ({type(error).__name__})")
+        except PermissionError as error:
+            runs.fail(f"--vllm-server-url: {error}")
         except (RuntimeError, ValueError, LookupError) as error:
             runs.fail(f"--vllm-server-url: {error}; start `vllm serve` with VLLM_SERVER_DEV_MODE=1")
         if served["max_model_len"] < max_length:
@@ -55,10 +63,13 @@ class Server:
             )
 
     def _call(self, method: str, route: str, **options) -> requests.Response:
-        """Calls a route; RuntimeError with the server's words if it refuses."""
-        response = requests.request(method, f"{self.url}/{route}", **options)
+        """Calls a route; PermissionError for a wrong key, RuntimeError with the server's words otherwise."""
+        response = requests.request(method, f"{self.url}/{route}", headers=self.headers, **options)
+        if response.status_code == 401:
+            raise PermissionError(f"{self.url} answers 401: {api_keys.advice(self.url, self.key_env)}")
         if not response.ok:
-            raise RuntimeError(f"{self.url}/{route} answers {response.status_code}: {response.text[:300]}")
+            told = api_keys.hide_keys(response.text, self.key_env)[:300]
+            raise RuntimeError(f"{self.url}/{route} answers {response.status_code}: {told}")
         return response
 
     # --- completions

@@ -45,6 +45,12 @@ FOREIGN_STYLES = {
         closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
     ),
+    # Gemma 4: <|channel>thought thinking <channel|> answer
+    "gemma": ForeignStyle(
+        opens_thinking="<|channel>thought",
+        opens_answer=r"<channel\|>",
+        markup=r"<\|channel>thought|<channel\|>",
+    ),
 }
 
 

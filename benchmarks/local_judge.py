@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModelForCausalLM
+
+import policy
 import rollout
 import runs
 import templates
@@ -77,7 +80,7 @@ def check(model: str) -> None:
     """Exits with 2 if the judge's tokenizer, chat template, config or weights are missing; loads no weights."""
     load_tokenizer(model)
     utils.load_config(model)
-    utils.check_weights(model)
+    policy.check_weights(AutoModelForCausalLM, model)
 
 
 def load_tokenizer(model: str):

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModelForCausalLM
+
+import policy
 import rollout
 import runs
 import templates
@@ -423,7 +426,7 @@ def check_model(args) -> None:
         return
     load_tokenizer(args)
     utils.load_config(args.model)
-    utils.check_weights(args.model)
+    policy.check_weights(AutoModelForCausalLM, args.model)
     check_engines(args, args.model, "tensor_parallel")
 
 
@@ -463,13 +466,13 @@ def check_judge(args) -> None:
         runs.load_function(args.judge)
 
 
-def try_judge(args, run: Path | None = None) -> None:
+def try_judge(args, run: Path) -> None:
     """Asks a --judge behind an endpoint for one token; exits with 2 if no reply comes.
 
-    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    `run`: the folder that will keep the reply; see `try_endpoint`.
     """
     if is_behind_endpoint(args.judge):
-        try_endpoint(judge_endpoint(args, run or Path()), "--judge", keep=run is not None)
+        try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)
 
 
 # --- 5. results

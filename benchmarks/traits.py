@@ -390,17 +390,16 @@ def main(args: Args) -> None:
         runs.fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
     shared.check_judge(args)
     check_templates(args)
+    start = runs.check_run(args, "traits", str(Path(args.generations).parent))
+    if start.is_complete():
+        print(table(json.loads((start.run / "summary.json").read_text())))
+        return
     if args.dry_run:
         print_estimate(args, extracted, compared, found["traits"])
-        shared.try_judge(args)
+    shared.try_judge(args, start.run)
+    if args.dry_run:
         return
-
-    run = runs.start_run(args, "traits", str(Path(args.generations).parent))
-    summary_path = run / "summary.json"
-    if summary_path.exists():
-        print(table(json.loads(summary_path.read_text())))
-        return
-    shared.try_judge(args, run)
+    run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- traits, verdicts, win rates

@@ -402,6 +402,13 @@ def completion(response: str, entry_point: str) -> str:
     return "\n" + blocks[-1]
 
 
+def check_humaneval(tasks: list[dict], data: Path) -> None:
+    """Exits with 2 if programs cannot be run here; see rewards/sandbox.py."""
+    from rewards import sandbox  # here, as rewards imports this package
+
+    runs.or_fail(sandbox.strongest)
+
+
 def humaneval_check(task: dict, text: str) -> dict:
     """Runs the prompt, its completion and the test to their end in a sandbox."""
     from rewards import sandbox  # here, as rewards imports this package

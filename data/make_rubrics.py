@@ -57,7 +57,7 @@ def main(args: Args) -> None:
         price=args.price,
         key_env=args.key_env,
     )
-    try_endpoint(judge, "--judge", keep=not args.dry_run)
+    try_endpoint(judge, "--judge", args.dry_run)
     if args.dry_run:
         print(f"{len(rows)} prompts, one call each")
         return

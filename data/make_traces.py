@@ -361,7 +361,7 @@ def check_arguments(args: Args) -> None:
     read_instruction(args.instruction)
     if args.resume and args.overwrite:
         runs.fail("--resume keeps the replies that --overwrite deletes; use one of the two")
-    if args.resume or args.overwrite or args.dry_run:
+    if args.resume or args.overwrite:
         return
     for path in output_files(args):
         if path.exists():
@@ -395,7 +395,7 @@ def main(args: Args) -> None:
             path.unlink(missing_ok=True)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(f"{len(rows)} prompts; for the first {args.n}, repeats aside: {json.dumps(estimate)}", flush=True)
-    try_endpoint(teacher, "--teacher", keep=not args.dry_run)
+    try_endpoint(teacher, "--teacher", args.dry_run)
     if args.dry_run:
         return
 

@@ -10,7 +10,7 @@ import rewards
 import rows
 import runs
 from endpoint import Endpoint, try_endpoint
-from rewards import gold, preference
+from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
 from rewards.shared import FIELDS, VERIFIERS
@@ -44,6 +44,8 @@ def check(args) -> None:
     _check_pass_at_k(args, group_size, has_verifier)
     if not is_preference_alone(args, spec):
         _check_prompts(args, dict(spec), functions, judged_names)
+    if "code" in functions:
+        runs.or_fail(sandbox.strongest)
 
 
 def judged_rewards(args) -> list[str]:
@@ -63,14 +65,13 @@ def judge_endpoint(args, run: Path) -> Endpoint:
     )
 
 
-def try_judges(args, run: Path | None = None) -> None:
+def try_judges(args, run: Path) -> None:
     """Asks the judges of --rewards and --gold for one token each; exits with 2 if no reply comes.
 
-    Call it before a model is loaded. The folder `run` keeps the replies and their cost; without one, in a dry run,
-    nothing is written.
+    Call it before a model is loaded. `run`: the folder that will keep the replies; see `try_endpoint`.
     """
     if judged_rewards(args) and PartialState().is_main_process:
-        try_endpoint(judge_endpoint(args, run or Path()), "--judge", keep=run is not None)
+        try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)
     gold.try_judge(args, run)
 
 
@@ -115,7 +116,8 @@ def _check_judge(args, judged_names: list[str]) -> None:
         runs.refuse_unused({"--judge": reason, "--judge-url": reason})
     if not judged_names and not args.gold.startswith("judge:"):
         reason = "without a judge"
-        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
+        has_server = getattr(args, "vllm_server_url", "")
+        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": "" if has_server else reason})
     if judged_names and not args.judge:
         runs.fail(f"--rewards {judged_names[0]} asks a judge; give --judge, and --judge-url")
     if judged_names:

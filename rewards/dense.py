@@ -329,6 +329,7 @@ def _check_process_model(source: str) -> None:
             f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
             "it must be a token classifier with two, wrong and right, or file.py:function"
         )
+    policy.check_weights(AutoModelForTokenClassification, source)
 
 
 def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:

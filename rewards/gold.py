@@ -30,13 +30,13 @@ def check(args) -> None:
         runs.or_fail(RewardModel.check, args.gold)
 
 
-def try_judge(args, run: Path | None = None) -> None:
+def try_judge(args, run: Path) -> None:
     """Asks a judge of --gold for one token; exits with 2 if no reply comes.
 
-    The folder `run` keeps the reply and its cost; without one, in a dry run, nothing is written.
+    `run`: the folder that will keep the reply; see `try_endpoint`.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
-        try_endpoint(_judge_endpoint(args, run or Path()), "--gold", keep=run is not None)
+        try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
 
 
 def load_gold(args, device: str, run: Path):

@@ -67,7 +67,7 @@ class RewardModel:
         """
         tokenizer = utils.load_tokenizer(path)
         config = utils.load_config(path)
-        utils.check_weights(path)
+        policy.check_weights(AutoModelForSequenceClassification, path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:

@@ -349,8 +349,11 @@ def _status(code: int | None, finished: bool) -> str:
 
 
 @functools.cache
-def _strongest() -> tuple[str, bool]:
-    """Finds this machine's barrier, and whether a program gets its own user id, by running one."""
+def strongest() -> tuple[str, bool]:
+    """Finds this machine's barrier, and whether a program gets its own user id, by running one.
+
+    Raises OSError if root could run programs only without one.
+    """
     root = os.geteuid() == 0
     for barrier, own_user in [("bwrap", root), ("bwrap", False), ("unshare", root), ("none", root)]:
         try:
@@ -373,5 +376,5 @@ def run(
         processes: processes and threads at one time. Root's own user id knows no such limit.
         file_mb: size of each file that it writes; stdout and stderr are files.
     """
-    barrier, own_user = _strongest()
+    barrier, own_user = strongest()
     return _run(program, barrier, own_user, timeout, memory_mb, processes, file_mb)

@@ -3,8 +3,10 @@
 import dataclasses
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +32,7 @@ from transformers import (
 import templates
 import watchdog
 import utils
+from rewards import sandbox
 
 LLAMA = [
     "<|begin_of_text|>",
@@ -214,6 +217,22 @@ def exits(capsys):
         return capsys.readouterr().err
 
     return exits
+
+
+@pytest.fixture
+def no_sandbox(tmp_path, monkeypatch):
+    """Makes a machine on which root runs no program: it lacks bwrap and unshare, and its folder of sandboxes."""
+    if os.geteuid():
+        pytest.skip("only root refuses to run programs without a sandbox")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rm").symlink_to(shutil.which("rm"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "sandboxes").mkdir()
+    os.chown(tmp_path / "sandboxes", 1000, 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox.strongest.cache_clear()
+    yield
+    sandbox.strongest.cache_clear()
 
 
 def tiny_config(tokenizer, **changes) -> LlamaConfig:

@@ -1452,6 +1452,18 @@ def test_a_judge_or_model_that_is_not_there_is_said_before_anything_is_generated
     refuses(run, message, "arenahard2", *MODEL, *words, "--data", tmp_path, out=tmp_path / "run")
 
 
+def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, tmp_path, no_sandbox):
+    task = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f():\n",
+        "entry_point": "f",
+        "test": "",
+        "canonical_solution": "",
+    }
+    data = write(tmp_path / "data.jsonl", [task])
+    refuses(run, "no sandbox can be made here", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")
+
+
 def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge):
     """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file, and one instruction."""
     prompts = [{"uid": uid, "category": "hard_prompt", "prompt": "Do."} for uid in "ab"]

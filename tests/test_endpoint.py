@@ -707,7 +707,7 @@ def test_a_foreign_url_gets_no_key(serve, client, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", own.url)
     for server, sent in ((own, f"Bearer {KEY}"), (foreign, None)):
         assert client(server).ask(ask_for("x"))[0].value == "x"
-        try_endpoint(client(server), "--judge", keep=False)
+        try_endpoint(client(server), "--judge", dry_run=True)
         assert [authorization for _, authorization in server.requests + server.checks] == [sent, sent]
     assert api_keys.key_for("https://api.openai.com/v1") == KEY
 
@@ -764,18 +764,20 @@ def test_a_variable_that_is_not_set_is_refused(tmp_path, exits, monkeypatch):
 
 
 def test_a_check_is_one_call_of_one_token_at_every_start(serve, client, tmp_path, capsys):
-    """Its reply may be anything; with `keep` it is stored, and its cost counts."""
+    """Its reply may be anything. The next call stores it, and its cost counts; a dry run stores nothing."""
     store = tmp_path / "store.jsonl"
     server = serve(lambda text, n: text, usage=(10, 5), check=lambda text, n: None)
     judge = client(server, price=(0, 1e6), budget=40)
-    try_endpoint(judge, "--judge", keep=False)
+    try_endpoint(judge, "--judge", dry_run=True)
     assert not store.exists() and judge.cost == 0
     assert f"--judge m answers at {server.url}" in capsys.readouterr().out
     for start in (1, 2):  # a stored reply does not answer the next check
-        try_endpoint(client(server, price=(0, 1e6), budget=40), "--judge", keep=True)
-        assert len(server.checks) == 1 + start == 1 + len(rows(store))
+        judge = client(server, price=(0, 1e6), budget=40)
+        try_endpoint(judge, "--judge", dry_run=False)
+        assert len(server.checks) == 1 + start and store.exists() == (start == 2)
+        judge.ask(ask_for("x"))
+        assert [row["attempt"] for row in rows(store)] == [-1, 0, -1][: start + 1]
     assert {request["max_tokens"] for request, _ in server.checks} == {1}
-    judge.ask(ask_for("x"))
     # a server that ignores max_tokens=1 does not make other calls look five times as dear
     assert judge.cost == 15 and judge.scales == [1.0, 1.0]
 
@@ -786,14 +788,21 @@ def test_a_check_is_one_call_of_one_token_at_every_start(serve, client, tmp_path
         (lambda text, n: (404, {"error": {"message": "no such model"}}), "check the name of the model"),
         (lambda text, n: (401, {"error": {"message": "no key"}}), "--key-env 127.0.0.1"),
         (lambda text, n: (400, {"error": {"message": "not max_tokens"}}), "HTTP 400"),
-        (lambda text, n: Fault("500"), "no reply in 3 calls"),
+        (lambda text, n: Fault("500"), "no reply in 1 calls"),
     ],
 )
 def test_a_check_that_fails_ends_the_run(serve, client, exits, tmp_path, check, told):
     server = serve(lambda text, n: text, check=check)
-    message = exits(try_endpoint, client(server), "--judge", keep=False)
+    message = exits(try_endpoint, client(server), "--judge", dry_run=True)
     assert message.startswith("error: --judge m: http://127.0.0.1") and told in message
     assert not (tmp_path / "store.jsonl").exists()
+    assert len(server.checks) == 1  # a dry run costs one call at most
+
+
+def test_a_check_before_a_run_is_repeated(serve, client):
+    server = serve(lambda text, n: text, check=lambda text, n: Fault("500") if n < 2 else "y")
+    try_endpoint(client(server), "--judge", dry_run=False)
+    assert len(server.checks) == 3
 
 
 def test_a_check_of_nobody_takes_seconds(client, exits):
@@ -801,14 +810,14 @@ def test_a_check_of_nobody_takes_seconds(client, exits):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
         server = SimpleNamespace(url=f"http://127.0.0.1:{free.getsockname()[1]}/v1")
-        told = exits(try_endpoint, client(server, backoff=1), "--simulator", keep=False)
+        told = exits(try_endpoint, client(server, backoff=1), "--simulator", dry_run=True)
     assert "--simulator m: " in told and "check --simulator and its URL, and that the server runs" in told
     assert time.monotonic() - began < 10
 
 
 def test_a_check_needs_room_in_the_budget(serve, client, exits):
     server = serve(lambda text, n: text)
-    told = exits(try_endpoint, client(server, price=(0, 1e6), budget=0.5), "--judge", keep=False)
+    told = exits(try_endpoint, client(server, price=(0, 1e6), budget=0.5), "--judge", dry_run=True)
     assert "could pass the budget" in told and not server.checks
 
 

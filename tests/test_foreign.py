@@ -29,11 +29,13 @@ from test_utils import exits  # noqa: F401  (fixture)
 SHIPPED = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
 GPT_OSS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+GEMMA = ["<pad>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"]
 TOKENS = {  # special tokens, other tokens, attributes: as the values of conftest.FAMILIES
     "qwen": (CHATML, ["<think>", "</think>"], {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
     "r1": (R1, ["<think>", "</think>"], {"bos_token": R1[0], "eos_token": R1[1], "pad_token": R1[1]}),
     "gpt_oss": (GPT_OSS, [], {"eos_token": "<|return|>", "pad_token": "<|endoftext|>"}),
     "llama": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}),
+    "gemma": (GEMMA, [], {"bos_token": "<bos>", "eos_token": "<turn|>", "pad_token": "<pad>"}),
 }
 # tokens, arguments of the template, how thinking is read, what the template opens
 CASES = {
@@ -48,6 +50,7 @@ CASES = {
     "deepseek_r1_distill": ("r1", {}, "tags", "<think>\n"),
     "gptoss": ("gpt_oss", {"reasoning_effort": "high"}, "channels", ""),
     "llama3": ("llama", {}, "plain", ""),
+    "gemma4": ("gemma", {"enable_thinking": True}, "gemma", ""),
 }
 USER = {"role": "user", "content": "What is 2+2 ?"}
 CHATS = {
@@ -189,6 +192,14 @@ COMPLETIONS = {
         ),
         (f"{ANALYSIS}z<|end|>{FINAL}", True, "empty_response", "z", ""),
     ],
+    "gemma": [
+        ("<|channel>thought\nz<channel|>y", True, "ok", "z", "y"),
+        ("<|channel>thought\n<channel|>y", True, "ok", "", "y"),
+        ("y", True, "ok", "", "y"),
+        ("<|channel>thought\nz", False, "truncated", "z", ""),
+        ("<|channel>thought\nz", True, "no_close", "z", ""),
+        ("<|channel>thought\nz<channel|>", True, "empty_response", "z", ""),
+    ],
 }
 
 
@@ -217,6 +228,7 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
     told = exits(shared.check_plain, args, "z </think> y")
     assert "contains </think>" in told and "--think-format think" in told and "tags" in told
     assert "channels" in exits(shared.check_plain, args, f"{ANALYSIS}z<|end|>{FINAL}y")
+    assert "--think-format gemma" in exits(shared.check_plain, args, "<|channel>thought\nz<channel|>y")
     args.think_format = "plain"
     shared.check_plain(args, "z </think> y")
     shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")

@@ -341,7 +341,7 @@ def test_training_asks_each_judge_for_one_token_before_a_model_is_loaded(
     flag = "--gold g: " if script == "train_dpo.py" else "--judge m: "
     for mode in (("--dry-run",), ()):
         refused(here(*run, *mode), f"{flag}{server.url}: HTTP 401")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not server.requests
+    assert not (tmp_path / "run").exists() and not server.requests
 
 
 def test_training_without_a_key_is_refused(here, server, prompts, tmp_path, monkeypatch):

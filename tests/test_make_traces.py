@@ -459,7 +459,8 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
         "concurrency": 1,
     }  # 1 dollar at worst, 0.005 in fact, as the check at each start
     assert "budget of $1.025" in exits(run, **paid, budget=1.025) and sum(server.calls.values()) == 5
-    assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid)
+    for dry_run in (False, True):
+        assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid, dry_run=dry_run)
     got, report = run(**paid, resume=True)
     assert len(got) == 10 and (report["calls"], report["replies"], report["cost"]) == (
         5,

@@ -23,6 +23,7 @@ import rewards
 import runs
 from dev import sweep
 from experiments import demo_tables, tables
+from test_endpoint import serve  # noqa: F401  (fixture)
 
 ROOT = Path(__file__).parents[1]
 EVALUATE = (ROOT / "experiments" / "evaluate.sh").read_text()
@@ -630,6 +631,29 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
     for evaluation in ("wildbench", "alpacaeval2", "arenahard2", "creativewriting3"):
         make(tmp_path, f"{row}-s0--{evaluation}/summary.json")
     assert passes("table10", row)  # all that a judge reads is done
+
+
+def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, capsys, serve):  # noqa: F811
+    """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
+    names = []
+
+    def check(text, n):
+        names.append(server.checks[-1][0]["model"])
+        return "y" if n == 0 else (404, {"error": {"message": "no such model"}})
+
+    server = serve(lambda text, n: "", check=check)
+    monkeypatch.setattr(reproduce, "HERE", tmp_path)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    for path in re.findall(r"data/[\w.]+\w", (tmp_path / "experiments" / "evaluate.sh").read_text()):
+        make(tmp_path, path)
+    for path in re.findall(r"data/[\w.]+\w", "".join(block.text for block in BLOCKS.values())):
+        make(tmp_path, path)
+    args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True, judge_url=server.url)
+    args.results = tmp_path / "results"
+    with pytest.raises(SystemExit) as error:
+        reproduce.main(args)
+    assert error.value.code == 2 and "the judge gpt-4.1" in capsys.readouterr().err
+    assert names == ["gpt-4o", "gpt-4.1"] and not args.results.exists()
 
 
 # --- tables

@@ -263,6 +263,15 @@ def test_an_own_reward_that_cannot_be_had_is_said_first(word, message, tmp_path,
     assert e.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_a_machine_without_a_sandbox_is_said_first(tmp_path, capsys, no_sandbox):
+    prompt = {"id": "a", "messages": [{"role": "user", "content": "Write f."}], "tests": ["assert f"]}
+    args = own_args(tmp_path, "code:1")
+    Path(args.prompts).write_text(json.dumps(prompt) + "\n")
+    with pytest.raises(SystemExit) as e:
+        rewards.check(args)
+    assert e.value.code == 2 and "no sandbox can be made here" in capsys.readouterr().err
+
+
 def test_options_from_the_command_line(tmp_path):
     words = ("math:1", "own.py:shorter:1", "cosine:1", "overlong:soft", "code:1", "prime:1")
     set_ = ("math.value=10", "math.no_eos=-10", "shorter.factor=3", "cosine.right=2,1", "overlong.buffer=8")

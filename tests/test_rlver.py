@@ -544,3 +544,4 @@ def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here
     done = here("train_rlver.py", *at_server)
     assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
     assert "--key-env 127.0.0.1:" in done.stderr and not server.requests
+    assert not (tmp_path / "run").exists()

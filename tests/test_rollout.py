@@ -13,7 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import numpy as np
@@ -418,6 +420,32 @@ def server_url(saved, tmp_path_factory):
     yield url
     process.terminate()
     process.wait()
+
+
+class Denied(BaseHTTPRequestHandler):
+    """Wants a key, as `vllm serve --api-key`; anything else is missing."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        has_key = self.headers["Authorization"] == "Bearer sk-0123456789"
+        self.send_response(404 if has_key else 401)
+        self.end_headers()
+
+
+def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
+    monkeypatch.setenv("SERVER_KEY", "sk-0123456789")
+    http = HTTPServer(("127.0.0.1", 0), Denied)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    host = f"127.0.0.1:{http.server_port}"
+    told = exits(vllm_server.Server, f"http://{host}", 256)
+    assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
+    told = exits(vllm_server.Server, f"http://{host}", 256, (f"{host}=SERVER_KEY",))
+    assert "answers 404" in told and "sk-0123456789" not in told
+    http.shutdown()
+    http.server_close()
 
 
 def test_a_vllm_server_samples_as_the_policy_does(server_url, base, tokenizer, prompts, capsys):

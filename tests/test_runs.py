@@ -174,6 +174,10 @@ def test_use_vllm(exits, monkeypatch):
 # --- the run folder
 
 
+def start(args, script: str, model: str, constants: dict | None = None):
+    return runs.start_run(runs.check_run(args, script, model, constants))
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -183,7 +187,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_start_run_writes_what_was_run(here):
-    run = runs.start_run(Args(), "grpo", "org/base")
+    run = start(Args(), "grpo", "org/base")
     assert run.parent.name == "results" and (here / run).is_dir()
     assert run.name.startswith("grpo__base__s0__")
     config = json.loads((run / "config.json").read_text())
@@ -196,7 +200,7 @@ def test_start_run_writes_what_was_run(here):
 
 
 def test_the_same_arguments_find_the_same_folder(here):
-    name = lambda args, script="grpo", model="org/base": runs.start_run(args, script, model).name
+    name = lambda args, script="grpo", model="org/base": start(args, script, model).name
     names = [
         name(Args()),
         name(Args(seed=1)),
@@ -217,39 +221,39 @@ def test_the_same_arguments_find_the_same_folder(here):
 
 
 def test_an_existing_folder_is_refused(here, exits):
-    run = runs.start_run(Args(), "grpo", "org/base")
+    run = start(Args(), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("precious\n")
     before = {p: p.read_bytes() for p in run.iterdir()}
-    error = exits(runs.start_run, Args(), "grpo", "org/base")
+    error = exits(start, Args(), "grpo", "org/base")
     assert str(run) in error and all(flag in error for flag in ("--resume", "--overwrite", "--out"))
     mine = here / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious\n")  # never a run of ours
     for resume in (False, True):
-        assert str(mine) in exits(runs.start_run, Args(out=str(mine), resume=resume), "grpo", "org/base")
+        assert str(mine) in exits(start, Args(out=str(mine), resume=resume), "grpo", "org/base")
     assert (mine / "thesis.txt").read_text() == "precious\n" and len(list(mine.iterdir())) == 1
     assert {p: p.read_bytes() for p in run.iterdir()} == before
     (here / "empty").mkdir()
     (here / "empty" / "lock").touch()  # of a start that was killed at once
-    assert (runs.start_run(Args(out="empty"), "grpo", "org/base") / "config.json").exists()
+    assert (start(Args(out="empty"), "grpo", "org/base") / "config.json").exists()
 
 
 def test_overwrite_starts_anew(here):
-    run = runs.start_run(Args(), "grpo", "org/base")
+    run = start(Args(), "grpo", "org/base")
     (run / "checkpoint-1").mkdir()
     (run / "metrics.jsonl").write_text("old\n")
-    assert runs.start_run(Args(overwrite=True), "grpo", "org/base") == run
+    assert start(Args(overwrite=True), "grpo", "org/base") == run
     assert sorted(p.name for p in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
 
 
 def test_overwrite_empties_nothing_but_a_run(here, exits):
-    run = runs.start_run(Args(out="results/a"), "grpo", "org/base")
+    run = start(Args(out="results/a"), "grpo", "org/base")
     (here / "results" / "thesis.tex").write_text("precious\n")
     (here / "notes").mkdir()
     (here / "notes" / "thesis.tex").write_text("precious\n")
     for folder in ("results", "notes"):
         assert "is not a run's folder, or other runs are in it" in exits(
-            runs.start_run, Args(out=folder, overwrite=True), "grpo", "m"
+            start, Args(out=folder, overwrite=True), "grpo", "m"
         )
     assert (
         (here / "notes" / "thesis.tex").exists()
@@ -272,10 +276,10 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     (here / "m").mkdir()
     (here / "m" / "model.safetensors").write_bytes(bytes(3 << 20))
     args = Named(out="run", model="m", prompts="p.jsonl", gold="mine.py:f")
-    run = runs.start_run(args, "grpo", "m")
+    run = start(args, "grpo", "m")
     assert list(json.loads((run / "config.json").read_text())["files"]) == ["m", "mine.py", "p.jsonl"]
     again = dataclasses.replace(args, resume=True)
-    assert runs.start_run(again, "grpo", "m") == run
+    assert start(again, "grpo", "m") == run
     for path, at, n in (
         ("p.jsonl", 0, 1),
         ("mine.py", 20, 1),
@@ -284,10 +288,10 @@ def test_a_resume_over_other_files_is_refused(here, exits, capsys):
     ):
         before = (here / path).read_bytes()
         (here / path).write_bytes(before[:at] + b"7" * n + before[at + n :])
-        assert f"{path.partition('/')[0]} has changed since" in exits(runs.start_run, again, "grpo", "m")
+        assert f"{path.partition('/')[0]} has changed since" in exits(start, again, "grpo", "m")
         (here / path).write_bytes(before)
     (here / "m" / "model.safetensors").unlink()
-    assert "m has changed since" in exits(runs.start_run, again, "grpo", "m")
+    assert "m has changed since" in exits(start, again, "grpo", "m")
 
 
 def test_a_resume_over_another_data_set_is_refused(here, exits):
@@ -306,10 +310,10 @@ def test_a_resume_over_another_data_set_is_refused(here, exits):
 
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
     """And starts anew, as a job script that always says --resume means."""
-    first = runs.start_run(Args(), "grpo", "org/base")
-    runs.start_run(Args(kind="b", rate=2e-6), "grpo", "org/base")
+    first = start(Args(), "grpo", "org/base")
+    start(Args(kind="b", rate=2e-6), "grpo", "org/base")
     capsys.readouterr()
-    runs.start_run(Args(rate=3e-6, resume=True), "grpo", "org/base")
+    start(Args(rate=3e-6, resume=True), "grpo", "org/base")
     assert f"{first} has other arguments: rate (1e-06 -> 3e-06)" in capsys.readouterr().out
 
 
@@ -321,11 +325,8 @@ class Batched(Args):
 
 def test_a_resume_may_change_what_does_not_change_the_learning(here, capsys):
     """As after a GPU that was too small, or an abort that advises it."""
-    run = runs.start_run(Batched(), "grpo", "org/base")
-    assert (
-        runs.start_run(Batched(micro_batch_tokens=4, allow_truncation=True, resume=True), "grpo", "org/base")
-        == run
-    )
+    run = start(Batched(), "grpo", "org/base")
+    assert start(Batched(micro_batch_tokens=4, allow_truncation=True, resume=True), "grpo", "org/base") == run
     assert (
         "goes on with micro_batch_tokens (8 -> 4), allow_truncation (False -> True)"
         in capsys.readouterr().out
@@ -333,13 +334,13 @@ def test_a_resume_may_change_what_does_not_change_the_learning(here, capsys):
 
 
 def test_the_environments_of_all_starts_are_kept(here, capsys):
-    run = runs.start_run(Args(), "grpo", "org/base")
+    run = start(Args(), "grpo", "org/base")
     env = (run / "env.txt").read_text()
     (run / "env.txt").write_text(env.replace("torch==", "torch==0"))
-    runs.start_run(Args(resume=True), "grpo", "org/base")
+    start(Args(resume=True), "grpo", "org/base")
     assert "differ from the last start" in capsys.readouterr().out
     assert (run / "env.txt").read_text() == env.replace("torch==", "torch==0") + f"\n\n# resumed\n{env}"
-    runs.start_run(Args(resume=True), "grpo", "org/base")
+    start(Args(resume=True), "grpo", "org/base")
     assert (run / "env.txt").read_text().endswith(
         f"\n\n# resumed\n{env}"
     ) and "WARNING" not in capsys.readouterr().out
@@ -347,7 +348,7 @@ def test_the_environments_of_all_starts_are_kept(here, capsys):
 
 def test_a_run_starts_where_there_is_no_git(here, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert (runs.start_run(Args(), "grpo", "org/base") / "env.txt").read_text().startswith("\n")
+    assert (start(Args(), "grpo", "org/base") / "env.txt").read_text().startswith("\n")
 
 
 @dataclasses.dataclass
@@ -381,8 +382,8 @@ class Paid(Args):
 
 def test_a_resume_may_raise_the_budget(here):
     """Else a run that had spent it could not go on."""
-    run = runs.start_run(Paid(budget=1.0), "grpo", "org/base")
-    assert runs.start_run(Paid(budget=2.0, resume=True), "grpo", "org/base") == run
+    run = start(Paid(budget=1.0), "grpo", "org/base")
+    assert start(Paid(budget=2.0, resume=True), "grpo", "org/base") == run
 
 
 def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
@@ -399,40 +400,40 @@ def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
 
 def resume_with_constants(exits, run) -> str:
     """Resumes a run after somebody has edited a constant at the top of its script."""
-    runs.start_run(Args(out="constants"), "grpo", "org/base", {"LIMIT": 1})
-    return exits(runs.start_run, Args(out="constants", resume=True), "grpo", "org/base", {"LIMIT": 2})
+    start(Args(out="constants"), "grpo", "org/base", {"LIMIT": 1})
+    return exits(start, Args(out="constants", resume=True), "grpo", "org/base", {"LIMIT": 2})
 
 
 def test_resume_continues_with_equal_arguments_only(here, exits):
-    run = runs.start_run(Args(out="run"), "grpo", "org/base")
+    run = start(Args(out="run"), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("old\n")
-    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run
+    assert start(Args(out="run", resume=True), "grpo", "org/base") == run
     assert (run / "metrics.jsonl").read_text() == "old\n"
-    assert runs.start_run(Args(out="run", resume=True), "grpo", "org/base") == run  # a second time
-    error = exits(runs.start_run, Args(out="run", resume=True, kind="b", rate=2e-6), "grpo", "org/base")
+    assert start(Args(out="run", resume=True), "grpo", "org/base") == run  # a second time
+    error = exits(start, Args(out="run", resume=True, kind="b", rate=2e-6), "grpo", "org/base")
     assert "kind (a -> b)" in error and "rate (1e-06 -> 2e-06)" in error and "seed" not in error
-    exits(runs.start_run, Args(out="run", resume=True, overwrite=True, kind="b"), "grpo", "org/base")
+    exits(start, Args(out="run", resume=True, overwrite=True, kind="b"), "grpo", "org/base")
     assert (run / "metrics.jsonl").read_text() == "old\n"
     assert json.loads((run / "config.json").read_text())["args"]["steps"] == 10
     assert "LIMIT (1 -> 2)" in resume_with_constants(exits, run)
-    new = runs.start_run(Args(resume=True, seed=5), "grpo", "org/base")  # nothing to resume: a fresh run
+    new = start(Args(resume=True, seed=5), "grpo", "org/base")  # nothing to resume: a fresh run
     assert (new / "config.json").exists()
 
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(here, capsys):
-    run = runs.start_run(Args(), "grpo", "org/base")
+    run = start(Args(), "grpo", "org/base")
     (run / "model").mkdir()
     runs.write_summary(run, {"steps": 10})
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
     for steps in (10, 9):
         with pytest.raises(SystemExit) as e:
-            runs.start_run(Args(resume=True, steps=steps), "grpo", "org/base")
+            start(Args(resume=True, steps=steps), "grpo", "org/base")
         assert e.value.code == 0 and f"{run} is complete" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
-    assert runs.start_run(Args(resume=True, steps=11), "grpo", "org/base") == run
+    assert start(Args(resume=True, steps=11), "grpo", "org/base") == run
     assert not (run / "summary.json").exists()
-    assert runs.start_run(Args(resume=True, steps=11), "grpo", "org/base") == run  # it was interrupted
+    assert start(Args(resume=True, steps=11), "grpo", "org/base") == run  # it was interrupted
 
 
 # --- logs

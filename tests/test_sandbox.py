@@ -294,7 +294,7 @@ def test_nothing_outlives_it(run):
 
 def test_it_dies_with_a_caller_that_is_killed(tmp_path):
     """A trainer that is killed must leave no endless loop behind; only bwrap promises that."""
-    if not sandbox._strongest()[0] == "bwrap":
+    if not sandbox.strongest()[0] == "bwrap":
         pytest.skip("no bwrap here")
     mark = f"marker{time.monotonic_ns()}"
     caller = subprocess.Popen(

@@ -433,6 +433,7 @@ def test_simulators_are_asked_for_one_token_before_the_model(serve, tmp_path, ex
     args = endpoint_args(server, tmp_path, held_out_simulator_url=foreign.url, dry_run=dry_run)
     assert f"--held-out-simulator h: {foreign.url}: HTTP 401" in exits(sentient.main, args)
     assert len(server.checks) == 1 and not server.requests and not foreign.requests
+    assert not Path(args.out).exists()
 
 
 def test_setting_of_the_flags():

@@ -235,7 +235,7 @@ def test_sigterm_asks_once_and_ends_the_second_time(tmp_path):
 
 @dataclass
 class Args:
-    """What runs.start_run needs of a script's arguments."""
+    """What runs.check_run needs of a script's arguments."""
 
     out: str
     overwrite: bool = False
@@ -251,7 +251,7 @@ def test_a_folder_in_use_is_refused(tmp_path, capsys):
     (tmp_path / "command.txt").write_text("python train_grpo.py\n")
     for overwrite in (False, True):
         with pytest.raises(SystemExit) as error:
-            runs.start_run(Args(str(tmp_path), overwrite), "grpo", "base")
+            runs.start_run(runs.check_run(Args(str(tmp_path), overwrite), "grpo", "base"))
         assert error.value.code == 2
     assert f"in use by process {process.pid} on" in capsys.readouterr().err
     assert (tmp_path / "command.txt").read_text() == "python train_grpo.py\n"

@@ -52,6 +52,15 @@ def run(here):
     return start
 
 
+@pytest.fixture
+def local_judge_folder(tmp_path) -> Path:
+    """The toy base model with a chat template, as a local judge needs one."""
+    folder = tmp_path / "judge"
+    shutil.copytree(ROOT / "data" / "toy" / "base", folder)
+    shutil.copy(ROOT / "data" / "toy" / "reward_model" / "chat_template.jinja", folder)
+    return folder
+
+
 # --- published values
 
 
@@ -438,6 +447,7 @@ def tasks(tmp_path_factory) -> Path:
 
 MODEL = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0)
 TOY_JUDGE = ("--judge", "data/toy/world.py:judge")
+PROGRAM = ("--mode", "program", *TOY_JUDGE)
 
 
 def numbers(folder: Path) -> dict:
@@ -566,10 +576,10 @@ def test_two_tasks_of_one_id_are_refused(tasks, run, tmp_path):
     assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
-def test_a_local_judge_needs_no_key(tasks, run, tmp_path):
+def test_a_local_judge_needs_no_key(tasks, run, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
     words = [*MODEL, "--tasks", tasks, "--limit", 3, "--out", tmp_path / "x"]
-    words += ["--mode", "score", "--judge", "local:data/toy/reward_model", "--judge-max-tokens", 8]
+    words += ["--mode", "score", "--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
     done = run(*words, ok=False)
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
     path = tmp_path / "x" / "judge.jsonl"
@@ -782,10 +792,9 @@ def test_without_flags_it_says_what_is_missing(run):
             "data/toy is neither",
         ),
         (("--judge", "local:data/toy/base"), "--judge local:data/toy/base has no chat template"),
-        (
-            ("--judge", "local:data/toy/reward_model", "--reward-model", "data/toy/base"),
-            "reward model data/toy/base",
-        ),
+        (("--judge", "local:data/toy/reward_model"), "its config names LlamaForSequenceClassification"),
+        ((*PROGRAM, "--model", "data/toy/reward_model"), "its config names LlamaForSequenceClassification"),
+        ((*PROGRAM, "--reward-model", "data/toy/base"), "its config names LlamaForCausalLM"),
         (("--judge", "m", "--mode", "program"), "use --mode reward or --mode score"),
     ],
 )
@@ -800,24 +809,29 @@ def test_what_would_fail_after_generating_is_refused_before(
         out = tmp_path / f"run{len(mode)}"
         done = run(*LOCAL, "--tasks", tasks, *words, "--out", out, *mode, ok=False)
         assert done.returncode == 2 and message in done.stderr, done.stderr
-        assert not (out / "generations.jsonl").exists()
-        assert not mode or not out.exists()
+        assert not out.exists()
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", "half of the weights", "config.json", "tokenizer.json"]
+)
 def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_model(
-    part, tasks, run, tmp_path
+    part, tasks, run, tmp_path, local_judge_folder
 ):
-    for name in ("base", "reward_model"):
-        shutil.copytree(ROOT / "data" / "toy" / name, tmp_path / name)
-        for path in (tmp_path / name).glob(f"{part.partition('.')[0]}*"):
+    judge, base, reward_model = tmp_path / "broken", tmp_path / "base", tmp_path / "reward_model"
+    shutil.copytree(local_judge_folder, judge)
+    shutil.copytree(ROOT / "data" / "toy" / "base", base)
+    shutil.copytree(ROOT / "data" / "toy" / "reward_model", reward_model)
+    for folder in (judge, base, reward_model):
+        for path in folder.glob(f"{part.partition('.')[0]}*"):
             path.unlink()
-    base, reward_model = tmp_path / "base", tmp_path / "reward_model"
-    whole = ("--tasks", tasks, *LOCAL, "--judge", "local:data/toy/reward_model", "--dry-run")
+        if part == "half of the weights":
+            os.truncate(folder / "model.safetensors", 50_000)
+    whole = ("--tasks", tasks, *LOCAL, "--judge", f"local:{local_judge_folder}", "--dry-run")
     run(*whole)
     for words, folder in (
-        (("--judge", f"local:{reward_model}"), reward_model),
+        (("--judge", f"local:{judge}"), judge),
         (("--model", base), base),
         (("--reward-model", reward_model), reward_model),
     ):
@@ -831,6 +845,27 @@ def test_a_dry_run_asks_the_judge_for_one_token(tasks, judge_url, run, tmp_path)
     done = run(*LOCAL, "--tasks", tasks, *judge, "--dry-run", "--out", tmp_path / "run")
     assert len(Judge.checks) == 1 and Judge.checks[0]["max_tokens"] == 1 and Judge.calls == []
     assert "--judge m answers" in done.stdout and not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, judge_url, run, tmp_path):
+    """An existing folder, and --resume with other arguments; the judge is not asked."""
+    words = (*LOCAL, "--tasks", tasks, "--judge", "m", "--judge-url", judge_url, "--out", tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"args": {"seed": 7}, "processes": 1}')
+    for mode, message in (((), "exists; --resume continues it"), (("--resume",), "other arguments: ")):
+        for dry_run in ((), ("--dry-run",)):
+            done = run(*words, *mode, *dry_run, ok=False)
+            assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not Judge.checks and len(list((tmp_path / "run").iterdir())) == 1
+
+
+def test_a_judge_that_fails_takes_nothing_from_the_folder_that_is_to_be_overwritten(tasks, run, tmp_path):
+    words = (*LOCAL, "--tasks", tasks, "--out", tmp_path / "run")
+    run(*words, *PROGRAM)
+    before = sorted((tmp_path / "run").iterdir())
+    done = run(*words, "--judge", "m", "--judge-url", "http://127.0.0.1:1/v1", "--overwrite", ok=False)
+    assert done.returncode == 2 and "gives no reply" in done.stderr
+    assert (tmp_path / "run" / "summary.json").exists() and sorted((tmp_path / "run").iterdir()) == before
 
 
 def test_the_check_counts_in_the_budget(tasks, judge_url, run, tmp_path):
