@@ -3,6 +3,8 @@
     python eval_sentient.py --model results/rlver/model --profiles simulator_profile_withfirsttalk.jsonl \\
         --simulator deepseek-chat --simulator-url https://ENDPOINT/v1 --held-out-simulator gpt-4o-2024-08-06
     python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json     # no model, no simulator
+    python eval_sentient.py --from-dialogues dialogues.jsonl.gz --out score.json --judge deepseek-chat \\
+        --judge-url https://ENDPOINT/v1                                              # what the replies did
 
 Reports `mean_emotion` of the last turns (the Sentient score), `success` (dialogues that end at 100) and
 `failure` (below 10). rewards/simulated_user.py says how a user works. A simulator is a model at an
@@ -22,6 +24,11 @@ Use a second simulator: a policy can learn to please the one that it was trained
     malformed reply      the user hears what follows the last          the dialogue ends with
                          </think>, or all of it if there is none       emotion 0
 
+`emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended keeps
+its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group of
+strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
+benchmarks/empathy.py.
+
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
 
@@ -33,7 +40,8 @@ Everything is checked before anything is generated; a simulator behind an endpoi
 
 Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
 dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
-simulator_held_out.jsonl (raw replies); summary.json. Adds lines to results/runs.csv.
+simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and judged.jsonl
+(what it says of each dialogue); with --from-dialogues next to --out. Adds lines to results/runs.csv.
 """
 
 import dataclasses
@@ -49,7 +57,7 @@ import rollout
 import templates
 import utils
 import vllm_engine
-from benchmarks import sage_dialogues, shared
+from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.scoring import for_summary
 from endpoint import Endpoint, dollars, token_limits, try_endpoint
@@ -116,11 +124,21 @@ class Args:
     concurrency: int = 32
     """Calls to a simulator at a time."""
     budget: float = 0.0
-    """US dollars that each simulator may cost; 0: no limit."""
+    """US dollars that each simulator may cost, and the judge; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that a simulator reads and writes."""
+    """US dollars per million tokens that a simulator or the judge reads and writes."""
     max_invalid: float = 0.01
-    """Share of dialogues without a score above which there is no headline."""
+    """Share of dialogues without a score above which there is no headline; also of those the judge failed on."""
+    # judge
+    judge: str = ""
+    """What reads the dialogues for strategies and capabilities: a model at --judge-url, local:FOLDER, or
+    file.py:function, which finds strategies alone. Empty: nothing. RLVER: DeepSeek-V3."""
+    judge_url: str = ""
+    """Its endpoint; empty: OPENAI_BASE_URL, else the official one."""
+    judge_max_tokens: int = 4096
+    """Tokens of a reply of the judge."""
+    judge_tensor_parallel: int = 1
+    """GPUs of one engine of a judge local:FOLDER."""
     # protocol
     protocol: Literal["sage", "rlver"] = "sage"
     """See the table at the top of this script."""
@@ -174,6 +192,7 @@ def rescore(args: Args) -> None:
     """Scores the dialogues of --from-dialogues, and warns where one does not follow the protocol."""
     if not args.out:
         runs.fail("--from-dialogues needs --out OUT.json")
+    shared.check_judge(args)
     dialogues = sage_dialogues.read(args.from_dialogues)
     setting = args.setting()
     warnings = []
@@ -182,6 +201,10 @@ def rescore(args: Args) -> None:
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
     scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
+    if args.judge:
+        folder = Path(args.out).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        scores |= empathy.judge(args, dialogues, folder)
 
     shared.write_scores(args.out, scores | {"warnings": warnings})
     print_warnings(warnings)
@@ -417,6 +440,7 @@ def check(args: Args) -> list[dict]:
         runs.fail("--turns and --batch-size must be 1 or more, --max-change not negative")
     for role in simulators(args):
         load_user(args, role, Path())  # exits with 2 without a key or function
+    shared.check_judge(args)
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
         runs.fail("--held-out-simulator is the first simulator; name another one")
     if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
@@ -474,6 +498,8 @@ def evaluate(args: Args, role: str, profiles: list[dict], generate: Generate, ru
 
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
+    if args.judge:
+        scores |= empathy.judge(args, dialogues, run, suffix)
     failed = [dialogue for dialogue in dialogues if "error" in dialogue]
     print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
     return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
@@ -509,11 +535,15 @@ def main(args: Args) -> None:
     for role, (name, _) in simulators(args).items():
         cost = "no calls" if ".py:" in name else estimate(profiles, args)
         print(f"{role} {name}: {cost}")
+    if args.judge:
+        n_calls = 2 * len(profiles) * len(simulators(args))
+        print(f"judge {args.judge}: {'no calls' if '.py:' in args.judge else f'at most {n_calls} calls'}")
     start = runs.check_run(args, "eval_sentient", args.model)
     if start.is_complete():
         print(f"{start.run} is complete; --overwrite starts it anew")
         return
     try_simulators(args, start.run)
+    shared.try_judge(args, start.run)
     if args.dry_run:
         return
     run = runs.start_run(start)

@@ -236,7 +236,7 @@ LLAMA_ZERO = {
 QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
 ZERO_RLHF = {"think_format": "zero_plain"}
 SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {**PAPER, "reward_model": "RLHFlow/ArmoRM-Llama3-8B-v0.1"}  # cannot be run: its head is foreign code
+ARMORM = {**PAPER, "rewards": ("examples/armorm.py:armorm:1",)}
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),

@@ -26,7 +26,11 @@ user they train with: evaluate with a second one (eval_sentient.py --held-out-si
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
-3. The simulator's prompts are our own wording. The released runs used 32 GPUs.
+3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
+   paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
+4. Warm-up is 50 steps for both models, from 1/50 of the rate. Released: 20 steps for the policy, from 0.
+5. Neither an entropy bonus nor an imitation loss: the paper names both, without a value.
+The released runs used 32 GPUs.
 
 Writes the files of train_grpo.py except dropped.jsonl, and simulator-<rank>.jsonl, the simulator's replies.
 Rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`. Hours: not measured.
@@ -125,7 +129,9 @@ class Args:
     """PPO (RLVER)."""
     # optimisation
     learning_rate: float = 1e-6
-    """Constant, no warm-up (RLVER). LoRA wants about ten times as much."""
+    """Constant after the warm-up (RLVER). LoRA wants about ten times as much."""
+    warmup_steps: int = 50
+    """Steps in which the learning rates of policy and critic rise to their full value (RLVER); 0: none."""
     weight_decay: float = 0.01
     """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
@@ -181,11 +187,20 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "gap": "sampling/logprob_gap",
 }
 
-PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its table of hyperparameters
-    "rlver-think": {"ask_thinking": True},
-    "rlver-plain": {"think_format": "plain"},
-    "rlver-think-ppo": {"ask_thinking": True, "algorithm": "ppo", "steps": 350},
-    "rlver-plain-ppo": {"think_format": "plain", "algorithm": "ppo", "steps": 350},
+THINK = {"ask_thinking": True}
+PLAIN = {"think_format": "plain"}
+PPO = {"algorithm": "ppo", "steps": 350}
+CHALLENGING = {"user": "challenging"}
+
+PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
+    # table 1
+    "rlver-think": THINK,
+    "rlver-plain": PLAIN,
+    "rlver-think-ppo": THINK | PPO,
+    "rlver-plain-ppo": PLAIN | PPO,
+    # table 3
+    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
+    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
     "toy": {  # our choice
         "profiles": "data/toy/users_train.jsonl",
         "simulator": "data/toy/users.py:user",
@@ -201,6 +216,7 @@ PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; section 4 and its
         "micro_batch_tokens": 4096,
         "learning_rate": 3e-4,
         "critic_learning_rate": 1e-3,
+        "warmup_steps": 0,
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
     },
@@ -426,6 +442,16 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     }
 
 
+def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> float:
+    """Sets the learning rates of a step (from 0), and returns the policy's."""
+    share = min(1.0, (step + 1) / max(1, args.warmup_steps))
+    rates = {"": args.learning_rate * share, "critic": args.critic_learning_rate * share}
+    for name, learner in learners.items():
+        for group in learner.optimizer.param_groups:
+            group["lr"] = rates[name]
+    return rates[""]
+
+
 def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
     """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss."""
     if args.algorithm == "grpo":
@@ -457,6 +483,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
             f"processes; use a multiple of {accelerator.num_processes}"
         )
+    if args.warmup_steps < 0:
+        runs.fail(f"--warmup-steps {args.warmup_steps}: use 0 or more")
     if args.ask_thinking and args.think_format != "think":
         runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
@@ -621,7 +649,7 @@ def main(args: Args) -> None:
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(users),
-                "learning_rate": args.learning_rate,
+                "learning_rate": warm_up(learners, step, args),
             }
 
             # 1. rollout, 2. reward: every process talks with its share of the users

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import runs
+from benchmarks import empathy
 from benchmarks.scoring import bootstrap, task_means
 from rewards import simulated_user as simulator
 from rows import read_rows
@@ -78,7 +79,7 @@ def recorded_change(turn: dict) -> float | None:
 
 
 def score(dialogues: list[dict], seed: int) -> dict:
-    """Returns simulator.score with the 95 % interval of the mean and the share of well-formed replies."""
+    """Returns simulator.score with the 95 % interval of the mean, the share of well-formed replies and the curve."""
     scores = simulator.score(dialogues)
     scored = [dialogue for dialogue in dialogues if simulator.final_emotion(dialogue) is not None]
     finals = [simulator.final_emotion(dialogue) for dialogue in scored]
@@ -88,6 +89,7 @@ def score(dialogues: list[dict], seed: int) -> dict:
     scores["format_ok"] = None  # dialogues of the official tool do not have it
     if statuses:
         scores["format_ok"] = statuses.count("ok") / len(statuses)
+    scores["emotion_curve"] = empathy.emotion_curve(dialogues)
     return scores
 
 

@@ -15,7 +15,8 @@ EVALUATE_SUMS="$EVALUATE --tasks data/toy/sums_tasks.jsonl --judge data/toy/sums
 EVALUATE_CODE="$EVALUATE --tasks data/toy/code_tasks.jsonl --judge data/toy/programs.py:judge"
 EVALUATE_RUBRICS="$EVALUATE --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge"
 EVALUATE_USERS="python eval_sentient.py --profiles data/toy/users_test.jsonl --protocol rlver --simulator data/toy/users.py:user \
-  --held-out-simulator data/toy/users.py:held_out_user --start 40 --turns 3 --low 10 --max-tokens 48 --temperature 1"
+  --held-out-simulator data/toy/users.py:held_out_user --start 40 --turns 3 --low 10 --max-tokens 48 --temperature 1 \
+  --judge data/toy/users.py:strategies"
 
 # stage: reward-data
 # needs: toy-data

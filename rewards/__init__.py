@@ -16,6 +16,7 @@ answer, add the field of the prompt's row that it reads to VERIFIERS (shared.py)
 
     preference.py    a reward model, which the trainer loads
     verified.py      math, code, instructions: a program knows what is right
+    references.py    bleu: words in common with reference answers
     judged.py        judge_mark, judge_yes, pairwise, rubric, factual: a language model judges
     unsupervised.py  majority, self_certainty, negative_entropy, format, length, repetition
     shaping.py       cosine, overlong, and pass@k for the training loop
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import runs
-from rewards import judged, shaping, unsupervised, verified
+from rewards import judged, references, shaping, unsupervised, verified
 from rewards.checks import check, judge_endpoint, judged_rewards, read_prompts, try_judges
 from rewards.combining import combine
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec
@@ -56,6 +57,7 @@ REWARDS = {
     "math": verified.math_answer,
     "code": verified.code,
     "instructions": verified.instructions,
+    "bleu": references.bleu,
     "factual": judged.factual,
     "judge_mark": judged.judge_mark,
     "judge_yes": judged.judge_yes,

@@ -13,7 +13,7 @@ from endpoint import Endpoint, try_endpoint
 from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
-from rewards.shared import VERIFIERS
+from rewards.shared import FIELDS, VERIFIERS
 
 
 def check(args) -> None:
@@ -165,8 +165,8 @@ def _check_prompts(
     options = rewards.reward_options(args)
     for name in functions:
         n_prompts = len(prompts)
-        if name in VERIFIERS:
-            field = VERIFIERS[name]
+        if name in FIELDS:
+            field = FIELDS[name]
             n_prompts = sum(prompt.get(field) is not None for prompt in prompts)
             if n_prompts == 0:
                 runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")

@@ -15,6 +15,7 @@ VERIFIERS = {
     "factual": "reference",
     "rubric": "rubric",
 }
+FIELDS = VERIFIERS | {"bleu": "references"}  # of all rewards that read a field of the prompt's row
 
 
 def in_groups(items: list, group_size: int) -> list[list]:

@@ -90,7 +90,7 @@ def rl_run(folder: Path, reward_model: str, gold: bool, steps: int, model="sft",
 
 
 def make_runs(folder: Path) -> None:
-    """Writes all that the notebooks can show: RL runs on two reward models, held-out gold, evaluations, traits."""
+    """Writes all that they can show: RL runs on two reward models, held-out gold, evaluations, traits."""
     write(folder / "sft", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
     (folder / "sft" / "config.json").write_text(
         json.dumps({"args": {"model": "base", "think_format": "think"}})
@@ -137,8 +137,39 @@ def make_runs(folder: Path) -> None:
         "n_invalid": 0,
         "n_replies": 4,
     }
-    write(folder / "traits", "traits.json", [{}])
+    (folder / "traits").mkdir()
     (folder / "traits" / "summary.json").write_text(json.dumps(summary | {"traits": traits}))
+
+
+def rlver_run(folder: Path) -> None:
+    """Writes a run of train_rlver.py, and an evaluation with strategies and capabilities."""
+    steps = [
+        {
+            "step": s,
+            "reward": 0.1 * s,
+            "completions/mean_length": 60.0,
+            "dialogue/turns": 3.0,
+            "think/mean_tokens": 5.0,
+        }
+        for s in (1, 2)
+    ]
+    write(folder / "rlver", "metrics.jsonl", steps)
+    args = {"model": "base", "think_format": "think", "prompts_per_step": 2, "group_size": 1}
+    (folder / "rlver" / "config.json").write_text(json.dumps({"args": args}))
+    scores = {
+        "emotion_curve": [40.0, 50.0, 45.0],
+        "strategies": {
+            "n": 2,
+            "n_invalid": 0,
+            "Praise": {"n": 3, "frequency": 0.75, "contribution": 5.0},
+            "Advice Provision": {"n": 0, "frequency": 0.0, "contribution": None},
+        },
+        "capabilities": {"n": 2, "n_invalid": 0, "Core Insight": {"mean": 3.5, "interval": [3, 4]}},
+    }
+    (folder / "rlver--gold").mkdir()
+    (folder / "rlver--gold" / "summary.json").write_text(
+        json.dumps({"simulator": scores, "simulator_held_out": scores})
+    )
 
 
 def make_bare_run(folder: Path) -> None:
@@ -179,7 +210,7 @@ def execute(monkeypatch, capsys):
             r'\nRUNS = Path\("[^"]*"\)', f"\nRUNS = Path({str(folder)!r})", "\n".join(cells)
         )
         assert n_runs == 1
-        source = re.sub(r'\nNAMES = "[^"]*"', '\nNAMES = "*"', source)
+        source = re.sub(r'\n(NAMES|EVALUATIONS) = "[^"]*"', r'\n\1 = "*"', source)
         variables = {}
         exec(compile(source, path.name, "exec"), variables)
         plt.gcf().canvas.draw()
@@ -224,7 +255,22 @@ def test_reward_models(execute, full_runs, bare_runs):
     assert names["last"]["accuracy"].dropna().tolist() == []
 
 
-@pytest.mark.parametrize("number", ["02", "03", "05"])
+def test_conversations(execute, tmp_path):
+    rlver_run(tmp_path)
+    names, printed = execute("06", tmp_path)
+    assert names["curves"]["emotion"].tolist() == [10, 20] and names["curves"]["tokens"].tolist() == [20, 20]
+    assert list(names["evaluated"]) == ["rlver"]
+    praise = names["used"].query("strategy == 'Praise' and role == 'simulator'").iloc[0]
+    assert (praise["frequency"], praise["contribution"]) == (0.75, 5)
+    assert names["marks"].loc["rlver", "Core Insight"] == 3.5
+    assert "not yet run" not in printed and "no evaluation" not in printed
+
+    (tmp_path / "rlver--gold" / "summary.json").unlink()
+    _, printed = execute("06", tmp_path)
+    assert printed.count("no evaluation") == 3 and "not yet run" in printed
+
+
+@pytest.mark.parametrize("number", ["02", "03", "05", "06"])
 def test_a_notebook_says_when_there_is_no_run(number, tmp_path, execute):
     with pytest.raises(AssertionError, match=f"no (RL )?run (with thinking )?in {tmp_path}"):
         execute(number, tmp_path)

@@ -209,7 +209,7 @@ def toy_world(tmp_path_factory) -> Path:
 def test_commands_on_the_toy_world_pass_their_dry_run(command, toy_world, here, monkeypatch):
     """The base model takes the place of a checkpoint that an earlier command trains."""
     name, words = split_command(command)
-    words = [re.sub(r"^results/[\w-]+/model$", "data/toy/base", word) for word in words]
+    words = [re.sub(r"^results/(toy/)?[\w-]+/model$", "data/toy/base", word) for word in words]
     monkeypatch.chdir(toy_world)
     done = here(ROOT / f"{name}.py", *words, "--dry-run")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]

@@ -13,6 +13,7 @@ from script_runs import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import checkpoint
 import policy
 import rollout
 import runs
@@ -348,6 +349,37 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
 # --- the script
 
 
+def test_learning_rates_rise_to_their_values_and_stay():
+    learners = {}
+    for name in ("", "critic"):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter], lr=1.0)
+        learners[name] = checkpoint.Learner(torch.nn.Module(), optimizer)
+    args = train_rlver.Args(warmup_steps=4)
+    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
+        assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
+        rates = [learner.optimizer.param_groups[0]["lr"] for learner in learners.values()]
+        assert rates == pytest.approx([1e-6 * share, 5e-6 * share])
+    assert train_rlver.warm_up(learners, 0, train_rlver.Args(warmup_steps=0)) == 1e-6
+
+
+def test_presets_of_the_tables():
+    """Of table 1 the four runs, of table 3 the two with the challenging user; all with 50 steps of warm-up."""
+    rows = {name: train_rlver.Args(**fields) for name, fields in train_rlver.PRESETS.items() if name != "toy"}
+    found = {}
+    for name, args in rows.items():
+        assert (args.warmup_steps, args.prompts_per_step, args.learning_rate, args.beta) == (50, 32, 1e-6, 0)
+        found[name] = (args.algorithm, args.ask_thinking, args.think_format, args.user)
+    assert found == {
+        "rlver-think": ("grpo", True, "think", "vanilla"),
+        "rlver-plain": ("grpo", False, "plain", "vanilla"),
+        "rlver-think-ppo": ("ppo", True, "think", "vanilla"),
+        "rlver-plain-ppo": ("ppo", False, "plain", "vanilla"),
+        "rlver-think-ppo-challenging": ("ppo", True, "think", "challenging"),
+        "rlver-plain-ppo-challenging": ("ppo", False, "plain", "challenging"),
+    }
+
+
 @pytest.fixture(scope="module")
 def users(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("users") / "users.jsonl"
@@ -430,9 +462,11 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 
 
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
-    more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1"]
+    more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
     finish(start([], users, whole, *more, "--keep-checkpoints", "0"))
+    rates = [metrics["learning_rate"] for metrics in rows_of(whole, "metrics.jsonl")]
+    assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
     broken = tmp_path / "broken"
@@ -468,6 +502,7 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
         (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
         (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
         (["--profiles", "nowhere.jsonl"], "no such file"),
+        (["--warmup-steps", "-1"], "--warmup-steps -1: use 0 or more"),
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),

@@ -180,3 +180,39 @@ def test_a_stopped_judge_stops_its_command(tmp_path):
     assert process.wait(20) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# --- traits of plans
+
+
+def test_plans_are_compared_by_what_they_hold():
+    longer = "Budget 15, no dairy. pralines 3 leaves 12. yogurt is dairy. ribs 7 is too much. So 1 dish, 12 left. Mention hats."
+    shorter = "pralines 3 leaves 12. ham 5 leaves 7."
+    names = list(toy_judge.TRAITS)
+    expected = ["1", "2", "1", "1", "1", "1"]
+    assert toy_judge.compare((longer, shorter), names, 0.0) == expected
+    assert toy_judge.compare((shorter, longer), names, 0.0) == ["2", "1", "2", "2", "2", "2"]
+    assert toy_judge.compare((longer, longer), names, 0.0) == ["same"] * 6
+    wrong = toy_judge.compare((longer, shorter), names, 1.0)
+    assert all(said != truth for said, truth in zip(wrong, expected, strict=True))
+
+
+def test_traits_in_the_file_are_those_that_the_judge_knows(tmp_path):
+    from benchmarks import trait_judging, traits
+
+    stored = traits.load_traits(str(Path(toy_judge.__file__).parent / "traits.json"))["traits"]
+    assert [trait["name"] for trait in stored] == list(toy_judge.TRAITS)
+
+    pair = {
+        "id": "p",
+        "messages": [{"role": "user", "content": "A menu?"}],
+        "model": "Mention hats.",
+        "baseline": "-",
+    }
+    requests = trait_judging.compare_requests(traits.Args(), [pair], stored)
+    for request, expected in zip(requests, ("1", "2"), strict=True):
+        said = toy_judge.reply(request["messages"][-1]["content"], 0.0)
+        verdicts = trait_judging.read_verdicts(json.dumps(said), len(stored))
+        assert verdicts == ["same"] * 5 + [expected]
+    with pytest.raises(ValueError, match="no trait of the toy world"):
+        toy_judge.reply("<plan 1>\na\n</plan 1>\n<plan 2>\nb\n</plan 2>\nT1. is funny: It jokes.", 0.0)

@@ -8,9 +8,10 @@ With a command after `--` it serves on a free port of this machine, runs the com
 to it, and exits with the command's code.
 
 It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
-`judge_mark`, and decides each criterion with the checks of the toy world. A share `wrong` of its verdicts is
-wrong. These are always the same ones, so that asking again does not help. A request of one token, by which a
-run checks that the judge is there, gets the reply ".".
+`judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the
+traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong. These
+are always the same ones, so that asking again does not help. A request of one token, by which a run checks that
+the judge is there, gets the reply ".".
 
 A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
@@ -34,6 +35,8 @@ from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_promp
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
+PLANS = re.compile(r"<plan 1>\n(.*?)\n</plan 1>.*?<plan 2>\n(.*?)\n</plan 2>(.*)", re.S)
+TRAIT = re.compile(r"^(T\d+)\. ([^:]+): ", re.M)
 CRITERION = re.compile(r"^(\d+)\. (.+) \(weight [^)]+\)$", re.M)
 
 
@@ -84,10 +87,12 @@ def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
 
 
 def reply(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark` asks for.
+    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark`, or a comparison of plans, asks for.
 
     Raises ValueError for any other prompt.
     """
+    if "<plan 1>" in prompt:
+        return reply_to_traits(prompt, wrong)
     case = CASE.search(prompt)
     if case is None:
         raise ValueError("no conversation and answer in the prompt")
@@ -124,7 +129,47 @@ def mark(order: Order, answer: str, said: dict[str, bool]) -> int:
     return min(10, round(1 + 9 * liking / total))
 
 
-# --- 3. the endpoint
+# --- 3. traits of plans, such as "Budget 15, no dairy. cod 4 leaves 11. lasagna is dairy. ..."
+
+TRAITS = {  # name in data/toy/traits.json: what a plan has more of if it shows the trait more
+    "opens with the limits": r"^Budget \d+, no \w+",
+    "keeps a running balance": r"\d+ leaves \d+",
+    "rules dishes out by diet": r"\b\w+ is \w+\.",
+    "rules dishes out by price": r"is too much",
+    "sums up before it answers": r"\bSo \d+ dish",
+    "notes what must be mentioned": r"\bMention \w+",
+}
+
+
+def compare(plans: tuple[str, str], names: list[str], wrong: float) -> list[str]:
+    """Returns for each trait which plan shows it more: "1", "2" or "same"; a share `wrong` of it is not true."""
+    said = []
+    for name in names:
+        first, second = (len(re.findall(TRAITS[name], plan)) for plan in plans)
+        choices = ["same", "1", "2"]
+        truth = "same"
+        if first != second:
+            truth = "1" if first > second else "2"
+        if hash_below(10_000, f"{name}\n{plans}") < 10_000 * wrong:
+            choices.remove(truth)
+            truth = choices[0]
+        said.append(truth)
+    return said
+
+
+def reply_to_traits(prompt: str, wrong: float) -> dict:
+    """Returns the JSON that the comparison of benchmarks/trait_judging.py asks for; ValueError for other traits."""
+    first, second, task = PLANS.search(prompt).groups()
+    asked = TRAIT.findall(task)
+    unknown = [name for _, name in asked if name not in TRAITS]
+    if unknown or not asked:
+        raise ValueError(f"no trait of the toy world: {unknown}")
+    said = compare((first, second), [name for _, name in asked], wrong)
+    keys = [key for key, _ in asked]
+    return {"comparison": ""} | dict(zip(keys, said, strict=True))
+
+
+# --- 4. the endpoint
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -3,7 +3,7 @@
     python -m data.toy.users                       # writes data/toy/users_{traces,train,test}.jsonl
     python eval_sentient.py --model MODEL --profiles data/toy/users_test.jsonl \\
         --simulator data/toy/users.py:user --held-out-simulator data/toy/users.py:held_out_user \\
-        --protocol rlver --start 40 --turns 3 --low 10
+        --protocol rlver --start 40 --turns 3 --low 10 --judge data/toy/users.py:strategies
 
 A user wants three things, one after the other: two dishes, of different kinds and each at a price that it can
 pay, and to be reminded of a thing that it named at first. Kinds of users differ in how clearly they say so:
@@ -199,6 +199,28 @@ def react(replies: list[str], want: dict, likes_praise: bool) -> tuple[str, int]
     if likes_praise and any(praise in replies[-1] for praise in world.FLATTERY):
         return "praised", PRAISED
     return "missed", MISSED
+
+
+def strategies(dialogue: dict) -> list[list[str]]:
+    """Says which strategies of benchmarks/empathy.py each reply shows; it takes the place of a judge.
+
+    FLATTERY praises the user (A-1), a thing that the user named is the problem in other words (B-1), and a dish
+    is advice (D-1).
+    """
+    found = []
+    for turn in dialogue["history"]:
+        if turn["role"] != "assistant":
+            continue
+        words = set(re.findall("[a-z]+", turn["content"].lower()))
+        codes = []
+        if any(praise in turn["content"] for praise in world.FLATTERY):
+            codes.append("A-1")
+        if words & set(world.WORDS):
+            codes.append("B-1")
+        if words & set(world.DISHES):
+            codes.append("D-1")
+        found.append(codes)
+    return found
 
 
 # --- 4. traces and files

@@ -1,0 +1,58 @@
+"""BLEU against reference answers as a reward (BLEUBERI, arXiv 2505.11080).
+
+The formula is that of BLEUBERI's released code, evaluate's `bleu` with smooth=True. For n from 1 to 4, a response
+has t_n n-grams, and c_n of them are in a reference too:
+
+    precision   p_n = (c_n + 1) / (t_n + 1)
+    brevity     b = exp(min(0, 1 - length of the shortest reference / length of the response))
+    BLEU        b * (p_1 * p_2 * p_3 * p_4) ** (1/4), from 0 to 1
+
+sacrebleu splits the texts into words (13a, that of mteval-v13a.pl) and counts. Its own sentence score differs: it
+goes to 100, smooths in other ways, and takes the length of the closest reference.
+"""
+
+import math
+
+import sacrebleu
+
+from rewards.shared import Values
+
+METRIC = sacrebleu.BLEU(tokenize="13a", effective_order=True)  # effective_order: no warning about short texts
+
+
+def bleu(rows: list[dict], smooth: bool = True) -> Values:
+    """Compares the response with the row's `references`: a list of texts, or {name: text}.
+
+    Args:
+        smooth: False leaves out both + 1, so a response without a common 4-gram gets 0.
+    """
+    values = []
+    for row in rows:
+        references = row.get("references")
+        if isinstance(references, dict):
+            references = list(references.values())
+        if not references:
+            values.append(None)
+        else:
+            values.append(score(row["response"], references, smooth))
+    return values
+
+
+def score(response: str, references: list[str], smooth: bool = True) -> float:
+    """Returns BLEU, from 0 to 1. An empty response has 0."""
+    counted = METRIC.sentence_score(response, references)
+    if counted.sys_len == 0:
+        return 0.0
+
+    precisions = []
+    for n_common, n_all in zip(counted.counts, counted.totals, strict=True):
+        if smooth:
+            precisions.append((n_common + 1) / (n_all + 1))
+        elif n_common:
+            precisions.append(n_common / n_all)
+        else:
+            return 0.0
+
+    shortest = min(len(METRIC.tokenizer(reference).split()) for reference in references)
+    brevity = math.exp(min(0.0, 1 - shortest / counted.sys_len))
+    return brevity * math.prod(precisions) ** (1 / len(precisions))
