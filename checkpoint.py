@@ -376,6 +376,8 @@ def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]
         accelerator.print(f"resumes from {folder or 'the beginning: there is no checkpoint'}", flush=True)
     if folder:
         first_step = step_of(folder)
+    if first_step > getattr(args, "steps", first_step):  # others derive their steps from epochs, which stay
+        runs.fail(f"--steps {args.steps}: {folder} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
         for name in LOGS:
             cut_log(run / name, first_step)

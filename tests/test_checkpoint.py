@@ -3,6 +3,7 @@
 Several processes, DDP and FSDP2: tests/test_grpo.py.
 """
 
+import argparse
 import dataclasses
 import json
 import resource
@@ -245,6 +246,14 @@ def test_the_text_of_a_log_is_whole_or_as_it_was(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_text() == "before"
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(run, accelerator, capsys):
+    """Else the model of step 4 would be called that of step 3."""
+    with pytest.raises(SystemExit):
+        checkpoint.resume(run, argparse.Namespace(resume=True, steps=3), accelerator)
+    assert "checkpoint-4 has trained 4 steps" in capsys.readouterr().err
+    assert checkpoint.resume(run, argparse.Namespace(resume=True, steps=4), accelerator)[1] == 4
 
 
 def test_rows_after_the_checkpoint_leave_the_logs(run, accelerator, capsys):
