@@ -50,6 +50,7 @@ FOREIGN_STYLES = {
         opens_thinking="<|channel>thought",
         opens_answer=r"<channel\|>",
         markup=r"<\|channel>thought|<channel\|>",
+        closes_thinking="<channel|>",
     ),
 }
 
