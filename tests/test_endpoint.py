@@ -964,6 +964,7 @@ def answer(server, tmp_path, prompt="Hi", **flags):
             "chat_template_args": (),
             "top_p": 1.0,
             "max_tokens": 9,
+            "max_thinking_tokens": 0,
             "concurrency": 1,
             "key_env": (),
             **flags,

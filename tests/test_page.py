@@ -17,6 +17,7 @@ import pytest
 
 import checkpoint
 import page
+from test_model_card import make_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -550,12 +551,14 @@ def test_the_command_refuses_a_folder_without_rows_in_one_line(tmp_path, capsys)
 
 
 def test_a_training_script_ends_with_a_page_and_never_fails_by_it(tmp_path, capsys):
-    run = write(tmp_path / "run", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
+    args = {"model": "org/base", "traces": "owner/traces"}
+    run = make_run(tmp_path / "run", "sft", args, {})
+    write(run, "metrics.jsonl", [{"step": 1, "loss": 2.0}])
     checkpoint.finish(run, {"steps": 1})
     data = data_of(run / "page.html")
     assert data["curves"][0]["key"] == "loss" and data["runs"][0]["lines"] == []  # it is finished
 
-    run = write(tmp_path / "damaged", "metrics.jsonl", [{"step": 1, "loss": 2.0}])
+    run = make_run(tmp_path / "damaged", "sft", args, {"loss": 2.0})
     (run / "completions.jsonl").write_text("{}\n")
     checkpoint.finish(run, {"steps": 2})
     assert json.loads((run / "summary.json").read_text()) == {"steps": 2}

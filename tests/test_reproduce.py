@@ -648,6 +648,8 @@ def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, c
         make(tmp_path, path)
     for path in re.findall(r"data/[\w.]+\w", "".join(block.text for block in BLOCKS.values())):
         make(tmp_path, path)
+    write_tasks(tmp_path / "data" / "wildbench.jsonl", "gpt-4")
+    write_tasks(tmp_path / "data" / "wildbench_g.jsonl", "gemini-flash")
     args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True, judge_url=server.url)
     args.results = tmp_path / "results"
     with pytest.raises(SystemExit) as error:

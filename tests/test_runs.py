@@ -301,11 +301,11 @@ def test_a_resume_over_another_data_set_is_refused(here, exits):
     for number, name in enumerate(("prompts", "prompts:train")):
         part.write_bytes(b"1")
         args = Named(out=f"run{number}", prompts=name)
-        run = runs.start_run(args, "grpo", "m")
+        run = start(args, "grpo", "m")
         assert list(json.loads((run / "config.json").read_text())["files"]) == [str(part.relative_to(here))]
         part.write_bytes(b"2")
         again = dataclasses.replace(args, resume=True)
-        assert ".arrow has changed since" in exits(runs.start_run, again, "grpo", "m")
+        assert ".arrow has changed since" in exits(start, again, "grpo", "m")
 
 
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):

@@ -630,23 +630,30 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
     assert texts[0] == texts[1]
 
 
-@pytest.fixture(scope="module")
-def judge_by_heart(tasks, tokenizer_folders, tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """Trains a judge until it knows its replies to the first eight tasks by heart; two of them hold no mark.
+@pytest.fixture
+def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[str, str]]:
+    """Trains a judge until it knows its replies to the first eight answers by heart; two of them hold no mark.
 
     Returns its folder, which holds its template too, and the replies by the tasks' ids.
     """
-    folder = tmp_path_factory.mktemp("judge")
-    template = "Mark this: {$user_query}"
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    template = "Mark this: {$user_query} {$model_output}"
     (folder / "template.txt").write_text(template)
     tokenizer = local_judge.load_tokenizer(str(tokenizer_folders["smollm"]))
-    rows = [json.loads(line) for line in tasks.read_text().splitlines()[:8]]
+    answering = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0, "--rollout", "hf"]
+    run(*answering, *TOY_JUDGE, "--tasks", tasks, "--limit", 8, "--out", tmp_path / "answers")
+    rows = [
+        json.loads(line) for line in (tmp_path / "answers" / "generations.jsonl").read_text().splitlines()
+    ]
+    rows.sort(key=lambda row: row["id"])
     replies = {}
     encoded = []
     for mark, row in enumerate(rows, 1):
         reply = "it is good" if mark % 4 == 0 else json.dumps({"score": str(mark)})
         query = row["messages"][-1]["content"]
-        message = {"role": "user", "content": template.replace("{$user_query}", query)}
+        text = template.replace("{$user_query}", query).replace("{$model_output}", shared.answer(row))
+        message = {"role": "user", "content": text}
         prompt_ids = templates.encode_prompt(tokenizer, [message])
         encoded.append((prompt_ids, templates.encode_completion(tokenizer, reply)))
         replies[row["id"]] = reply
