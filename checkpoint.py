@@ -470,12 +470,11 @@ def leave() -> None:
 def finish(run: Path, summary: dict, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
     runs.write_summary(run, summary)
-    if PartialState().is_main_process:
-        model_card.write(run)
     PartialState().wait_for_everyone()
     is_main_process = PartialState().is_main_process
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it
     leave()
-    if is_main_process:  # last, as nobody waits for it and nothing is lost with it
-        page.write_after_training(run)
+    if is_main_process:  # last, as nobody waits for them and nothing is lost with them
+        runs.or_warn(f"no model card of {run}", model_card.write, run)
+        runs.or_warn(f"no page of {run}", page.write, [run], run / "page.html")

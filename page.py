@@ -565,15 +565,6 @@ def write(runs: list[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> 
     Path(out).write_text(page, "utf-8")
 
 
-def write_after_training(run: Path) -> None:
-    """Writes page.html of a run that is finished; only warns if that fails, as nothing else depends on it."""
-    try:
-        write([run], run / "page.html")
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        print(f"WARNING: no page of {run}: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
-
-
 def main(args: Args) -> None:
     runs = [args.run]
     if args.other:

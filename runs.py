@@ -61,6 +61,15 @@ def or_fail(function, *args):
         fail(lines[0])
 
 
+def or_warn(what: str, function, *args) -> None:
+    """Calls function(*args); an error becomes one line on stderr that begins with `what`, as nothing depends on it."""
+    try:
+        function(*args)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        print(f"WARNING: {what}: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
+
+
 AT_LEAST_ONE = (
     "steps",
     "rounds",

@@ -89,9 +89,9 @@ def read_index(folder: Path) -> pd.DataFrame:
     return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
 
 
-def wording_of(folder: Path, run: str) -> str:
+def wording_of(run: Path) -> str:
     """Returns whose words the judge of a run read, as its summary says; "" without a judge or a summary."""
-    path = folder / run / "summary.json"
+    path = run / "summary.json"
     if not path.exists():
         return ""
     return json.loads(path.read_text()).get("wording", "")
@@ -106,7 +106,7 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
-        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint", "run"))
+        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint"))
         return empty | {"seeds": 0}
     if values["fingerprint"].nunique() > 1:
         names = ", ".join(values["run"])
@@ -130,7 +130,6 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
         "seed_high": seed_high,
         "task": values["benchmark"].iloc[0],
         "fingerprint": values["fingerprint"].iloc[0],
-        "run": values["run"].iloc[0],
         "seeds": seeds,
     }
 
@@ -191,9 +190,7 @@ def evaluations_of(table: str, row: str) -> list[str]:
     return [BENCHMARKS[column][0] for column in columns if column in BENCHMARKS]
 
 
-def paper_table(
-    table: str, rows: list[str], index: pd.DataFrame, cannot_run: set[str], results: Path
-) -> pd.DataFrame:
+def paper_table(table: str, rows: list[str], index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column.
 
     `rows` names the rows of experiments/: those as released stand above what the paper prints.
@@ -202,23 +199,23 @@ def paper_table(
     for row in rows:
         if row.endswith(AS_RELEASED):
             for cell in printed_cells(table, row).itertuples():
-                lines.append(cell_line(cell, row, "as released", index, cannot_run, results))
+                lines.append(cell_line(cell, row, "as released", index, cannot_run))
     printed = printed_numbers()
     for cell in printed[printed["table"] == table].itertuples():
-        lines.append(cell_line(cell, cell.row, cell.section, index, cannot_run, results))
+        lines.append(cell_line(cell, cell.row, cell.section, index, cannot_run))
     add_averages(lines)
     return pd.DataFrame(lines)
 
 
-def cell_line(cell, row: str, section: str, index: pd.DataFrame, cannot_run: set[str], results: Path) -> dict:
+def cell_line(cell, row: str, section: str, index: pd.DataFrame, cannot_run: set[str]) -> dict:
     """Returns the line of a printed number; `ours` of an average is left to `add_averages`."""
     evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
     same = (index["row"] == row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
-    numbers = summarize_seeds(index[same], factor)
-    run = numbers.pop("run")
+    measured = index[same].dropna(subset="value")
+    numbers = summarize_seeds(measured, factor)
     wording = ""
-    if run and cell.benchmark in JUDGED:
-        wording = wording_of(results, run) or "unknown"
+    if len(measured) and cell.benchmark in JUDGED:
+        wording = wording_of(measured["folder"].iloc[0]) or "unknown"
 
     paper = float(cell.value)
     difference = None
@@ -315,7 +312,6 @@ def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
                 same &= index["benchmark"].isin(tasks)
             values = index[same].drop_duplicates("seed")  # format_ok has a line for each of two users
             numbers = summarize_seeds(values, 1)
-            del numbers["run"]
             if numbers["seeds"]:
                 status = "toy"
             else:
@@ -365,7 +361,7 @@ def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> d
             markdown = toy_markdown(numbers)
         else:
             name = f"table{table}"
-            numbers = paper_table(table, rows[table], index, cannot_run, results)
+            numbers = paper_table(table, rows[table], index, cannot_run)
             rounded = numbers
             markdown = paper_markdown(numbers)
 

@@ -253,6 +253,30 @@ def tiny_config(tokenizer, **changes) -> LlamaConfig:
     return LlamaConfig(**{**sizes, **changes})
 
 
+def learn_by_heart(
+    model, rows: list[tuple[list[int], int]], pad_token_id: int, rate: float, goal: float
+) -> float:
+    """Trains a model on rows (token ids, how many at the start are not learned) to a loss below `goal`.
+
+    Returns the last loss; it gives up after 400 steps.
+    """
+    longest = max(len(ids) for ids, _ in rows)
+    batch = torch.full((len(rows), longest), pad_token_id)
+    labels = torch.full((len(rows), longest), -100)
+    for place, (ids, n_unlearned) in enumerate(rows):
+        batch[place, : len(ids)] = torch.tensor(ids)
+        labels[place, n_unlearned : len(ids)] = torch.tensor(ids[n_unlearned:])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(400):
+        loss = model(batch, labels=labels).loss
+        if loss < goal:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
 @pytest.fixture(scope="session")
 def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
     """Folders of tiny random reward models: `chatml` (pad token distinct), `pad_eos` (the same weights), and the others."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, tiny_config
+from conftest import ROOT, learn_by_heart, tiny_config
 from test_utils import exits  # noqa: F401  (fixture)
 from transformers import LlamaForCausalLM
 
@@ -86,21 +86,7 @@ def thinker(tokenizer_folders, tmp_path_factory) -> str:
     torch.manual_seed(0)
     # vLLM on a CPU wants heads of 32
     model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    width = max(len(ids) for ids, _ in rows)
-    batch = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
-    labels = batch.clone()
-    for row, (ids, n_unlearned) in enumerate(rows):
-        labels[row, :n_unlearned] = -100
-        labels[row, len(ids) :] = -100
-    for _ in range(400):
-        loss = model(batch, labels=labels).loss
-        if loss < 0.005:
-            break
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss < 0.05
+    assert learn_by_heart(model, rows, tokenizer.pad_token_id, rate=5e-3, goal=0.005) < 0.05
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))

@@ -27,7 +27,7 @@ import eval_wildbench
 import templates
 from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
-from conftest import tiny_config
+from conftest import learn_by_heart, tiny_config
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -655,27 +655,14 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
         text = template.replace("{$user_query}", query).replace("{$model_output}", shared.answer(row))
         message = {"role": "user", "content": text}
         prompt_ids = templates.encode_prompt(tokenizer, [message])
-        encoded.append((prompt_ids, templates.encode_completion(tokenizer, reply)))
+        completion_ids = templates.encode_completion(tokenizer, reply)
+        encoded.append((prompt_ids + completion_ids, len(prompt_ids)))
         replies[row["id"]] = reply
 
-    longest = max(len(prompt + reply) for prompt, reply in encoded)
-    ids = torch.full((8, longest), tokenizer.pad_token_id)
-    labels = torch.full((8, longest), -100)
-    for place, (prompt, reply) in enumerate(encoded):
-        ids[place, : len(prompt + reply)] = torch.tensor(prompt + reply)
-        labels[place, len(prompt) : len(prompt + reply)] = torch.tensor(reply)
     torch.manual_seed(0)
     # vLLM's attention on a CPU wants heads of 32
     model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.05))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(400):
-        loss = model(ids, labels=labels).loss
-        if loss < 0.003:
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.003
+    assert learn_by_heart(model, encoded, tokenizer.pad_token_id, rate=3e-3, goal=0.003) < 0.003
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder, replies
