@@ -61,8 +61,9 @@ import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import for_summary, read_stored, row_key
+from benchmarks.scoring import for_summary, row_key
 from benchmarks.table import BENCHMARKS
+from rows import read_rows
 
 
 @dataclass
@@ -220,7 +221,7 @@ def tasks_to_ask(args: Args) -> list[dict]:
     """
     tasks = []
     for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
-        has_baseline = task.get("baseline", True) is not None
+        has_baseline = task.get("baseline", True) is not None  # arenahard2 has tasks whose baseline is None
         if "excluded" not in task and has_baseline:
             tasks.append(task | {"position": position})
     if not tasks:
@@ -279,6 +280,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
     ]
+    # only where they are used: all other runs have the same fingerprint without them
     if args.max_thinking_tokens:
         content.append({"max_thinking_tokens": args.max_thinking_tokens})
     if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
@@ -312,33 +314,34 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
+    # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
     replies = iter(shared.ask_judge(args, flat_requests, benchmark.parse_reply[args.protocol], run))
 
     rows = []
     for row, by_field in zip(answers, requests):
         replies_by_field = {field: next(replies) for field in by_field}
-        rows.append(
-            row | benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
-        )
+        fields = benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
+        rows.append(row | fields)
     return rows
 
 
 def scored_row(args: Args, row: dict) -> dict:
-    """Returns what rows.jsonl keeps of an answer: without the task and its prompt, but with the task's key."""
+    """Returns an answer as rows.jsonl keeps it: without the task and its prompt, but with the task's key."""
     task = row["task"]
     kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
     return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
 
 
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    """Returns the lines of results/runs.csv, one a metric."""
+    """Returns the lines of this run in results/runs.csv, one a metric."""
     rows = []
     at_k = [name for name in numbers if re.fullmatch(r"(maj|best)@\d+", name)]
     for metric in [*BENCHMARKS[args.name].metrics, *at_k]:
-        # these two call their interval `interval`
-        interval = "interval" if metric in ("accuracy", "prompt_strict") else f"{metric}_interval"
-        low, high = numbers.get(interval) or (None, None)
+        interval_key = f"{metric}_interval"
+        if metric in ("accuracy", "prompt_strict"):
+            interval_key = "interval"
+        low, high = numbers.get(interval_key) or (None, None)
         row = {
             "model": args.model,
             "benchmark": args.name,
@@ -357,7 +360,7 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     return rows
 
 
-def list_invalid(numbers: dict) -> None:
+def print_invalid(numbers: dict) -> None:
     """Prints why the first invalid rows are invalid."""
     invalid = [row for row in numbers["rows"] if "invalid" in row]
     shared.print_first([f"invalid, line {row['line']}: {row['invalid']}" for row in invalid])
@@ -367,13 +370,13 @@ def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
     if not Path(args.from_).exists():
         runs.fail(f"--from {args.from_}: no such file")
-    rows = read_stored(Path(args.from_))
+    rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
         shared.write_scores(args.out, result)
     print(json.dumps(for_summary(result), indent=1))
-    list_invalid(numbers)
+    print_invalid(numbers)
 
 
 def wildbench_command(args: Args) -> list[str]:
@@ -416,7 +419,7 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
-    shared.thinking_budget(args)
+    shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
     shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
@@ -450,7 +453,7 @@ def main(args: Args) -> None:
         for row, result in zip(rows, numbers["rows"]):
             file.write(json.dumps(row | result) + "\n")
     shared.withhold_headline(args, numbers, benchmark.metrics[0])
-    list_invalid(numbers)
+    print_invalid(numbers)
     summary = {
         "model": args.model,
         "fingerprint": fingerprint,

@@ -20,13 +20,14 @@ TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", 
 # checked even if the caller does not ask for them
 OPTIONAL_TEXT_FIELDS = ("chosen_thinking", "rejected_thinking")
 ROLES = ("system", "user", "assistant", "tool")
-# how the thinking is called where it is apart from the answer: in a row, or in an assistant's turn
+# fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's turn
+ANSWER_FIELDS = ("response", "completion", "output")
 THINKING_FIELDS = ("thinking", "thought", "reasoning_content")
 
 EXPECTED_PROMPT = "'messages' or 'prompt' (messages or a text)"
 EXPECTED_TRACE = (
-    "a prompt ('messages' or 'prompt'), 'thinking' (or 'thought') and 'response'; or 'messages' that end "
-    "with an assistant's turn, or 'prompt' and 'completion', with the thinking in tags"
+    "a prompt ('messages' or 'prompt') and 'response' or 'completion', or 'messages' that end with an "
+    "assistant's turn; with the thinking in 'thinking' (or 'thought') or in tags"
 )
 EXPECTED_PAIR = (
     "a prompt ('messages' or 'prompt'), 'chosen' and 'rejected', all texts or messages; or 'chosen' and "
@@ -69,8 +70,8 @@ def _is_message(message: object) -> bool:
 def prompt_of(row: dict) -> list[dict]:
     """Returns the conversation in `messages` or `prompt`, whichever role it ends with.
 
-    In a pair, it may be the turns of `chosen` before the answer; a `prompt` that is a text is then their last
-    one, as in UltraFeedback. Else such a text is one user turn.
+    A pair without either has it in `chosen`, before the answer. UltraFeedback also has the last turn as a text
+    in `prompt`, so `chosen` comes before that. Elsewhere a text in `prompt` is one user turn.
     """
     if row.get("messages") is not None:
         return messages_of(row, "messages")
@@ -134,29 +135,30 @@ def _describe(row: object) -> str:
 # --- 2. thinking and response of an answer
 
 
-def thinking_field(row: dict) -> str:
-    """Returns the field of a row, or of an assistant's turn, that holds its thinking; "" if there is none."""
-    for name in THINKING_FIELDS:
+def first_field(row: dict, names: tuple[str, ...]) -> str:
+    """Returns the first of `names` that has a value in a row or a turn; "" if none has."""
+    for name in names:
         if row.get(name) is not None:
             return name
     return ""
 
 
 def think_format_of(text: str) -> str:
-    """Returns the think format whose tags are all in a text, else the one with the fewest.
+    """Returns the think format by which to take a text apart; "" if it has no tag of any thinking.
 
-    Returns "" if not one tag of any thinking is in it.
+    That is the format with the most tags of which all are in the text. If each format lacks one, it is the format
+    with the fewest tags, whose parser then says what is wrong.
     """
     with_thinking = [name for name, known in utils.THINK_FORMATS.items() if known.thinking_tags]
     # a format with fewer tags would take the other tags for words
-    with_thinking.sort(key=lambda name: -len(utils.THINK_FORMATS[name].tags))
-    tags = [tag for name in with_thinking for tag in utils.THINK_FORMATS[name].thinking_tags]
-    if not any(tag in text for tag in tags):
-        return ""
+    with_thinking.sort(key=lambda name: len(utils.THINK_FORMATS[name].tags), reverse=True)
     for name in with_thinking:
         if all(tag in text for tag in utils.THINK_FORMATS[name].tags):
             return name
-    return with_thinking[-1]
+    for name in with_thinking:
+        if any(tag in text for tag in utils.THINK_FORMATS[name].thinking_tags):
+            return with_thinking[-1]
+    return ""
 
 
 def split_answer(answer: dict) -> tuple[str, str]:
@@ -164,7 +166,7 @@ def split_answer(answer: dict) -> tuple[str, str]:
 
     The thinking is in a field of its own, or in tags before the response. Without either it is "".
     """
-    name = thinking_field(answer)
+    name = first_field(answer, THINKING_FIELDS)
     if name:
         return _text_of(answer, name), answer["content"]
 
@@ -189,6 +191,8 @@ def answer_of(row: dict, name: str) -> tuple[list[dict], dict]:
     """
     if isinstance(row[name], str):
         return [], {"role": "assistant", "content": row[name]}
+    if not isinstance(row[name], list):
+        raise BadInput(f"{name!r} must be a text or messages, not {_shorten(row[name])}")
     *turns, answer = messages_of(row, name)
     if answer["role"] != "assistant":
         raise Dropped("not_ending_in_assistant")
@@ -215,16 +219,10 @@ def to_trace(row: dict) -> dict:
     """
     if row.get("finish_reason") == "length":
         raise Dropped("truncated")
-    name = thinking_field(row)
-    if row.get("response") is not None:
-        if not name:
-            raise BadInput(f"no field 'thinking' (found {_fields_of(row)})")
-        messages = without_answer(prompt_of(row))  # an answer there is the source's, not the teacher's
-        answer = {"content": _text_of(row, "response")}
-    elif row.get("completion") is not None or row.get("output") is not None:
-        field = "completion" if row.get("completion") is not None else "output"
-        more, answer = answer_of(row, field)
-        messages = without_answer(prompt_of(row)) + more
+    answer_field = first_field(row, ANSWER_FIELDS)
+    if answer_field:
+        more, answer = answer_of(row, answer_field)
+        messages = without_answer(prompt_of(row)) + more  # an answer there is the source's, not the teacher's
     else:
         messages = []
         answer = {}
@@ -232,10 +230,12 @@ def to_trace(row: dict) -> dict:
             *messages, answer = messages_of(row, "messages")
         if answer.get("role") != "assistant":
             raise BadInput(f"no field 'response', and no answer ends 'messages' (found {_fields_of(row)})")
-    if name:
-        answer["thinking"] = _text_of(row, name)
+
+    thinking_field = first_field(row, THINKING_FIELDS)
+    if thinking_field:
+        answer["thinking"] = _text_of(row, thinking_field)
     thinking, response = split_answer(answer)
-    others = _others(row, "prompt", "completion", "output", *THINKING_FIELDS)
+    others = _others(row, "prompt", *ANSWER_FIELDS, *THINKING_FIELDS)
     return {**others, "messages": messages, "thinking": thinking, "response": response}
 
 
@@ -247,8 +247,6 @@ def to_pair(row: dict) -> dict:
     for side in ("chosen", "rejected"):
         if row.get(side) is None:
             raise BadInput(f"no field {side!r} (found {_fields_of(row)})")
-        if not isinstance(row[side], str | list):
-            raise BadInput(f"{side!r} must be a text or messages, not {_shorten(row[side])}")
     prompt, chosen = answer_of(row, "chosen")
     prompt_of_rejected, rejected = answer_of(row, "rejected")
     if prompt != prompt_of_rejected:
@@ -294,7 +292,7 @@ def read_pairs(name: Path | str, flag: str = "--pairs") -> tuple[list[dict], lis
 def _read(
     name: Path | str, flag: str, convert: Callable[[dict], dict], expected: str
 ) -> tuple[list[dict], list[dict]]:
-    """Reads and converts rows; a row that is of another form exits with 2, shown with what was expected."""
+    """Reads and converts rows; returns them and the dropped ones. A row of another form exits with 2."""
     found = []
     dropped = []
     for number, row in sources.read_source(str(name), flag):
@@ -315,10 +313,11 @@ def _read(
     return found, dropped
 
 
-def read_rows(path: Path | str, *fields: str) -> list[dict]:
+def read_rows(path: Path | str, *fields: str, make_ids: bool = True) -> list[dict]:
     """Reads the rows of a local file as they are, each of which must have `fields`.
 
-    A `prompt` column that holds messages is renamed to `messages`. A row without `id` gets `<file name>-<row from 0>`.
+    A `prompt` column that holds messages is renamed to `messages`. With `make_ids` a row without `id` gets
+    `<file name>-<row from 0>`.
     """
     if not sources.is_local(str(path)):
         runs.fail(f"{path}: {sources.no_such_file(str(path))}")
@@ -328,7 +327,8 @@ def read_rows(path: Path | str, *fields: str) -> list[dict]:
             check_object(row)
             if "messages" not in row and isinstance(row.get("prompt"), list):
                 row["messages"] = row.pop("prompt")
-            row["id"] = _id_of(row, path, number)
+            if make_ids or row.get("id") is not None:
+                row["id"] = _id_of(row, path, number)
             _check_fields(row, fields)
             if "messages" in fields:
                 _check_unicode(row)

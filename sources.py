@@ -24,12 +24,14 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 def read_source(name: str, flag: str) -> Iterator[tuple[int, object]]:
     """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 without one.
 
-    Of a folder or a data set `name:split` is read, `name` alone is its split `train`. A data set in several
-    configurations is `owner/name:configuration:split`. `flag` is the one that an error names.
+    Args:
+        name: a path, or the name of a data set. `name:split` is a split of a folder or a data set; without it,
+            `train` is read. A data set in several configurations is `owner/name:configuration:split`.
+        flag: the one that an error names.
     """
     if is_local(name):
         yield from read_local(name)
-    elif HUB_NAME.fullmatch(name) and not name.endswith(FILE_TYPES):
+    elif is_hub_name(name):
         hub_name, *parts = name.split(":")
         split = parts.pop() if parts else "train"
         configuration = parts[0] if parts else None
@@ -39,6 +41,7 @@ def read_source(name: str, flag: str) -> Iterator[tuple[int, object]]:
 
 
 def no_such_file(name: str) -> str:
+    """Returns the error for a path where nothing is, with the remedy."""
     if Path(name).parts[:2] == ("data", "toy"):
         return "no such file; python -m data.toy.world writes it"
     return "no such file; data/README.md says how to make it"
@@ -48,6 +51,11 @@ def is_local(name: str) -> bool:
     """Tells whether a name is a file or a folder here, or `folder:split`."""
     folder, colon, _ = name.rpartition(":")
     return Path(name).exists() or bool(colon) and Path(folder).is_dir()
+
+
+def is_hub_name(name: str) -> bool:
+    """Tells whether a name that is not local can be a data set on the hub."""
+    return HUB_NAME.fullmatch(name) is not None and not name.endswith(FILE_TYPES)
 
 
 def read_local(name: str) -> Iterator[tuple[int, object]]:
@@ -63,7 +71,7 @@ def read_local(name: str) -> Iterator[tuple[int, object]]:
         else:
             yield from _read_file(path)
     except DAMAGED_FILE as error:
-        runs.fail(f"{path}: cannot be read ({error or type(error).__name__})")
+        runs.fail(f"{path}: cannot be read ({str(error) or type(error).__name__})")
 
 
 # --- 2. files
@@ -101,7 +109,7 @@ def _read_parquet(path: Path) -> Iterator[dict]:
 
 
 def _plain(row: dict) -> dict:
-    """Turns dates and the like into texts: rows are written to logs."""
+    """Turns dates and the like into texts, because rows are written to logs as JSON."""
     return json.loads(json.dumps(row, default=str))
 
 
@@ -145,6 +153,7 @@ def _read_saved(folder: Path) -> Iterator[dict]:
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Returns the files of a split, as the hub names them; exits with 2 unless all are there."""
+    # train.jsonl, or train-00000-of-00002.parquet and the like
     named = re.compile(rf"{re.escape(split)}(-\d+-of-(\d+).*)?({'|'.join(map(re.escape, FILE_TYPES))})")
     files = []
     n_parts = 1
@@ -172,19 +181,26 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def read_hub(
-    name: str, configuration: str | None, split: str, revision: str | None, flag: str
+    name: str, configuration: str | None, split: str | None, revision: str | None, flag: str
 ) -> Iterator[tuple[int, dict]]:
-    """Yields (number from 1, row) of a split of a data set, which is downloaded to the usual cache."""
+    """Yields (number from 1, row) of a split of a data set, which is downloaded to the usual cache.
+
+    Without a split it reads `test`, or the first one if there is no `test`, as an evaluation does.
+    """
     import datasets  # slow to import, and a local file does not need it
 
     try:
         dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
     except Exception as error:  # the hub, its client and the network have many kinds
         reason = " ".join(str(error).split())
+        missing = f"the split {split!r}" if split else "any split"
         runs.fail(
-            f"{flag} {name}: neither a file or folder here, nor can the split {split!r} be loaded from the "
-            f"hub ({reason}); check the name, or where there is a network run hf download {name} "
-            "--repo-type dataset --local-dir DIR, and give DIR"
+            f"{flag} {name}: neither a file or folder here, nor can {missing} be loaded from the hub ({reason}); "
+            f"check the name, or where there is a network run hf download {name} --repo-type dataset "
+            "--local-dir DIR, and give DIR or a file in it"
         )
+    if split is None:  # then the library returns all of them
+        first = next(iter(dataset))
+        dataset = dataset.get("test", dataset[first])
     for number, row in enumerate(dataset, 1):
         yield number, _plain(row)

@@ -1,7 +1,8 @@
 """Warm start: supervised fine-tuning on prompt, thinking and response (paper section 2.3, tables 5 and A).
 
 The loss is the mean of -log p(token) over the assistant's tokens of a step, ends of turn included. Prompts
-are never trained on. `--think-format plain` leaves the thinking out, for the start of the RLHF twin.
+are never trained on. `--think-format plain` leaves the thinking out, for the start of the RLHF twin; it also
+trains on ordinary rows of prompt and answer.
 
     python train_sft_warmstart.py --preset toy                                                # CPU, minutes
     python train_sft_warmstart.py --lora-r 64 --learning-rate 4e-5                            # 1 GPU
@@ -52,7 +53,8 @@ class Args:
     traces: str = "data/traces.jsonl"
     """Traces: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     think_format: str = "think"
-    """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
+    """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, of the
+    same rows; or of ordinary rows, without any thinking."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
     plain, a path."""
@@ -180,7 +182,7 @@ class Trace:
     """The completion with its end of turn: the tokens in the loss."""
 
 
-def flaw_of_trace(trace: dict, tokenizer, think_format: str) -> str:
+def flaw_of_trace(trace: dict, tokenizer, think_format: str, needs_thinking: bool) -> str:
     """Returns why a trace cannot be trained on; "" if it can.
 
     A trace with flawed thinking is dropped without thinking too, so that both twins see the same rows.
@@ -190,7 +192,7 @@ def flaw_of_trace(trace: dict, tokenizer, think_format: str) -> str:
         flaw = templates.flaw_of(tokenizer, text, name)
         if flaw:
             return flaw
-    if not trace["thinking"].strip():
+    if needs_thinking and not trace["thinking"].strip():
         return "empty_thinking"
     return ""
 
@@ -202,10 +204,13 @@ def build_rows(
 
     A trace is dropped if it has a flaw or is longer than `max_length` tokens.
     """
+    # without any thinking they are ordinary rows, which have no twin with thinking
+    some_think = any(trace["thinking"].strip() for trace in traces)
+    needs_thinking = some_think or utils.THINK_FORMATS[think_format].thinking_tags is not None
     kept = []
     dropped = []
     for trace in traces:
-        flaw = flaw_of_trace(trace, tokenizer, think_format)
+        flaw = flaw_of_trace(trace, tokenizer, think_format, needs_thinking)
         if flaw:
             dropped.append({"id": trace["id"], "reason": flaw})
             continue

@@ -1,8 +1,8 @@
-"""Reads the tasks and stored rows of a benchmark, and matches each row to its task.
+"""Reads the tasks of a benchmark, matches stored rows to them, and averages what the rows earned.
 
 A *task* is one item of a benchmark's data. A *row* is one stored or generated answer (or verdict). A *result*
-is what a row earned: `task` (the position of its task), `key`, `line`, and the fields that the benchmark's
-check adds.
+is what a row earned: `task` (the position of its task in the data, from 0), `key` (the task's value of the first
+key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
 """
 
 import gzip
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 import runs
+import sources
 from rows import read_rows
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -24,32 +25,27 @@ POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positi
 # --- 1. files
 
 
-def read_stored(path: Path) -> list[dict]:
-    """Reads stored rows. Drops the ids that rows.read_rows makes up, since no task has them."""
-    rows = read_rows(path)
-    for number, row in enumerate(rows):
-        if row["id"] == f"{path.stem}-{number}":
-            del row["id"]
-    return rows
-
-
 def load(data: Path, pattern: str, *fields: str) -> list:
-    """Loads a benchmark's rows (of a .txt file its lines), and check that each has `fields`.
+    """Loads a benchmark's tasks (the lines of a .txt file), and checks that each has `fields`.
 
-    `data` is a file, a folder in which one file matches `pattern`, or else a hub dataset (see `load_hub`).
-    Exits with 2 if no file matches, if several do, or if a field is missing.
+    `data` is a file, a folder in which one file matches `pattern`, or else `owner/name[:configuration]` on the
+    hub. Exits with 2 if no file matches, if several do, or if a field is missing.
     """
     if data.exists():
         source = find_file(data, pattern)
-        rows = read_file(source)
-    else:
+        tasks = read_file(source)
+    elif sources.is_hub_name(str(data)):
         source = data
-        rows = load_hub(str(data))
+        hub_name, _, configuration = str(data).partition(":")
+        numbered_tasks = sources.read_hub(hub_name, configuration or None, None, None, "--data")
+        tasks = [task for _, task in numbered_tasks]
+    else:
+        runs.fail(f"--data {data}: {sources.no_such_file(str(data))}")
 
-    for number, row in enumerate(rows, 1):
+    for number, task in enumerate(tasks, 1):
         for name in fields:
-            get_field(row, f"{source}, row {number}", name, kind=object)
-    return rows
+            get_field(task, f"{source}, row {number}", name, kind=object)
+    return tasks
 
 
 def load_sibling(data: Path, pattern: str, *fields: str) -> list:
@@ -77,7 +73,7 @@ def read_file(path: Path) -> list:
     if suffix in SEPARATORS:
         return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
     if suffix not in ("json", "txt"):
-        return read_stored(path)
+        return read_rows(path, make_ids=False)
 
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "rt", encoding="utf-8") as file:
@@ -94,20 +90,6 @@ def read_file(path: Path) -> list:
     return content
 
 
-def load_hub(name: str) -> list[dict]:
-    """Loads `owner/name` or `owner/name:configuration` from the hub: its split `test`, else its first."""
-    import datasets
-
-    path, _, configuration = name.partition(":")
-    try:
-        splits = datasets.load_dataset(path, configuration or None)
-        split = "test" if "test" in splits else next(iter(splits))
-        return splits[split].to_list()
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0]
-        runs.fail(f"--data {name}: no such file or folder, and no hub dataset that can be read ({reason})")
-
-
 # --- 2. rows and their tasks
 
 
@@ -116,16 +98,17 @@ def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
 
     Exits with 2 if the row has none of them, or a value that is not of the type `kind`.
     """
-    name = next((name for name in names if name in row), None)
-    if name is None:
-        runs.fail(
-            f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
-            "benchmarks/table.py lists the fields of each benchmark"
-        )
-    value = row[name]
-    if value is not None and not isinstance(value, kind):
-        runs.fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
-    return value
+    for name in names:
+        if name not in row:
+            continue
+        value = row[name]
+        if value is not None and not isinstance(value, kind):
+            runs.fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
+        return value
+    runs.fail(
+        f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
+        "benchmarks/table.py lists the fields of each benchmark"
+    )
 
 
 def match_rows(
@@ -141,10 +124,10 @@ def match_rows(
     for line, row in enumerate(rows, 1):
         found = find_tasks(row, tasks, positions)
         if len(found) != 1:
-            given = ", ".join(f"{key} {str(row[key])[:40]!r}" for key in keys if key in row)
+            given = [f"{key} {str(row[key])[:40]!r}" for key in keys if key in row]
             number = "several tasks" if found else "no task"
             runs.fail(
-                f"{source}:{line}: {given or 'the row'} fits {number} of the data; "
+                f"{source}:{line}: {', '.join(given) or 'the row'} fits {number} of the data; "
                 f"a task is found by its {' or '.join(keys)}"
             )
         position = found[0]
@@ -157,13 +140,14 @@ def match_rows(
 
 def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
     """Maps each key, and each value of it as text, to the positions of the tasks that have it."""
-    positions = {key: defaultdict(list) for key in keys}
-    for position, task in enumerate(tasks):
-        for key in keys:
+    positions = {}
+    for key in keys:
+        by_value = positions[key] = defaultdict(list)
+        for position, task in enumerate(tasks):
             if key in task:
-                positions[key][str(task[key])].append(position)
+                by_value[str(task[key])].append(position)
             elif key in POSITION_KEYS:
-                positions[key][str(position)].append(position)
+                by_value[str(position)].append(position)
     return positions
 
 
@@ -214,6 +198,8 @@ def check_rows(
     """
     results = match_rows(rows, tasks, keys, source, several_samples)
     answered = []
+    answered_tasks = []
+    texts = []
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         text = get_field(row, f"{source}:{result['line']}", *text_fields)
@@ -224,12 +210,12 @@ def check_rows(
         elif text is None:
             result["invalid"] = "no response"
         else:
-            answered.append((result, task, text))
+            answered.append(result)
+            answered_tasks.append(task)
+            texts.append(text)
 
-    if answered:
-        checked_results, checked_tasks, texts = zip(*answered)
-        for result, verdict in zip(checked_results, apply(check, checked_tasks, texts)):
-            result |= verdict
+    for result, verdict in zip(answered, apply(check, answered_tasks, texts)):
+        result |= verdict
     return results
 
 
@@ -239,17 +225,22 @@ def count_rows(results: list[dict], tasks: list[dict]) -> dict:
     n: rows of tasks that count; n_invalid: those without a score; n_unparsed: those without a readable
     answer. n_missing: tasks that count and have no row; n_excluded: rows of tasks that do not count.
     """
-    kept = [result for result in results if "excluded" not in result]
-    expected = {position for position, task in enumerate(tasks) if "excluded" not in task}
-    answered = {result["task"] for result in results}
-    return {
-        "n": len(kept),
-        "n_invalid": sum("invalid" in result for result in kept),
-        "n_missing": len(expected - answered),
-        "n_excluded": len(results) - len(kept),
-        "n_unparsed": sum("answer" in result and result["answer"] is None for result in kept),
-        "rows": results,
-    }
+    counts = dict.fromkeys(("n", "n_invalid", "n_missing", "n_excluded", "n_unparsed"), 0)
+    answered = set()
+    for result in results:
+        answered.add(result["task"])
+        if "excluded" in result:
+            counts["n_excluded"] += 1
+            continue
+        counts["n"] += 1
+        if "invalid" in result:
+            counts["n_invalid"] += 1
+        if "answer" in result and result["answer"] is None:
+            counts["n_unparsed"] += 1
+    for position, task in enumerate(tasks):
+        if "excluded" not in task and position not in answered:
+            counts["n_missing"] += 1
+    return counts | {"rows": results}
 
 
 def mean(values: Iterable) -> float | None:
@@ -271,7 +262,7 @@ def shorten(text: str, words: int) -> str:
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
     """Averages the values of each task: its samples, orders or iterations.
 
-    Under `task_means` of a benchmark's numbers they stand by metric. Tables average them over training seeds before
+    A benchmark's numbers hold them by metric, under `task_means`. Tables average them over training seeds before
     they compute an interval over tasks.
     """
     values_of_task = defaultdict(list)
@@ -281,7 +272,7 @@ def task_means(values: Iterable[float], tasks: Iterable) -> dict:
 
 
 def for_summary(numbers: dict) -> dict:
-    """Leaves out the results of rows and the means of tasks, which have files of their own."""
+    """Returns the numbers without the results of rows and the means of tasks, which have files of their own."""
     return {name: value for name, value in numbers.items() if name not in ("rows", "task_means")}
 
 

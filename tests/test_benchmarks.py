@@ -1384,7 +1384,7 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
     [
         (["gsm8k"], "--data is missing"),
         (["gsm8k", "--data", "."], "--model is missing"),
-        (["gsm8k", "--data", "no/such", "--model", "m"], "no such file or folder, and no hub dataset"),
+        (["gsm8k", "--data", "no/such", "--model", "m"], "neither a file or folder here, nor can any split"),
         (["arenahard2", "--data", ".", "--model", "m"], "needs --judge"),
         (["gsm8k", "--data", ".", "--model", "m", "--judge", "j"], "has no judge"),
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),

@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
+import sources
 import templates
 import utils
 from rows import check_ids, load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
@@ -71,6 +73,8 @@ def test_read_rows(tmp_path, name):
     assert [row["messages"] for row in read] == [row["messages"] for row in ROWS]
     assert [row["data"] for row in read] == [{"i": 0}, {"i": 1}, {"i": 2}]
     assert not any("prompt" in row for row in read)
+    assert not any("id" in row for row in read_rows(tmp_path / f"prompt_{name}", make_ids=False))
+    assert read_rows(path, make_ids=False) == ROWS
     assert len({row["id"] for row in read}) == 3 and all(row["id"].startswith("prompt_rows") for row in read)
 
 
@@ -169,6 +173,7 @@ TRACES = [  # all are the trace of z and y to the question
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
     {"prompt": QUESTION, "completion": THOUGHT},
     {"prompt": QUESTION, "output": ZERO},
+    {"prompt": QUESTION, "response": THOUGHT},
 ]
 
 
@@ -188,6 +193,18 @@ def test_forms_of_a_trace(tmp_path, name):
     assert read_traces(tmp_path / "text.jsonl")[0] == [
         {"id": "text-0", "messages": [turn("user", "q")], "thinking": "z", "response": "y", "teacher": "T"}
     ]
+
+
+def test_a_trace_without_thinking(tmp_path):
+    """Ordinary SFT rows are traces with empty thinking, whatever their answer is called."""
+    question = {"prompt": "q"}
+    whole = {"messages": [turn("user", "q"), turn("assistant", "y")]}
+    lines = [question | {"response": "y"}, question | {"completion": "y"}, question | {"output": "y"}, whole]
+    traces, dropped = read_traces(write(tmp_path / "t.jsonl", lines))
+    for i in range(4):
+        expected = {"id": f"t-{i}", "messages": [turn("user", "q")], "thinking": "", "response": "y"}
+        assert traces[i] == expected
+    assert (len(traces), dropped) == (4, [])
 
 
 def test_answers_that_fit_no_format_are_counted(tmp_path):
@@ -298,7 +315,8 @@ BAD_FORMS = [  # (reader, row, what the error must say of it and of what was exp
     (read_prompts, {"messages": [turn("human", "q")]}, "the role 'human'", '[{"role": "human"'),
     (read_prompts, {"prompt": "q \ud800"}, "not JSON", "q \\ud800"),
     (read_traces, {"messages": QUESTION}, "no field 'response', and no answer ends 'messages'", "in tags"),
-    (read_traces, {"messages": QUESTION, "response": "y"}, "no field 'thinking'", "(or 'thought')"),
+    (read_traces, {"prompt": "q", "thinking": "z"}, "no field 'response'", "(or 'thought')"),
+    (read_traces, {"prompt": "q", "response": 5}, "'response' must be a text or messages, not 5", "in tags"),
     (read_traces, {"text": "q"}, "no field 'response'", "the row: {'text': \"q\""),
     (read_traces, {"prompt": "q", "completion": 5}, "'completion' must be", "'completion': 5"),
     (
@@ -373,6 +391,18 @@ def test_a_name_that_is_not_here_is_asked_of_the_hub(name, capsys):
     assert stop.value.code == 2 and error.count("\n") == 1
     assert error.startswith("error: --traces nobody/nothing: neither a file or folder here")
     assert "the split 'train'" in error and "hf download nobody/nothing --repo-type dataset" in error
+
+
+def test_an_evaluation_reads_the_split_test_or_the_first_one(tmp_path, monkeypatch):
+    """A folder stands in for a data set of the hub: the same call of the same library reads it."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folders = (tmp_path / "both", tmp_path / "one")
+    for folder in folders:
+        folder.mkdir()
+        write(folder / "train.jsonl", [{"question": "a"}])
+    write(tmp_path / "both" / "test.jsonl", [{"question": "b"}])
+    found = [list(sources.read_hub(str(folder), None, None, None, "--data")) for folder in folders]
+    assert found == [[(1, {"question": "b"})], [(1, {"question": "a"})]]
 
 
 def test_a_file_that_is_missing_is_not_asked_of_the_hub(exits):

@@ -79,6 +79,24 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
         assert dropped[-1]["tokens"] > 200
 
 
+ORDINARY = [{"prompt": "I have 12 dollars.", "response": "You get 1 dish."} for _ in range(20)]
+
+
+def test_ordinary_rows_train_in_the_plain_format(tokenizer, tmp_path, capsys):
+    """Rows without thinking are dropped only where others have it, or where the format asks for it."""
+    path = write(tmp_path / "t.jsonl", ORDINARY)
+    values = {**TOY, "traces": path, "out": str(tmp_path / "run"), "dry_run": True}
+    train_sft_warmstart.main(Args(**values, think_format="plain"))
+    said = capsys.readouterr().out
+    assert "20 traces, 20 kept, dropped: none" in said and "[[[You get 1 dish.<|im_end|>]]]" in said
+    with pytest.raises(SystemExit):
+        train_sft_warmstart.main(Args(**values))
+    assert "only 0 of 20 traces can be trained on ({'empty_thinking': 20})" in capsys.readouterr().err
+
+    _, dropped = build_rows([trace(), trace(thinking="")], tokenizer, "plain", 512)
+    assert [row["reason"] for row in dropped] == ["empty_thinking"]
+
+
 def write(path: Path, rows: list[dict]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
