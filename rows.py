@@ -16,9 +16,6 @@ import sources
 import templates
 import utils
 
-TEXT_FIELDS = ("thinking", "response", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
-# checked even if the caller does not ask for them
-OPTIONAL_TEXT_FIELDS = ("chosen_thinking", "rejected_thinking")
 ROLES = ("system", "user", "assistant", "tool")
 # fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's turn
 ANSWER_FIELDS = ("response", "completion", "output")
@@ -329,7 +326,11 @@ def read_rows(path: Path | str, *fields: str, make_ids: bool = True) -> list[dic
                 row["messages"] = row.pop("prompt")
             if make_ids or row.get("id") is not None:
                 row["id"] = _id_of(row, path, number)
-            _check_fields(row, fields)
+            for name in fields:
+                if row.get(name) is None:
+                    raise BadInput(
+                        f"no field {name!r} (found {_fields_of(row)}); data/README.md has the forms"
+                    )
             if "messages" in fields:
                 _check_unicode(row)
                 check_messages(messages_of(row, "messages"))
@@ -366,17 +367,6 @@ def _check_unicode(row: dict) -> None:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise BadInput(f"not JSON that UTF-8 can hold ({error.reason}); repair the text") from None
-
-
-def _check_fields(row: dict, fields: tuple[str, ...]) -> None:
-    """Raises BadInput if a field is missing, or a text is not a string."""
-    for name in fields:
-        if row.get(name) is None:
-            raise BadInput(f"no field {name!r} (found {_fields_of(row)}); data/README.md has the forms")
-    for name in TEXT_FIELDS:
-        asked_for = name in fields or name in OPTIONAL_TEXT_FIELDS
-        if asked_for and row.get(name) is not None:
-            _text_of(row, name)
 
 
 # --- 5. prompts of a training run

@@ -100,7 +100,6 @@ BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
     *[({"id": "x", "n": 1, "messages": messages}, "'messages' must be a list") for messages in NOT_MESSAGES],
     ({**GOOD, "id": [1]}, "'id' must be a text or a number, not [1]"),
-    ({**GOOD, "chosen_thinking": 5}, "'chosen_thinking' must be a text, not 5"),
     ('{"id": "x", "messages": [', "not JSON"),
     ('{"n": 1, "messages": [{"role": "user", "content": "\\ud800"}]}', "not JSON"),
     ("id,messages", "not JSON"),
@@ -333,6 +332,12 @@ BAD_FORMS = [  # (reader, row, what the error must say of it and of what was exp
         "'chosen'",
     ),
     (read_pairs, {"chosen": "y", "rejected": "z"}, "no field 'messages' or 'prompt'", "whole conversations"),
+    (
+        read_pairs,
+        {"prompt": "q", "chosen": "y", "rejected": "z", "chosen_thinking": 5},
+        "'chosen_thinking' must be a text, not 5",
+        "expected",
+    ),
     (read_pairs, {"prompt": "q", "chosen": "y", "rejected": 3}, "'rejected' must be a text or messages", "3"),
 ]
 
