@@ -34,7 +34,6 @@ from transformers import AutoModelForSequenceClassification
 import checkpoint
 import plan
 import policy
-import rollout
 import rows
 import templates
 import utils
@@ -405,7 +404,7 @@ def main(args: Args) -> None:
         for step in range(first_step, steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            members = rollout.prompts_of_step(pairs, step, args.batch_size, args.seed)
+            members = checkpoint.rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
             members.sort(key=n_padded, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]

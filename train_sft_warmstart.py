@@ -37,7 +37,6 @@ from transformers.utils import is_flash_attn_2_available
 import checkpoint
 import plan
 import policy
-import rollout
 import rows
 import templates
 import utils
@@ -379,7 +378,7 @@ def main(args: Args) -> None:
         for step in range(first_step, steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            members = rollout.prompts_of_step(traces, step, args.batch_size, args.seed)
+            members = checkpoint.rows_of_step(traces, step, args.batch_size, args.seed)
             # sorted, so that the processes get rows of about equal length
             members.sort(key=policy.n_tokens_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
