@@ -93,21 +93,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     Unknown names and impossible values exit with 2.
     """
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
-    preset = ""
-    for flag, value in zip(words, words[1:]):
-        if flag == "--preset":
-            preset = value
-    if preset and presets and preset not in presets:
-        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
-    values = presets.get(preset, {})
-
-    if "--as-released" in words:
-        released = released or {}
-        if preset not in released:
-            known = ", ".join(released) or "none"
-            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
-        values = {**values, **released[preset]}
-
+    preset, values = _read_preset(words, presets, released or {})
     default = dataclasses.replace(args_class(), **values)
     for field in dataclasses.fields(default):
         flag = "--" + field.name.replace("_", "-")
@@ -133,6 +119,23 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
             "as much"
         )
     return args
+
+
+def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str, dict]) -> tuple[str, dict]:
+    """Returns the name after --preset, and the values that it sets instead of the defaults."""
+    preset = ""
+    for flag, value in zip(words, words[1:]):
+        if flag == "--preset":
+            preset = value
+    if preset and presets and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
+    values = presets.get(preset, {})
+    if "--as-released" not in words:
+        return preset, values
+    if preset not in released:
+        known = ", ".join(released) or "none"
+        fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
+    return preset, values | released[preset]
 
 
 def check_values(args) -> None:
