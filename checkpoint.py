@@ -7,7 +7,7 @@ A checkpoint is run/checkpoint-<step>/:
     optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
     complete                                         the key of the run and the CRC-32 of each file; written last
 
-No random state is stored: prompts, sampling and micro-batches of a step follow from (seed, step), see `seed_step`.
+No random state is stored: `rows_of_step` and `seed_step` let rows, sampling and micro-batches follow from (seed, step).
 All processes call these functions together, and all see the same disk. Each writes its part and checks it.
 
     folder, first_step = checkpoint.resume(run, args, accelerator)
@@ -16,6 +16,7 @@ All processes call these functions together, and all see the same disk. Each wri
     with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
             checkpoint.seed_step(args.seed, step, accelerator)
+            members = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             ...
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
@@ -248,7 +250,7 @@ def save(
         for part in gather_object([own_checksums(folder)]):
             sums |= part
         if accelerator.is_main_process:  # every process has written its part
-            mark = {"run": _run_key(run), "crc32": sums}
+            mark = {"run": runs.run_key(runs.read_arguments(run)), "crc32": sums}
             watchdog.write(folder / "complete", json.dumps(mark, indent=1))
             _delete_older(run, folder, args.keep_checkpoints)
         accelerator.wait_for_everyone()
@@ -284,14 +286,6 @@ def _crc32(path: Path) -> int:
             watchdog.beat()
             value = zlib.crc32(part, value)
     return value
-
-
-def _run_key(folder: Path) -> str:
-    """Returns runs.run_key of the run whose checkpoints are in `folder`, which may be a round of DPO in its run."""
-    config = folder / "config.json"
-    if not config.exists():
-        config = folder.parent / "config.json"
-    return runs.run_key(json.loads(config.read_text())["args"])
 
 
 def _delete_older(run: Path, newest: Path, keep: int) -> None:
@@ -352,10 +346,11 @@ def latest(run: Path) -> Path | None:
 
     Says what is wrong with newer ones. Exits with 2 when all that were finished are damaged.
     """
+    key = runs.run_key(runs.read_arguments(run))
     damaged = []
     for folder in reversed(broadcast_object_list([numbered(run)])[0]):
         with watchdog.patient():
-            reasons = [reason for reason in gather_object([flaw(folder, _run_key(run))]) if reason]
+            reasons = [reason for reason in gather_object([flaw(folder, key)]) if reason]
         if not reasons:
             return folder
         if (folder / "complete").exists():
@@ -411,6 +406,19 @@ def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> Non
 def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
     """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws differently."""
     set_seed((seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index)
+
+
+def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
+    """Returns the rows of a step: `per_step` prompts, traces or pairs.
+
+    They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
+    through the rows once, in its own order; a remainder smaller than a step is left out.
+    """
+    steps_per_epoch = len(rows) // per_step
+    epoch, position = divmod(step, steps_per_epoch)
+    order = np.random.default_rng((seed, epoch)).permutation(len(rows))
+    chosen = order[position * per_step : (position + 1) * per_step]
+    return [rows[place] for place in chosen]
 
 
 def stop_requested(accelerator: Accelerator) -> bool:

@@ -61,7 +61,7 @@ import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import for_summary, row_key
+from benchmarks.scoring import add_to_index, for_summary, row_key
 from benchmarks.table import BENCHMARKS
 from rows import read_rows
 
@@ -464,7 +464,7 @@ def main(args: Args) -> None:
     if args.judge:
         summary["wording"] = describe_wording(args.template)
     runs.write_summary(run, summary)
-    runs.add_to_index(run, index_rows(args, numbers, fingerprint))
+    add_to_index(run, index_rows(args, numbers, fingerprint))
 
 
 if __name__ == "__main__":

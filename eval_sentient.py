@@ -59,7 +59,7 @@ import utils
 import vllm_engine
 from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
-from benchmarks.scoring import for_summary
+from benchmarks.scoring import add_to_index, for_summary
 from endpoint import Endpoint, dollars, token_limits, try_endpoint
 from rewards import simulated_user, user_prompts
 
@@ -560,7 +560,7 @@ def main(args: Args) -> None:
     # --- save
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting(), **results}
     runs.write_summary(run, summary)
-    runs.add_to_index(run, index)
+    add_to_index(run, index)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ from rows import check_ids, read_rows
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import for_summary
+from benchmarks.scoring import add_to_index, for_summary
 
 
 @dataclass
@@ -417,7 +417,7 @@ def main(args: Args) -> None:
     if args.mode != "program":
         summary["wording"] = describe_wording(args.template)
     runs.write_summary(run, summary)
-    runs.add_to_index(run, lines)
+    add_to_index(run, lines)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import runs
+import sources
 import utils
 import watchdog
 
@@ -108,11 +109,11 @@ def uses_reward_model(args: dict, data: str) -> bool:
 
 
 def lineage(run: Path) -> list[str]:
-    """Lists the model that a run started from, the one that this was trained from, and so on to the base model."""
+    """Lists the model that a run started from, then the one from which that was trained, down to the base model."""
     models = []
     while (run / "config.json").exists():
         config = json.loads((run / "config.json").read_text())
-        if "args" not in config:  # a model's folder in another one
+        if "args" not in config:  # the config of a model, in whose folder another one lies
             break
         models.append(config["args"]["model"])
         run = Path(models[-1]).parent
@@ -127,9 +128,9 @@ def layout_of(model: Path) -> str:
     return utils.THINK_FORMATS[name].layout
 
 
-def is_hub_name(text) -> bool:
+def is_hub_name(text: str) -> bool:
     """Tells whether an argument names a model or data set of the hub, rather than a file or folder."""
-    return bool(text) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", text)) and not Path(text).exists()
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", text)) and not Path(text).exists()
 
 
 def front_matter(script: str, base: str, data: str) -> str:
@@ -138,8 +139,9 @@ def front_matter(script: str, base: str, data: str) -> str:
     lines = ["library_name: transformers", f"pipeline_tag: {task}", f"tags:\n- rlmt\n- {script}"]
     if is_hub_name(base):
         lines.append(f"base_model: {base}")
-    if is_hub_name(data) and not data.endswith((".jsonl", ".parquet")):
-        lines.append(f"datasets:\n- {data}")
+    data_set = data.partition(":")[0]  # without its configuration and split
+    if is_hub_name(data_set) and not data_set.endswith(sources.FILE_TYPES):
+        lines.append(f"datasets:\n- {data_set}")
     return "\n".join(["---", *lines, "---"])
 
 

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 import policy
-import rewards
 import runs
 import utils
 
@@ -135,17 +134,20 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
     return parts
 
 
-def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic."""
+def rl_gib(args, reward_options: dict[str, dict], use_vllm: bool, has_reference: bool) -> dict[str, float]:
+    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic.
+
+    `reward_options`: the options of each reward in --rewards, from rewards.reward_options.
+    """
     parts = policies_gib(args, use_vllm, has_reference)
-    if "preference" in rewards.reward_names(args):
+    if "preference" in reward_options:
         parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
     if is_model(args.gold):
         parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
-    options = rewards.reward_options(args)
-    if "process" in options and ".py:" not in options["process"]["model"]:
-        parts["process model"] = frozen_gib(options["process"]["model"], AutoModelForTokenClassification)
-    if "prime" in options:
+    process_model = reward_options.get("process", {}).get("model", "")
+    if process_model and ".py:" not in process_model:
+        parts["process model"] = frozen_gib(process_model, AutoModelForTokenClassification)
+    if "prime" in reward_options:
         parts["prime"] = trained_gib(args.model, args)
     return parts
 

@@ -459,20 +459,7 @@ def generate(
         sampler.close()
 
 
-# --- 4. prompts of a step, and what is logged of its completions
-
-
-def prompts_of_step(prompts: list[dict], step: int, per_step: int, seed: int) -> list[dict]:
-    """Returns the prompts of a step.
-
-    They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
-    through the prompts once, in its own order; a remainder smaller than a step is left out.
-    """
-    steps_per_epoch = len(prompts) // per_step
-    epoch, position = divmod(step, steps_per_epoch)
-    order = np.random.default_rng((seed, epoch)).permutation(len(prompts))
-    chosen = order[position * per_step : (position + 1) * per_step]
-    return [prompts[place] for place in chosen]
+# --- 4. completions of a step, and what is logged of them
 
 
 def share_of(rows: list, accelerator: Accelerator) -> list:

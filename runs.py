@@ -33,7 +33,6 @@ if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith("train_"
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 import jinja2
-import pandas as pd
 import torch
 import tyro
 from accelerate import PartialState
@@ -94,21 +93,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     Unknown names and impossible values exit with 2.
     """
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
-    preset = ""
-    for flag, value in zip(words, words[1:]):
-        if flag == "--preset":
-            preset = value
-    if preset and presets and preset not in presets:
-        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
-    values = presets.get(preset, {})
-
-    if "--as-released" in words:
-        released = released or {}
-        if preset not in released:
-            known = ", ".join(released) or "none"
-            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
-        values = {**values, **released[preset]}
-
+    preset, values = _read_preset(words, presets, released or {})
     default = dataclasses.replace(args_class(), **values)
     for field in dataclasses.fields(default):
         flag = "--" + field.name.replace("_", "-")
@@ -136,6 +121,23 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     return args
 
 
+def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str, dict]) -> tuple[str, dict]:
+    """Returns the name after --preset, and the values that it sets instead of the defaults."""
+    preset = ""
+    for flag, value in zip(words, words[1:]):
+        if flag == "--preset":
+            preset = value
+    if preset and presets and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
+    values = presets.get(preset, {})
+    if "--as-released" not in words:
+        return preset, values
+    if preset not in released:
+        known = ", ".join(released) or "none"
+        fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
+    return preset, values | released[preset]
+
+
 def check_values(args) -> None:
     """Exits with 2 for numbers that cannot be, and for a key or password in a URL, which would be logged."""
     for field in AT_LEAST_ONE:
@@ -146,7 +148,7 @@ def check_values(args) -> None:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
-    _check_one_card(args)
+    _check_bitsandbytes(args)
     report_to = getattr(args, "report_to", "none")
     if report_to != "none" and not importlib.util.find_spec(report_to):
         fail(f"--report-to {report_to}: it is not installed; pip install {report_to}")
@@ -163,8 +165,8 @@ def check_values(args) -> None:
     or_fail(api_keys.check_key_env, getattr(args, "key_env", ()))
 
 
-def _check_one_card(args) -> None:
-    """Exits with 2 for 4-bit weights without LoRA, and where bitsandbytes would meet weights that are sharded."""
+def _check_bitsandbytes(args) -> None:
+    """Exits with 2 for 4-bit weights without LoRA, and for 4-bit weights or an 8-bit optimizer under FSDP."""
     load_in_4bit = getattr(args, "load_in_4bit", False)
     if load_in_4bit and not args.lora_r:
         fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
@@ -236,51 +238,14 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
-INDEX_COLUMNS = (
-    "run",
-    "time",
-    "model",
-    "benchmark",
-    "metric",
-    "value",
-    "low",
-    "high",
-    "n",
-    "n_invalid",
-    "temperature",
-    "judge",
-    "fingerprint",
-)
-
-
-TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
-
-
-def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends measured values, one a row, to runs.csv in the folder that holds the run; tables are made from it.
-
-    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
-    """
-    path = run.parent / "runs.csv"
-    shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-    lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
-    lines.to_csv(path, mode="a", header=not path.exists(), index=False)
-
-    of_tasks = []
-    for row in rows:
-        for task, mean in (row.get("task_means") or {}).items():
-            of_tasks.append(row | {"task": task, "mean": mean})
-    pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)
-
-
-PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # of W&B and Trackio
+PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # in which W&B and Trackio show the runs
 
 
 def start_tracker(report_to: str, run: Path, first_step: int):
-    """Starts a run of Weights & Biases, Trackio or TensorBoard; that of a resumed run goes on. None for "none".
+    """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
 
-    Main process only. Of steps that a resume runs again TensorBoard drops the old ones and W&B the new ones,
-    which are equal where resuming is exact; Trackio has both.
+    Returns None for "none", and on all but the main process. A resume may log steps a second time: TensorBoard
+    then drops the first ones, W&B the second ones, and Trackio has both. They are equal where resuming is exact.
     """
     if report_to == "none" or not PartialState().is_main_process:
         return None
@@ -289,16 +254,14 @@ def start_tracker(report_to: str, run: Path, first_step: int):
     if report_to == "tensorboard":
         tracker = LOGGER_TYPE_TO_CLASS[report_to](report_to, run, purge_step=first_step + 1)
     else:
-        config_file = run / "config.json"
         name = run.name
-        if not config_file.exists():  # a round of DPO, in the folder of its run
-            config_file = run.parent / "config.json"
+        if not (run / "config.json").exists():  # a round of DPO
             name = f"{run.parent.name}-{run.name}"
         id_file = run / "tracker_id"  # as a run that is overwritten has the same name
         if not id_file.exists():
             id_file.write_text(secrets.token_hex(4))
         key = id_file.read_text()
-        settings = {"config": json.loads(config_file.read_text())["args"], "resume": "allow"}
+        settings = {"config": read_arguments(run), "resume": "allow"}
         if report_to == "wandb":
             settings |= {"name": name, "id": key, "dir": str(run)}
         else:
@@ -388,10 +351,10 @@ FREE = (
 )
 
 
-def digest_files(config: dict) -> dict[str, str]:
+def digest_files(arguments: dict) -> dict[str, str]:
     """Returns {path: SHA-256} of the files, model folders and folders of data sets that arguments name."""
     words = []
-    for value in config.values():
+    for value in arguments.values():
         words += value if isinstance(value, list) else [value]
     paths = set()
     for word in words:
@@ -443,22 +406,30 @@ def _differences(before: dict, now: dict) -> list[str]:
     return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
 
 
-def _lasting(config: dict) -> dict:
+def _lasting(arguments: dict) -> dict:
     """Returns the arguments that cannot change without making it another run."""
-    return {name: value for name, value in config.items() if name not in (*START, *FREE)}
+    return {name: value for name, value in arguments.items() if name not in (*START, *FREE)}
 
 
-def run_key(config: dict) -> str:
+def run_key(arguments: dict) -> str:
     """Returns the hash of the lasting arguments; it ends the folder's name and marks the checkpoints."""
-    return hashlib.sha1(json.dumps(_lasting(config), sort_keys=True).encode()).hexdigest()[:6]
+    return hashlib.sha1(json.dumps(_lasting(arguments), sort_keys=True).encode()).hexdigest()[:6]
 
 
-def _run_name(config: dict, script: str, model: str) -> str:
+def read_arguments(folder: Path) -> dict:
+    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of the run."""
+    path = folder / "config.json"
+    if not path.exists():
+        path = folder.parent / "config.json"
+    return json.loads(path.read_text())["args"]
+
+
+def _run_name(arguments: dict, script: str, model: str) -> str:
     folder = Path(model)
     if folder.name == "model":  # results/<run>/model: the run's name says more
         folder = folder.parent
-    label = config.get("preset") or folder.name
-    return f"{script}__{label.replace('/', '-')}__s{config['seed']}__{run_key(config)}"
+    label = arguments.get("preset") or folder.name
+    return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{run_key(arguments)}"
 
 
 class Start(NamedTuple):
@@ -466,8 +437,8 @@ class Start(NamedTuple):
 
     run: Path
     """Its folder, which may not exist yet."""
-    content: dict
-    """What config.json gets. The digests of files are there on the main process only."""
+    config: dict
+    """The content of config.json. The digests of files are there on the main process only."""
     goes_on: bool
     """Whether it goes on from what the folder holds, as --resume asks."""
 
@@ -485,28 +456,32 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))  # as config.json gives it back
-    run = Path(args.out or Path("results") / _run_name(config, script, model))
+    arguments = json.loads(
+        json.dumps(dataclasses.asdict(args), default=str)
+    )  # as config.json gives them back
+    run = Path(args.out or Path("results") / _run_name(arguments, script, model))
     goes_on = args.resume and (run / "config.json").exists()
-    content = {
+    config = {
         "script": script,
-        "args": config,
+        "args": arguments,
         "constants": script_constants or {},
         "processes": state.num_processes,
     }
     if state.is_main_process:
-        content["files"] = digest_files({name: value for name, value in config.items() if name not in START})
+        config["files"] = digest_files(
+            {name: value for name, value in arguments.items() if name not in START}
+        )
         if goes_on:
-            _check_resume(run, content)
+            _check_resume(run, config)
         else:
-            _check_new_run(run, args, config)
-    if broadcast_object_list([goes_on and _is_finished(run, config)])[0]:
+            _check_new_run(run, args, arguments)
+    if broadcast_object_list([goes_on and _is_finished(run, arguments)])[0]:
         state.print(
             f"{run} is complete; --overwrite starts it anew, a larger --steps or --rounds trains it on"
         )
         state.destroy_process_group()
         sys.exit(0)
-    return Start(run, content, goes_on)
+    return Start(run, config, goes_on)
 
 
 def start_run(start: Start) -> Path:
@@ -524,23 +499,23 @@ def start_run(start: Start) -> Path:
         print(f"run folder: {run}", flush=True)
         if (run / "model").exists():  # a training run that is to be longer is not finished any more
             (run / "summary.json").unlink(missing_ok=True)
-        watchdog.write(run / "config.json", json.dumps(start.content, indent=1))
+        watchdog.write(run / "config.json", json.dumps(start.config, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
         _write_environment(run / "env.txt", start.goes_on)
 
     state.wait_for_everyone()
-    run.mkdir(parents=True, exist_ok=True)  # on a second machine without the first one's disk
-    watchdog.set_run(run, start.content["args"].get("stall_minutes", 0))
+    run.mkdir(parents=True, exist_ok=True)  # a second machine may not see the folder on their shared disk yet
+    watchdog.set_run(run, start.config["args"].get("stall_minutes", 0))
     return run
 
 
-def _is_finished(run: Path, config: dict) -> bool:
+def _is_finished(run: Path, arguments: dict) -> bool:
     """Tells whether a training run has its model and its summary, and is not to be longer now."""
     if not (run / "summary.json").exists() or not (run / "model").exists():
         return False
-    before = json.loads((run / "config.json").read_text())["args"]
-    return all(config[name] <= before[name] for name in LENGTH if name in config)
+    before = read_arguments(run)
+    return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)
 
 
 def _contents(run: Path) -> list[Path]:
@@ -557,7 +532,7 @@ def _empty_folder(run: Path) -> None:
             path.unlink()
 
 
-def _check_new_run(run: Path, args, config: dict) -> None:
+def _check_new_run(run: Path, args, arguments: dict) -> None:
     """Exits with 2 if the folder holds something that may not be replaced."""
     if _contents(run) and not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
@@ -566,7 +541,7 @@ def _check_new_run(run: Path, args, config: dict) -> None:
             f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
         )
     if args.resume and not args.out:
-        _warn_of_nearest_run(run, config)
+        _warn_of_nearest_run(run, arguments)
 
 
 def _check_resume(run: Path, now: dict) -> None:
@@ -594,13 +569,13 @@ def _check_resume(run: Path, now: dict) -> None:
         print("goes on with", ", ".join(freely_changed))
 
 
-def _warn_of_nearest_run(run: Path, config: dict) -> None:
+def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
     """Warns that --resume finds nothing, and names the run whose arguments differ least."""
     differences = {}
     without_hash = run.name[:-6]
     for path in sorted(run.parent.glob(f"{without_hash}*/config.json")):
-        before = json.loads(path.read_text())["args"]
-        differences[path.parent] = _differences(before, _lasting(config))
+        other_run = path.parent
+        differences[other_run] = _differences(read_arguments(other_run), _lasting(arguments))
     if differences:
         nearest = min(differences, key=lambda folder: len(differences[folder]))
         print(

@@ -719,7 +719,8 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     rewards.check(args)
     dense.check(args, has_reference)
-    accelerator.print(plan.check_memory(plan.rl_gib(args, use_vllm, has_reference), args))
+    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    accelerator.print(plan.check_memory(memory, args))
     start = runs.check_run(args, "grpo", args.model, runs.constants(globals()))
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
@@ -771,7 +772,7 @@ def main(args: Args) -> None:
 
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
-            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
 
             # 2. reward

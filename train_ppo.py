@@ -682,7 +682,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)
-    memory = plan.rl_gib(args, use_vllm, has_reference)
+    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
     memory["critic"] = plan.critic_gib(critic_path, args)
     accelerator.print(plan.check_memory(memory, args))
     start = runs.check_run(args, "ppo", args.model, runs.constants(globals()))
@@ -728,7 +728,7 @@ def main(args: Args) -> None:
 
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
-            chosen = rollout.prompts_of_step(prompts, step, args.prompts_per_step, args.seed)
+            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = rollout.share_of(chosen, accelerator)
             completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
 

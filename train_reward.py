@@ -7,11 +7,11 @@
 The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
 to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
 to score. At the end, held-out pairs give its accuracy and its calibration error (ECE): pairs are sorted into
-ten bins by predicted probability, which is compared with the share that the model orders rightly. A last step
-that would have fewer pairs than --batch-size is left out of each epoch.
+ten bins by the probability of their order, which is compared with the share that is ordered rightly. A last
+step that would have fewer pairs than --batch-size is left out of each epoch.
 
-This is a loop, not TRL's RewardTrainer. Under FSDP2 that one adds up gradients in bfloat16. Two processes on
-a CPU cannot resume, because its optimizer's state does not load. Its arguments change neither.
+Why this is a loop and not TRL's RewardTrainer: under FSDP2 the trainer adds up gradients in bfloat16, and two
+processes on a CPU cannot resume, because its optimizer's state does not load. None of its arguments changes that.
 
 Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl,
 dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
@@ -34,7 +34,6 @@ from transformers import AutoModelForSequenceClassification
 import checkpoint
 import plan
 import policy
-import rollout
 import rows
 import templates
 import utils
@@ -265,6 +264,13 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
         runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
     if len(train) < args.batch_size:
         runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
+    longest = max(pair.longest for pair in train + held_out)
+    context = utils.context_length(utils.load_config(args.model))
+    if longest > context:
+        runs.fail(
+            f"{args.pairs}: {longest} tokens are more than the {context} of {args.model}'s context; "
+            f"--max-length {context} leaves longer pairs out"
+        )
     return train, held_out, dropped
 
 
@@ -405,7 +411,7 @@ def main(args: Args) -> None:
         for step in range(first_step, steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            members = rollout.prompts_of_step(pairs, step, args.batch_size, args.seed)
+            members = checkpoint.rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
             members.sort(key=n_padded, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]

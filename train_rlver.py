@@ -654,7 +654,7 @@ def main(args: Args) -> None:
 
             # 1. rollout, 2. reward: every process talks with its share of the users
             sampler.sync(model)
-            chosen = rollout.prompts_of_step(users, step, args.prompts_per_step, args.seed)
+            chosen = checkpoint.rows_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = []
             for user in rollout.share_of(chosen, accelerator):
                 own_users += [user] * conversations_per_user(args)

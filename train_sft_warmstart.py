@@ -15,9 +15,9 @@ Deviations from the paper's released code:
 2. `--packing` changes no loss: it lays the rows of a micro-batch end to end instead of padding them.
 3. A last step that would have fewer rows than --batch-size is left out of each epoch.
 
-This is a loop, not TRL's SFTTrainer. On a CPU that one computes logits of prompts too, which makes it half as
-fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. Its
-arguments change none of this.
+Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
+as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
+its arguments changes that.
 
 Hours as the paper's README reports them: about 2.5 on 8 H100; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an
@@ -38,7 +38,6 @@ from transformers.utils import is_flash_attn_2_available
 import checkpoint
 import plan
 import policy
-import rollout
 import rows
 import templates
 import utils
@@ -235,10 +234,10 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dic
     kept, dropped_later = build_rows(traces, tokenizer, args.think_format, args.max_length)
     dropped += dropped_later
     reasons = dict(Counter(row["reason"] for row in dropped))
-    n_tokens = sum(policy.n_tokens_of(row) for row in kept)
+    lengths = [policy.n_tokens_of(row) for row in kept]
     accelerator.print(
         f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
-        f"{n_tokens / max(1, len(kept)):.0f} tokens a row"
+        f"{sum(lengths) / max(1, len(kept)):.0f} tokens a row"
     )
     if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
@@ -253,6 +252,12 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dic
         )
     if len(kept) < args.batch_size:
         runs.fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
+    context = utils.context_length(utils.load_config(args.model))
+    if max(lengths) > context:
+        runs.fail(
+            f"{args.traces}: {max(lengths)} tokens are more than the {context} of {args.model}'s context; "
+            f"leave longer traces out, by --max-length {context} if they are few"
+        )
     return kept, dropped
 
 
@@ -316,7 +321,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 
 
 def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:
-    """Returns what summary.json says; the main process alone has the losses."""
+    """Returns what summary.json says. Only the main process, which writes it, is sure to see all losses."""
     summary = {
         "steps": steps,
         "n_rows": len(traces),
@@ -384,7 +389,7 @@ def main(args: Args) -> None:
         for step in range(first_step, steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            members = rollout.prompts_of_step(traces, step, args.batch_size, args.seed)
+            members = checkpoint.rows_of_step(traces, step, args.batch_size, args.seed)
             # sorted, so that the processes get rows of about equal length
             members.sort(key=policy.n_tokens_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]

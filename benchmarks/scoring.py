@@ -7,6 +7,7 @@ key, else that position), `line` (of the row's file), and the fields that the be
 
 import gzip
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -296,3 +297,40 @@ def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = Non
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+# --- 3. runs.csv, from which tables are made
+
+INDEX_COLUMNS = (
+    "run",
+    "time",
+    "model",
+    "benchmark",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "n",
+    "n_invalid",
+    "temperature",
+    "judge",
+    "fingerprint",
+)
+TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
+
+
+def add_to_index(run: Path, rows: list[dict]) -> None:
+    """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read it.
+
+    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    """
+    path = run.parent / "runs.csv"
+    shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
+    lines.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+    of_tasks = []
+    for row in rows:
+        for task, value in (row.get("task_means") or {}).items():
+            of_tasks.append(row | {"task": task, "mean": value})
+    pd.DataFrame(of_tasks, columns=TASK_COLUMNS).to_csv(run / "task_means.csv", index=False)

@@ -48,6 +48,7 @@ from pathlib import Path
 import runs  # isort: skip
 from benchmarks import shared, trait_judging
 from benchmarks.judge_template import OUR_WORDING, describe_wording
+from benchmarks.scoring import add_to_index
 from rows import read_rows
 
 
@@ -418,5 +419,5 @@ def main(args: Args) -> None:
         "fingerprint": fingerprint(args, traits, compared),
     }
     runs.write_summary(run, summary)
-    runs.add_to_index(run, index_rows(args, summary))
+    add_to_index(run, index_rows(args, summary))
     print(table(summary))

@@ -28,7 +28,6 @@ from trl.generation import vllm_generation
 
 import checkpoint
 import policy
-import rollout
 import rows
 import utils
 from dev.bench_work import END_ID, SIZES
@@ -110,7 +109,7 @@ def grpo(args: Args) -> None:
     prompts = rows.read_rows(args.folder / "prompts.jsonl", "messages")
     in_order = []
     for step in range(args.steps):
-        for row in rollout.prompts_of_step(prompts, step, size["prompts"], args.seed):
+        for row in checkpoint.rows_of_step(prompts, step, size["prompts"], args.seed):
             in_order.append({"prompt": row["messages"]})
 
     config = GRPOConfig(

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 import runs
-from benchmarks.scoring import bootstrap
+from benchmarks.scoring import INDEX_COLUMNS, bootstrap
 from benchmarks.judge_template import OUR_WORDING
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
@@ -82,7 +82,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     if path.exists():
         index = pd.read_csv(path)
     else:
-        index = pd.DataFrame(columns=list(runs.INDEX_COLUMNS))
+        index = pd.DataFrame(columns=list(INDEX_COLUMNS))
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
     index["folder"] = [folder / run for run in index["run"]]

@@ -248,6 +248,16 @@ def test_the_text_of_a_log_is_whole_or_as_it_was(tmp_path):
     assert path.read_text() == "before"
 
 
+def test_every_row_once_an_epoch_as_a_function_of_seed_and_step():
+    rows = list(range(11))
+    steps = [checkpoint.rows_of_step(rows, step, 3, seed=7) for step in range(6)]
+    for epoch in (steps[:3], steps[3:]):
+        shown = [row for step in epoch for row in step]
+        assert len(shown) == len(set(shown)) == 9  # two do not fill a step
+    assert steps[:3] != steps[3:] and steps[0] != checkpoint.rows_of_step(rows, 0, 3, seed=8)
+    assert checkpoint.rows_of_step(rows, 4, 3, seed=7) == steps[4]
+
+
 def test_fewer_steps_than_the_checkpoint_has_are_refused(run, accelerator, capsys):
     """Else the model of step 4 would be called that of step 3."""
     with pytest.raises(SystemExit):

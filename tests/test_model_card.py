@@ -63,6 +63,10 @@ def test_a_card_names_base_data_algorithm_command_metrics_and_format(run):
     model_card.write(run.parent / "sft")
     card = (run.parent / "sft" / "model" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["datasets"] == ["owner/traces"]
+    for name in ("owner/traces:train", "owner/traces:default:train"):
+        assert "datasets:\n- owner/traces\n" in model_card.front_matter("sft", "org/base", name)
+    for name in ("data/traces.jsonl.gz", f"{run.parent}/rlmt:train"):
+        assert "datasets" not in model_card.front_matter("sft", "org/base", name)
 
 
 def test_what_did_not_happen_is_not_in_a_card(tmp_path):

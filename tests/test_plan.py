@@ -14,6 +14,7 @@ from transformers import (
 )
 
 import plan
+import rewards
 import runs
 import train_dpo
 import train_grpo
@@ -118,12 +119,12 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
     there = torch.cuda.get_device_properties(0).total_memory / plan.GIB
 
     args = train_grpo.Args(**train_grpo.PRESETS["table1/llama3.1-8b-rlmt"] | models)
-    parts = plan.rl_gib(args, use_vllm=True, has_reference=True)
+    parts = plan.rl_gib(args, rewards.reward_options(args), use_vllm=True, has_reference=True)
     assert set(parts) == {"policy", "reference", "reward model", "vLLM"}
     assert sum(parts.values()) < 0.85 * there
 
     args = train_ppo.Args(**train_ppo.PRESETS["table3/llama3.1-8b-rlmt-ppo"] | models)
-    parts = plan.rl_gib(args, use_vllm=True, has_reference=True)
+    parts = plan.rl_gib(args, rewards.reward_options(args), use_vllm=True, has_reference=True)
     parts["critic"] = plan.critic_gib(llama_8b, args)
     assert args.vllm_sleep and sum(parts.values()) < 0.9 * there
     assert sum(parts.values()) - parts["vLLM"] < 0.85 * there
@@ -221,7 +222,7 @@ def test_presets_for_one_card_fit_it(card, small_models, gpus, monkeypatch):
         args = train_grpo.Args(**values)
         args.model = small_models[models[name.partition("/")[2].rpartition("-")[0]]]
         args.reward_model = small_models[args.reward_model]
-        parts = plan.rl_gib(args, use_vllm=True, has_reference=True)
+        parts = plan.rl_gib(args, rewards.reward_options(args), use_vllm=True, has_reference=True)
         assert set(parts) == {"policy", "reward model", "vLLM"}  # with LoRA no reference
         rl[name] = sum(parts.values())
     assert len(rl) == 6 and max(rl.values()) < 0.75 * there, rl

@@ -21,6 +21,7 @@ import tyro
 import reproduce
 import rewards
 import runs
+from benchmarks import scoring
 from dev import sweep
 from experiments import demo_tables, tables
 from test_endpoint import serve  # noqa: F401  (fixture)
@@ -663,14 +664,14 @@ def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, c
 
 def write_index(folder: Path, rows: list[dict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows, columns=list(runs.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
+    pd.DataFrame(rows, columns=list(scoring.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
 
 
 def write_task_means(run: Path, benchmark: str, metric: str, means: dict[str, float]) -> None:
     run.mkdir(parents=True, exist_ok=True)
     shared = {"benchmark": benchmark, "metric": metric, "temperature": 0.7}
     rows = [shared | {"task": task, "mean": mean} for task, mean in means.items()]
-    pd.DataFrame(rows, columns=list(runs.TASK_COLUMNS)).to_csv(run / "task_means.csv", index=False)
+    pd.DataFrame(rows, columns=list(scoring.TASK_COLUMNS)).to_csv(run / "task_means.csv", index=False)
 
 
 def test_tables_by_hand(tmp_path):

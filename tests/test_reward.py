@@ -105,6 +105,17 @@ def test_too_few_pairs_are_refused(tmp_path, capsys):
     assert "6 usable pairs are fewer than --batch-size 64" in capsys.readouterr().err
 
 
+def test_pairs_that_the_context_cannot_hold_are_refused(tmp_path, capsys):
+    rows = world.pair_rows(8, 0)
+    rows[0]["chosen"] *= 100
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as ended:
+        train_reward.main(Args(model=BASE, pairs=str(path), batch_size=2, max_length=10**6, dry_run=True))
+    assert ended.value.code == 2
+    assert "tokens are more than the 512 of" in capsys.readouterr().err
+
+
 def test_calibration_by_hand():
     margin = math.log(0.9 / 0.1)  # the model is 90 % sure
     found = train_reward.calibration([margin] * 8 + [-margin] * 2 + [0.0])

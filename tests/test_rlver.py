@@ -438,7 +438,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     profiles = toy_users.profiles(10, 0, "train")
     expected = []
     for step in range(3):
-        for profile in rollout.prompts_of_step(profiles, step, 4, 0):
+        for profile in checkpoint.rows_of_step(profiles, step, 4, 0):
             expected += [profile["id"]] * group_size
     assert [row["id"] for row in rows] == expected
 

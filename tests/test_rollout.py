@@ -522,19 +522,6 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
         sampler.check(-math.log(0.9), step)  # what top-p itself may do
 
 
-# --- prompts of a step
-
-
-def test_every_prompt_once_an_epoch_as_a_function_of_seed_and_step():
-    prompts = list(range(11))
-    steps = [rollout.prompts_of_step(prompts, step, 3, seed=7) for step in range(6)]
-    for epoch in (steps[:3], steps[3:]):
-        shown = [prompt for step in epoch for prompt in step]
-        assert len(shown) == len(set(shown)) == 9  # two do not fill a step
-    assert steps[:3] != steps[3:] and steps[0] != rollout.prompts_of_step(prompts, 0, 3, seed=8)
-    assert rollout.prompts_of_step(prompts, 4, 3, seed=7) == steps[4]
-
-
 # --- what is read from a completion, and logged of a step
 
 

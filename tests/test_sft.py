@@ -104,6 +104,7 @@ def write(path: Path, rows: list[dict]) -> str:
 
 WITH_TAGS = [trace(id=n, thinking="<think> Budget 12. </think>" if n else "Budget 12.") for n in range(4)]
 MANY = [trace(id=n) for n in range(40)]
+LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ MANY = [trace(id=n) for n in range(40)]
         (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
         (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
         (MANY[:8], {}, "8 usable traces are fewer than --batch-size 16"),
+        (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
         (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
         (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),
         ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
