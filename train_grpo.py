@@ -170,6 +170,9 @@ class Args:
     """Table 7."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -242,6 +245,21 @@ VERIFIED = {
     "rewards": ("math:1",),
     "on_bad_format": "score",
     "temperature": 1.0,
+}
+SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
+    "dtype": "bfloat16",
+    "rollout": "vllm",
+    "reward_on": "response",
+    "max_prompt_tokens": 128,
+    "max_completion_tokens": 192,
+    "steps": 60,
+    "prompts_per_step": 8,
+    "group_size": 8,
+    "learning_rate": 1e-5,
+    "micro_batch_tokens": 2048,
+    "gradient_checkpointing": False,
+    "save_steps": 10,
+    "stall_minutes": 5.0,
 }
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 SMALL = {
@@ -376,6 +394,13 @@ PRESETS: dict[str, dict] = {
         "prompts_per_step": 256,
         "learning_rate": 5e-7,
         "scale_rewards": "none",
+    },
+    "small": SMOLLM2,
+    "small-instructions": {
+        **SMOLLM2,
+        "think_format": "plain",
+        "rewards": ("instructions:1",),
+        "max_completion_tokens": 256,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
@@ -708,7 +733,7 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
@@ -736,7 +761,12 @@ def main(args: Args) -> None:
     folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(
@@ -744,7 +774,7 @@ def main(args: Args) -> None:
     )
     reference = None  # with LoRA it is the policy without its adapter
     if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator)
+        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}

@@ -7,8 +7,10 @@
 The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
 to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
 to score. At the end, held-out pairs give its accuracy and its calibration error (ECE): pairs are sorted into
-ten bins by the probability of their order, which is compared with the share that is ordered rightly. A last
-step that would have fewer pairs than --batch-size is left out of each epoch.
+ten bins by the probability of their order, which is compared with the share that is ordered rightly. As
+annotators like long answers, two more numbers stand beside: how often the longer answer is the better one,
+and the accuracy where both are about equally long. A last step that would have fewer pairs than --batch-size
+is left out of each epoch.
 
 Why this is a loop and not TRL's RewardTrainer: under FSDP2 the trainer adds up gradients in bfloat16, and two
 processes on a CPU cannot resume, because its optimizer's state does not load. None of its arguments changes that.
@@ -18,11 +20,13 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 """
 
 import json
+import math
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
@@ -57,6 +61,8 @@ class Args:
     """Tokens of prompt and completion; pairs with a longer side are dropped, counted and listed."""
     held_out: float = 0.05
     """Share of the prompts whose pairs are kept for evaluation, at least 2 prompts."""
+    held_out_pairs: str = ""
+    """Pairs for evaluation, of prompts that --pairs does not have; then all of --pairs is trained on."""
     # optimisation
     epochs: float = 1.0
     """Passes over the pairs."""
@@ -70,6 +76,9 @@ class Args:
     """AdamW's."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU: both sides of each pair, with padding. Bounds activations' memory."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
+    any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -103,6 +112,7 @@ class Args:
 
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
+EQUAL_LENGTH = 1.25  # answers are about equally long if the longer has at most this many times the characters
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
 
@@ -110,6 +120,17 @@ SMALL = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # for on
 PRESETS: dict[str, dict] = {
     "24gb/qwen2.5-1.5b": {**SMALL, "optim": "adamw_8bit"},
     "80gb/qwen2.5-1.5b": {**SMALL, "micro_batch_tokens": 32768},
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "model": "data/smollm2",
+        "dtype": "bfloat16",
+        "max_length": 512,
+        "batch_size": 16,
+        "learning_rate": 3e-5,
+        "micro_batch_tokens": 2048,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
+        "stall_minutes": 5.0,
+    },
     "toy": {  # our choice
         "model": "data/toy/base",
         "pairs": "data/toy/preference_pairs.jsonl",
@@ -156,6 +177,41 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
     return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
 
 
+def compare_with_length(margins: list[float], pairs: list["Pair"]) -> dict:
+    """Returns how a reward model compares with the rule that the longer answer is the better one.
+
+    `length_baseline` is the rule's accuracy. `equal_length` has the same of the pairs whose answers are about
+    equally long, where the rule should know little, or None if there are none. Ties count half.
+    """
+    all_longer = []
+    equal_longer = []
+    equal_margins = []
+    for pair, margin in zip(pairs, margins, strict=True):
+        longer_by = pair.chosen_length - pair.rejected_length
+        all_longer.append(longer_by)
+        shorter, longer = sorted([pair.chosen_length, pair.rejected_length])
+        if longer <= EQUAL_LENGTH * shorter:
+            equal_longer.append(longer_by)
+            equal_margins.append(margin)
+
+    result = {"length_baseline": share_right(all_longer), "equal_length": None}
+    n = len(equal_margins)
+    if n:
+        accuracy = share_right(equal_margins)
+        result["equal_length"] = {
+            "n": n,
+            "accuracy": accuracy,
+            "standard_error": math.sqrt(accuracy * (1 - accuracy) / n),
+            "length_baseline": share_right(equal_longer),
+        }
+    return result
+
+
+def share_right(margins: list[float]) -> float:
+    """Returns the share of positive margins; a margin of zero counts half."""
+    return fmean([0.5 if margin == 0 else float(margin > 0) for margin in margins])
+
+
 # --- pairs
 
 
@@ -166,6 +222,9 @@ class Pair:
     id: str
     chosen_ids: list[int]
     rejected_ids: list[int]
+    chosen_length: int
+    """Characters of the answer, without its thinking."""
+    rejected_length: int
 
     @property
     def longest(self) -> int:
@@ -199,7 +258,7 @@ def build_pairs(
     for row in preferences:
         chosen_ids = encode_side(row, "chosen", tokenizer, reward_on)
         rejected_ids = encode_side(row, "rejected", tokenizer, reward_on)
-        pair = Pair(row["id"], chosen_ids, rejected_ids)
+        pair = Pair(row["id"], chosen_ids, rejected_ids, len(row["chosen"]), len(row["rejected"]))
         if chosen_ids == rejected_ids:
             dropped.append({"id": row["id"], "reason": "identical"})
         elif pair.longest > max_length:
@@ -246,12 +305,30 @@ def check_thinking(path: str, preferences: list[dict]) -> None:
                 )
 
 
+def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
+    """Exits with 2 if a prompt is in both files, where a held-out pair would tell what was learned by heart."""
+    trained = {json.dumps(row["messages"]) for row in train}
+    for row in held_out:
+        if json.dumps(row["messages"]) in trained:
+            runs.fail(
+                f"--held-out-pairs {args.held_out_pairs}: the prompt of row {row['id']} is in "
+                f"--pairs {args.pairs} as well; take it out of one of them"
+            )
+
+
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
     preferences, unread = rows.read_pairs(args.pairs)
+    if args.held_out_pairs:
+        train_rows = preferences
+        held_out_rows, unread_held_out = rows.read_pairs(args.held_out_pairs, "--held-out-pairs")
+        check_disjoint(args, train_rows, held_out_rows)
+        unread += unread_held_out
+        preferences = train_rows + held_out_rows
+    else:
+        train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
     if args.reward_on == "think+response":
         check_thinking(args.pairs, preferences)
-    train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped = unread + dropped_train + dropped_held_out
@@ -278,17 +355,20 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 
 
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
-    """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
+    """Loads the classifier with one output; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     path = args.model
     if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
         path = str(folder)
     config = utils.load_config(path)
     config.num_labels = 1
+    loaded_dtype = "float32"
+    if args.lora_r:  # but for the adapter and the head nothing learns
+        loaded_dtype = utils.compute_dtype(args.dtype)
     model, _ = policy.load_weights(
         AutoModelForSequenceClassification,
         path,
-        utils.DTYPE if args.lora_r else "float32",
+        loaded_dtype,
         new_head=True,
         sharded=True,
         config=config,
@@ -364,12 +444,16 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
 # --- the run
 
 
-def measure_held_out(pairs: list[Pair], folder: Path, device: str) -> dict:
-    """Scores held-out pairs with the saved model, as any other script loads it; returns its calibration."""
-    model = RewardModel(str(folder), device=device)
+def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -> dict:
+    """Scores held-out pairs with the saved model, as any other script loads it.
+
+    Returns its calibration, and how it compares with length.
+    """
+    model = RewardModel(str(folder), device=device, dtype=dtype)
     chosen = model.score_ids([pair.chosen_ids for pair in pairs])
     rejected = model.score_ids([pair.rejected_ids for pair in pairs])
-    return calibration([better - worse for better, worse in zip(chosen, rejected, strict=True)])
+    margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
+    return calibration(margins) | compare_with_length(margins, pairs)
 
 
 def check_arguments(args: Args, accelerator) -> None:
@@ -382,7 +466,7 @@ def check_arguments(args: Args, accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
@@ -440,7 +524,7 @@ def main(args: Args) -> None:
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
-        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device))
+        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
     checkpoint.finish(run, summary)
 
 

@@ -72,6 +72,9 @@ class Args:
     """Paper table 5."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU, with padding; a longer row is alone. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
+    any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass (released script): less memory, about a third more time."""
     packing: bool = False
@@ -155,6 +158,18 @@ PRESETS: dict[str, dict] = {
     "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
     "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
     "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "model": "data/smollm2",
+        "traces": "data/small/traces.jsonl",
+        "dtype": "bfloat16",
+        "max_length": 512,
+        "batch_size": 8,
+        "learning_rate": 5e-5,
+        "micro_batch_tokens": 2048,
+        "gradient_checkpointing": False,
+        "save_steps": 20,
+        "stall_minutes": 5.0,
+    },
     "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",
         "traces": "data/toy/sft_traces.jsonl",
@@ -268,7 +283,12 @@ def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
     """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     if args.packing and is_flash_attn_2_available():
         model.set_attn_implementation("flash_attention_2")
@@ -357,7 +377,7 @@ def check_arguments(args: Args, accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded

@@ -146,8 +146,31 @@ def random_pairs(n: int) -> list[Pair]:
         sides = []
         for length in torch.randint(2, 60, (2,), generator=generator).tolist():
             sides.append(torch.randint(5, 200, (length,), generator=generator).tolist())
-        pairs.append(Pair(str(i), *sides))
+        pairs.append(Pair(str(i), *sides, 0, 0))
     return pairs
+
+
+def test_a_reward_model_stands_beside_the_length_baseline():
+    """By hand: answers of 10 against 20, 100 against 80, 80 against 100 and 50 against 50 characters."""
+    lengths = [(10, 20), (100, 80), (80, 100), (50, 50)]
+    pairs = [Pair(str(i), [1], [1], *both) for i, both in enumerate(lengths)]
+    result = train_reward.compare_with_length([1.0, 2.0, -1.0, 0.5], pairs)
+    assert result["length_baseline"] == pytest.approx((0 + 1 + 0 + 0.5) / 4)
+    assert result["equal_length"] == {
+        "n": 3,
+        "accuracy": pytest.approx(2 / 3),
+        "standard_error": pytest.approx(math.sqrt(2 / 9 / 3)),
+        "length_baseline": pytest.approx((1 + 0 + 0.5) / 3),
+    }
+    assert train_reward.compare_with_length([1.0], pairs[:1])["equal_length"] is None
+
+
+def test_a_prompt_in_both_files_ends_the_run(capsys):
+    args = Args(pairs="train.jsonl", held_out_pairs="test.jsonl")
+    pairs = [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}]
+    with pytest.raises(SystemExit):
+        train_reward.check_disjoint(args, pairs, [pairs[0] | {"id": "b"}])
+    assert "the prompt of row b is in --pairs train.jsonl as well" in capsys.readouterr().err
 
 
 def loaded() -> torch.nn.Module:
@@ -256,6 +279,7 @@ def test_what_a_run_writes(whole):
     held_out = summary["held_out"]
     assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 60
     assert 0 <= held_out["accuracy"] <= 1 and 0 <= held_out["ece"] <= 0.5
+    assert 0 <= held_out["length_baseline"] <= 1 and held_out["equal_length"]["n"] > 0
     assert sum(one["n"] for one in held_out["bins"]) == held_out["n"]
     assert json.loads((run / "model" / "config.json").read_text())["reward_on"] == "response"
     assert not (run / "model" / "think_format.json").exists()
