@@ -64,7 +64,7 @@ KINDS = {  # files of completions, and how the page calls what they hold
     "held_out_completions.jsonl": "held out",
     "generations.jsonl": "evaluation",
     "dialogues.jsonl": "dialogue",
-    "dialogues_held_out.jsonl": "dialogue with the held-out user",
+    "dialogues_held_out.jsonl": "held-out dialogue",
 }
 # ends that are faults, and what such a dialogue counts with, as rewards/simulated_user.py has it
 BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}

@@ -379,7 +379,7 @@ def test_dialogues_with_a_simulated_user(tmp_path):
     write(tmp_path, "dialogues.jsonl", [dialogue, *faults])
     write(tmp_path, "dialogues_held_out.jsonl", [dialogue | {"emo_point": 30}])
     first, held_out = shown(tmp_path, tmp_path)["visits"]
-    assert (first["kind"], held_out["kind"]) == ("dialogue", "dialogue with the held-out user")
+    assert (first["kind"], held_out["kind"]) == ("dialogue", "held-out dialogue")
     good, bad_format, too_long = first["sides"][0]
     assert good == {"status": "ok", "numbers": {"gold": 55}, "dialogue": history[1:]}
     assert bad_format["numbers"] == {"gold": 0} and bad_format["text"] == "<think>t</think>hi\n\nbye"
