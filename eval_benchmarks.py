@@ -306,7 +306,9 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
             asked.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
             asked_tasks.append(task)
     rows = shared.generate(args, asked, args.temperature, run)
-    answers = [row | {"task": task, "response": shared.answer(row)} for row, task in zip(rows, asked_tasks)]
+    answers = []
+    for row, request, task in zip(rows, asked, asked_tasks):
+        answers.append(row | {"task": task, "sample": request["sample"], "response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
     return answers

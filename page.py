@@ -10,8 +10,8 @@ A visit is one prompt with all its completions at one step, or at one temperatur
 thousands of completions shows some of the visits and says so: see `choose`. The page itself is page.html, a
 template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
 
-The `gold` of an evaluation is the field `score` in verdicts.jsonl; the choices of a pairwise judge are not
-numbers and are left out. A file that cannot be read raises ValueError with file, line and field.
+The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue the
+final emotion. A file that cannot be read raises ValueError with file, line and field.
 """
 
 import base64
@@ -63,7 +63,11 @@ KINDS = {  # files of completions, and how the page calls what they hold
     "completions.jsonl": "training",
     "held_out_completions.jsonl": "held out",
     "generations.jsonl": "evaluation",
+    "dialogues.jsonl": "dialogue",
+    "dialogues_held_out.jsonl": "held-out dialogue",
 }
+# ends that are faults, and what such a dialogue counts with, as rewards/simulated_user.py has it
+BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}
 
 
 def read_lines(path: Path, notes: list[str], wanted: set | None = None) -> Iterator[tuple[int, dict]]:
@@ -86,21 +90,47 @@ def read_lines(path: Path, notes: list[str], wanted: set | None = None) -> Itera
 
 
 def answer_key(row: dict) -> tuple[str, str]:
+    """Returns what an answer and its verdict have in common."""
     return repr(row.get("id")), repr(row.get("temperature"))  # repr: an unchecked id may be a list
 
 
+def verdict_number(verdict: dict) -> NUMBER | str:
+    """Returns the number of a verdict, higher is better; None without one, as of a pairwise judge's choice."""
+    if "correct" in verdict:
+        return int(verdict["correct"])
+    if "strict" in verdict:  # IFEval and IFBench: whether each instruction is met
+        return int(all(verdict["strict"]))
+    return verdict.get("score", verdict.get("preference"))  # preference: AlpacaEval, from 1 to 2
+
+
 def read_verdicts(run: Path, notes: list[str]) -> dict[tuple, dict]:
-    """Returns the scored verdicts of an evaluation by `answer_key`; none for a training run."""
-    path = run / "verdicts.jsonl"
-    if not path.is_file():
-        return {}
+    """Returns reward and score of an evaluation's answers by `answer_key`; none for a training run."""
     verdicts = {}
-    for _, verdict in read_lines(path, notes):
-        if "score" in verdict:
-            verdicts[answer_key(verdict)] = {
-                field: verdict[field] for field in ("score", "reward") if field in verdict
-            }
+    for file in ("verdicts.jsonl", "rows.jsonl"):
+        if not (run / file).is_file():
+            continue
+        for _, verdict in read_lines(run / file, notes):
+            if file == "rows.jsonl":  # eval_benchmarks.py; an `id` there may be the benchmark's
+                verdict["id"] = f"{verdict.get('task')}-{verdict.get('sample')}"
+            numbers = {"score": verdict_number(verdict), "reward": verdict.get("reward")}
+            verdicts[answer_key(verdict)] = numbers
     return verdicts
+
+
+def dialogue_row(dialogue: dict) -> dict:
+    """Returns a dialogue of eval_sentient.py as a completion of the user's first words."""
+    first, *turns = dialogue.get("history") or [{}]
+    ended = dialogue.get("ended")
+    return {
+        "id": dialogue.get("id"),
+        "messages": [{"role": first.get("role"), "content": first.get("content")}],
+        "text": "\n\n".join(str(turn.get("text", turn.get("content"))) for turn in turns),
+        "thinking": "",
+        "response": "",
+        "status": ended if ended in BAD_ENDS else "ok",
+        "score": BAD_ENDS.get(ended, dialogue.get("emo_point")),
+        "dialogue": [first, *turns],
+    }
 
 
 def check_row(row: dict, types: dict, where: str) -> None:
@@ -124,14 +154,16 @@ def read_completions(
     path = run / file
     if not path.is_file():
         return
-    types = FIELDS | {"step": int}
-    if file == "generations.jsonl":
-        types = FIELDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
+    types = FIELDS | {"gold": NUMBER | str}  # a judge that is a model writes "8"
+    if file.endswith("completions.jsonl"):
+        types = FIELDS | {"step": int}
     verdicts = read_verdicts(run, notes if wanted is None else [])
     for number, row in read_lines(path, notes, wanted):
+        if file.startswith("dialogues"):
+            row = dialogue_row(row)
         verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
         rewards = row.setdefault("rewards", {})
-        row["reward"] = verdict.get("reward", row.get("reward"))
+        row["reward"] = verdict.get("reward")
         row["gold"] = verdict.get("score")
         if isinstance(rewards, dict) and "gold" in rewards:
             row["gold"] = rewards["gold"]
@@ -312,8 +344,11 @@ def number_visits(completions: pd.DataFrame) -> pd.DataFrame:
 
     # held-out prompts may have a gold alone
     has_reward = visits.groupby(["run", "kind"])["reward"].transform(lambda reward: reward.notna().any())
-    visits["score"] = visits["reward"].where(has_reward, visits["gold"])
-    visits["change"] = visits["score"] - visits.groupby(["run", "kind", "prompt"])["score"].transform("first")
+    visits["followed"] = visits["reward"].where(has_reward, visits["gold"])
+    first = visits.groupby(["run", "kind", "prompt"])["followed"].transform("first")
+    change = visits["followed"] - first
+    visits["rise"] = change.where(change > 0)
+    visits["fall"] = change.where(change < 0)
 
     every_run_has_gold = (visits.groupby("run")["gold"].count() > 0).all()
     visits["compared"] = visits["gold"] if every_run_has_gold else visits["reward"]
@@ -322,8 +357,8 @@ def number_visits(completions: pd.DataFrame) -> pd.DataFrame:
 
 def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
     """Returns one row a visit, by kind and step, with the numbers of ORDERS over both runs, NaN where there is none."""
-    visits = number_visits(completions)
-    visits = visits.groupby(VISIT, dropna=False, sort=False).agg(
+    of_visit = number_visits(completions).groupby(VISIT, dropna=False, sort=False)
+    visits = of_visit.agg(
         runs=("run", "nunique"),
         n=("n", "sum"),
         characters=("characters", "sum"),
@@ -333,17 +368,12 @@ def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
         gold_lowest=("gold_lowest", "min"),
         spread=("spread", "max"),
         overrated=("overrated", "max"),
-        rise=("change", "max"),
-        fall=("change", "min"),
-        compared_highest=("compared", "max"),
-        compared_lowest=("compared", "min"),
-        compared_in=("compared", "count"),
+        rise=("rise", "max"),
+        fall=("fall", "min"),
     )
+    compared = of_visit["compared"]
+    visits["difference"] = (compared.max() - compared.min()).where(compared.count() == 2)
     visits = visits.reset_index()
-    visits["rise"] = visits["rise"].where(visits["rise"] > 0)
-    visits["fall"] = visits["fall"].where(visits["fall"] < 0)
-    difference = visits["compared_highest"] - visits["compared_lowest"]
-    visits["difference"] = difference.where(visits["compared_in"] == 2)
     place_of_kind = visits["kind"].map(list(KINDS.values()).index)
     return visits.iloc[place_of_kind.argsort(kind="stable")].reset_index(drop=True)
 
@@ -364,24 +394,23 @@ def choose(visits: pd.DataFrame, n: int) -> pd.DataFrame:
     ranked = visits.assign(extreme=visits.index.isin(extreme))
     ranked = ranked.sort_values(["extreme", "runs", "prompt"], ascending=[False, False, True], kind="stable")
     fits = (ranked["n"].cumsum() <= n) & (ranked["characters"].cumsum() <= MAX_CHARACTERS)
-    fits.iloc[:1] = True
+    fits.iloc[:1] = True  # however large it is
     return visits.loc[fits[fits].index.sort_values()]
 
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
     """Returns the numbers of a completion that the page shows, by name."""
-    numbers = {
-        field: row.get(field) for field in ("reward", "gold", "advantage", "n_tokens", "n_thinking_tokens")
-    }
-    if kind != "training":
-        del numbers["advantage"]
+    fields = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
+    if kind == "training":
+        fields.append("advantage")
+    numbers = {field: row.get(field) for field in fields}
     for name, value in row["rewards"].items():
         if value != row["reward"]:  # a single reward would be there twice
             numbers.setdefault(name, value)
     contributions = row.get("contributions") or {}
     if len(contributions) > 1:
         numbers |= {f"contribution/{name}": value for name, value in contributions.items()}
-    return {name: value for name, value in numbers.items() if value is not None}
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
 def show_completion(row: dict, kind: str) -> dict:

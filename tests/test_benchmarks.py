@@ -22,6 +22,7 @@ import pytest
 import endpoint
 import eval_benchmarks
 import eval_wildbench
+import page
 import runs
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
 from benchmarks.judge_template import fill, fill_messages
@@ -1139,6 +1140,7 @@ def test_generate_and_score(run, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
     assert [r["question"] for r in rows] == [f"How much is {i}?" for i in (0, 0, 1, 1, 2, 2)]
     assert rows[0]["text"] != rows[1]["text"]  # two samples, not one twice
+    assert page.read_rows(tmp_path / "run")["gold"].tolist() == [r["correct"] for r in rows]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     again = score("gsm8k", tmp_path / "run" / "rows.jsonl", tmp_path / "test.jsonl", tmp_path)
     assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"]) and again[

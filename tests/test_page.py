@@ -200,9 +200,10 @@ def test_what_is_shown_of_a_completion(tmp_path):
         completion("b", 1, -0.5, rewards=several, contributions={"preference": 0.5, "length": -1.0}),
         completion("c", 1, -2.0, status="no_close", text="<think> more", pair="rejected"),
         completion("d", 1, None, dialogue=turns),
+        completion("e", 1, float("nan")),
     ]
     data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
-    plain, combined, bad, dialogue = [visit["sides"][0][0] for visit in data["visits"]]
+    plain, combined, bad, dialogue, unknown = [visit["sides"][0][0] for visit in data["visits"]]
     lengths = {"n_tokens": 9, "n_thinking_tokens": 4}
     assert plain == {
         "status": "ok",
@@ -214,6 +215,7 @@ def test_what_is_shown_of_a_completion(tmp_path):
     assert combined["numbers"] == {"reward": -0.5, "gold": 0.9, "advantage": 0.5, **lengths, **parts}
     assert (bad["text"], bad["pair"]) == ("<think> more", "rejected")
     assert dialogue["dialogue"] == turns[1:] and "reward" not in dialogue["numbers"]
+    assert unknown["numbers"] == {"advantage": 0.5, **lengths}
 
 
 def test_the_top_of_the_page_says_what_was_run(tmp_path):
@@ -344,6 +346,49 @@ def test_scores_of_an_evaluation_come_from_its_verdicts(tmp_path):
     rows = page.read_rows(tmp_path)
     np.testing.assert_equal(rows["gold"].tolist(), [8.0, 0.25, np.nan, np.nan])
     np.testing.assert_equal(rows["reward"].tolist(), [np.nan, -1.5, np.nan, np.nan])
+
+
+def test_scores_of_a_benchmark_come_from_its_rows(tmp_path):
+    write(
+        tmp_path,
+        "generations.jsonl",
+        [generation(f"{task}-{sample}") for task in "0123" for sample in (0, 1)],
+    )
+    answer = {"temperature": 0.7, "sample": 0}
+    rows = [
+        answer | {"id": "1-0", "task": 0, "correct": True},  # `id` is the benchmark's
+        answer | {"id": "1-0", "task": 0, "sample": 1, "correct": False, "reward": -1.5},
+        answer | {"task": 1, "strict": [True, False]},
+        answer | {"task": 2, "preference": 1.75},
+        answer | {"task": 3, "game1": "A>B", "reward": 0.5},
+    ]
+    write(tmp_path, "rows.jsonl", rows)
+    table = page.read_rows(tmp_path).set_index("id")
+    assert table["gold"].dropna().to_dict() == {"0-0": 1, "0-1": 0, "1-0": 0, "2-0": 1.75}
+    assert table["reward"].dropna().to_dict() == {"0-1": -1.5, "3-0": 0.5}
+
+
+def test_dialogues_with_a_simulated_user(tmp_path):
+    history = [
+        {"role": "user", "content": "hello", "emotion-point": 40},
+        {"role": "assistant", "content": "hi", "text": "<think>t</think>hi", "thinking": "t", "status": "ok"},
+        {"role": "user", "content": "bye", "emotion-point": 55, "change": 15},
+    ]
+    dialogue = {"id": "u", "history": history, "emo_point": 55, "ended": "goodbye"}
+    faults = [dialogue | {"ended": ended} for ended in ("bad_format", "too_long")]
+    write(tmp_path, "dialogues.jsonl", [dialogue, *faults])
+    write(tmp_path, "dialogues_held_out.jsonl", [dialogue | {"emo_point": 30}])
+    first, held_out = shown(tmp_path, tmp_path)["visits"]
+    assert (first["kind"], held_out["kind"]) == ("dialogue", "held-out dialogue")
+    good, bad_format, too_long = first["sides"][0]
+    assert good == {"status": "ok", "numbers": {"gold": 55}, "dialogue": history[1:]}
+    assert bad_format["numbers"] == {"gold": 0} and bad_format["text"] == "<think>t</think>hi\n\nbye"
+    assert (too_long["status"], too_long["numbers"]) == ("too_long", {})
+    assert held_out["prompt"] == first["prompt"] and held_out["gold_highest"] == 30
+
+    write(tmp_path, "dialogues.jsonl", [{"id": "u"}])
+    with pytest.raises(ValueError, match="dialogues.jsonl:1: 'messages' must be a list"):
+        shown(tmp_path, tmp_path)
 
 
 # --- files that cannot be read

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import eval_sentient as sentient
+import page
 from data.toy import users as toy_users
 from endpoint import CHECK_ATTEMPT
 from rewards import simulated_user as sim
@@ -312,6 +313,8 @@ def test_toy_model_from_end_to_end_and_from_any_line(tmp_path):
         numbers = summary[f"simulator{suffix}"]
         assert numbers["mean_emotion"] == sum(d["emo_point"] for d in dialogues) / 6
         assert numbers["n_invalid"] == 0
+        golds = page.read_rows(run, f"dialogues{suffix}.jsonl")["gold"]
+        assert golds.mean() == pytest.approx(numbers["mean_emotion"])
         for d in dialogues:
             again = sim.start(d["profile"], setting)
             for turn in d["history"]:
