@@ -98,6 +98,7 @@ def test_what_is_wrong_in_a_record_is_named(tmp_path, capsys):
         ({"history": [{"content": "hi"}]}, "'history' must be"),
         ({"ended": ["failed"]}, "'ended' is not a text"),
         ({"history": [{"role": "user", "content": 3, "emotion-point": 40}]}, "'content', a text"),
+        ({"history": [*stored()["history"], {"role": "assistant"}]}, "'content', a text"),
     ],
 )
 def test_rows_that_are_no_dialogues_are_refused(tmp_path, exits, changes, words):  # noqa: F811
