@@ -83,7 +83,7 @@ def recorded_change(turn: dict) -> float | None:
 
 
 def score(dialogues: list[dict], seed: int) -> dict:
-    """Returns simulated_user.score with the 95 % interval of the mean, the share of well-formed replies and the curve."""
+    """Returns the Sentient score and its counts, with the 95 % interval, `format_ok` and `emotion_curve`."""
     ids = []
     finals = []
     statuses = []  # of the model's replies
