@@ -165,7 +165,7 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
 
 
 def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, entropy: float = 0.02) -> str:
-    """Returns why the run should end, or "". At its end the reward can no longer tell completions apart.
+    """Returns why the run should end, or "". It should when the reward can no longer tell completions apart.
 
     Args:
         history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; an entropy that
