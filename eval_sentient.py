@@ -46,7 +46,8 @@ simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.js
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -203,8 +204,11 @@ def rescore(args: Args) -> None:
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
     scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
+    folder = Path(args.out).parent
+    if args.dry_run:
+        shared.try_judge(args, folder)
+        return
     if args.judge:
-        folder = Path(args.out).parent
         folder.mkdir(parents=True, exist_ok=True)
         scores |= empathy.judge(args, dialogues, folder)
 
@@ -224,15 +228,16 @@ Reply = tuple[str, bool, int] | None
 Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversations, seeds) -> replies
 
 
-def load_model(args: Args, run: Path) -> Generate:
-    """Returns the function that replies to conversations, by --model-url or by a model loaded here."""
+def load_model(args: Args, run: Path) -> AbstractContextManager[Generate]:
+    """Gives the function that replies to conversations, by --model-url or by a model loaded here."""
     if args.model_url:
-        return endpoint_model(args, run)
+        return nullcontext(endpoint_model(args, run))
     return local_model(args)
 
 
-def local_model(args: Args) -> Generate:
-    """Loads the model with vLLM or transformers."""
+@contextmanager
+def local_model(args: Args) -> Iterator[Generate]:
+    """Loads the model with vLLM or transformers, and frees its memory at the end."""
     tokenizer = shared.load_tokenizer(args)
     stop = shared.stop_string(shared.think_format(args))
     sampler = rollout.Sampler(
@@ -256,7 +261,10 @@ def local_model(args: Args) -> Generate:
                 replies[fitting[n]] = (text, sample.finished, len(sample.ids))
         return replies
 
-    return generate
+    try:
+        yield generate
+    finally:
+        sampler.close()
 
 
 def endpoint_model(args: Args, run: Path) -> Generate:
@@ -490,19 +498,21 @@ def check_first_prompts(args: Args, profiles: list[dict]) -> None:
         )
 
 
-def evaluate(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> dict:
-    """Talks with one simulator, writes the dialogues and returns their scores."""
-    name, _ = simulators(args)[role]
+def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> list[dict]:
+    """Talks with one simulator, and writes the dialogues."""
     suffix = role.removeprefix("simulator")
     dialogues = talk(args, profiles, load_user(args, role, run), generate, run / f"turns{suffix}.jsonl")
     lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
     # a reply may hold half of a surrogate pair; as \udXXX it is valid JSON
     (run / f"dialogues{suffix}.jsonl").write_text("".join(lines), errors="backslashreplace")
+    return dialogues
 
+
+def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
+    """Returns the scores of the dialogues with one simulator, and lists those that have none."""
+    name, _ = simulators(args)[role]
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
-    if args.judge:
-        scores |= empathy.judge(args, dialogues, run, suffix)
     failed = [dialogue for dialogue in dialogues if "error" in dialogue]
     print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
     return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
@@ -536,11 +546,15 @@ def main(args: Args) -> None:
     args = with_trained_context(args)
     profiles = check(args)
     for role, (name, _) in simulators(args).items():
-        cost = "no calls" if ".py:" in name else estimate(profiles, args)
+        cost = "no calls"
+        if ".py:" not in name:
+            cost = estimate(profiles, args)
         print(f"{role} {name}: {cost}")
     if args.judge:
-        n_calls = 2 * len(profiles) * len(simulators(args))
-        print(f"judge {args.judge}: {'no calls' if '.py:' in args.judge else f'at most {n_calls} calls'}")
+        calls = "no calls"
+        if ".py:" not in args.judge:
+            calls = f"at most {2 * len(profiles) * len(simulators(args))} calls"
+        print(f"judge {args.judge}: {calls}")
     start = runs.check_run(args, "eval_sentient", args.model)
     if start.is_complete():
         print(f"{start.run} is complete; --overwrite starts it anew")
@@ -552,16 +566,24 @@ def main(args: Args) -> None:
     run = runs.start_run(start)
 
     # --- talk with each simulator, score
-    generate = load_model(args, run)
+    dialogues = {}
     results = {}
-    index = []
-    for role in simulators(args):
-        result = evaluate(args, role, profiles, generate, run)
-        index += index_rows(args, role, result)
-        results[role] = for_summary(result)
+    with load_model(args, run) as generate:
+        for role in simulators(args):
+            dialogues[role] = hold_dialogues(args, role, profiles, generate, run)
+            results[role] = score_dialogues(args, role, profiles, dialogues[role])
+
+    # --- judge: the model is freed by now, as a local judge needs its memory
+    if args.judge:
+        for role, result in results.items():
+            result |= empathy.judge(args, dialogues[role], run, role.removeprefix("simulator"))
 
     # --- save
-    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting(), **results}
+    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting()}
+    index = []
+    for role, result in results.items():
+        summary[role] = for_summary(result)
+        index += index_rows(args, role, result)
     runs.write_summary(run, summary)
     add_to_index(run, index)
 

@@ -1,11 +1,11 @@
 """Closes the thinking of a completion that has used its budget of tokens, so that the model goes on with its answer.
 
 Evaluations do so by --max-thinking-tokens; benchmarks/shared.py knows what closes each style of thinking. Budget
-forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike. They also write words,
+forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike. Both also write words,
 such as "Final Answer:"; here nothing but the closing tags is written.
 
-Transformers chooses its next tokens by `force_closing`. An engine of vLLM ends the request at the budget, and starts
-one that goes on behind the closed thinking: its model runners for CPU and GPU take different logits processors.
+Transformers chooses its next tokens by `force_closing`. vLLM's model runners for CPU and GPU take different logits
+processors. So its engine ends the request at the budget, and starts another behind the closed thinking.
 """
 
 import math
@@ -20,25 +20,26 @@ class ThinkingBudget:
     """Says where in a completion its thinking must be closed, how to tell whether it is open, and what closes it."""
 
     end: int
-    """Tokens of the completion up to there: the budget, and the tag that opens the thinking."""
-    opens: str
-    """What the turn of a model that thinks begins with."""
-    is_closed: str
-    """A regular expression that matches a turn whose thinking is closed."""
+    """Tokens of the completion up to that place: the budget, and the tag that opens the thinking."""
+    opening_tag: str
+    """The text with which the turn of a model that thinks begins."""
+    closed_pattern: str
+    """A regular expression that is found in a turn whose thinking is closed."""
     closing: list[int]
     """Token ids that close the thinking and open the answer."""
-    opening: str = ""
-    """What the chat template has already written of the turn."""
+    from_template: str = ""
+    """The beginning of the turn that the chat template has already written."""
 
     def closing_after(self, ids: list[int], tokenizer) -> list[int]:
         """Returns the token ids that must follow the first `end` ids of a completion.
 
         They are [] if its thinking is closed by then, or if it never thought. If the model has begun to close its
-        thinking, only the rest of the closing tokens is returned.
+        thinking, they are the rest of the closing tokens.
         """
         written = ids[: self.end]
-        turn = self.opening + tokenizer.decode(written, skip_special_tokens=False)
-        if not turn.lstrip().startswith(self.opens) or re.search(self.is_closed, turn):
+        turn = self.from_template + tokenizer.decode(written, skip_special_tokens=False)
+        has_thought = turn.lstrip().startswith(self.opening_tag)
+        if not has_thought or re.search(self.closed_pattern, turn):
             return []
         for n_begun in range(len(self.closing) - 1, 0, -1):
             if written[-n_begun:] == self.closing[:n_begun]:
@@ -46,11 +47,11 @@ class ThinkingBudget:
         return self.closing
 
     def force_closing(self, written: torch.Tensor, scores: torch.Tensor, tokenizer) -> torch.Tensor:
-        """Leaves no choice but the next closing token where thinking has used its budget; for transformers' generate.
+        """Returns the scores with which transformers' generate closes thinking that has used its budget.
 
         Args:
             written: token ids (B, T) of the completions so far.
-            scores: (B, V), of the next token; changed in place.
+            scores: (B, V), of the next token; a row that must close has no choice left. Changed in place.
         """
         n_since_end = written.size(1) - self.end
         if not 0 <= n_since_end < len(self.closing):

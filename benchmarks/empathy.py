@@ -19,7 +19,9 @@ data/toy/users.py:strategies. A program gives no marks.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import runs
@@ -46,9 +48,10 @@ def emotion_curve(dialogues: list[dict]) -> list[float]:
             emotions.append(final)
         curves.append(emotions)
 
-    longest = max(len(curve) for curve in curves)
-    padded = [curve + [curve[-1]] * (longest - len(curve)) for curve in curves]
-    return [mean(at_turn) for at_turn in zip(*padded, strict=True)]
+    longest = max(map(len, curves))
+    for curve in curves:
+        curve += [curve[-1]] * (longest - len(curve))
+    return [mean(at_turn) for at_turn in zip(*curves, strict=True)]
 
 
 # --- 2. strategies
@@ -101,22 +104,25 @@ def show(dialogue: dict) -> str:
 
 
 def strategy_prompt(dialogue: dict) -> str:
-    numbers = range(1, simulated_user.count_replies(dialogue) + 1)
+    strategies = [f"{code}: {words}" for code, words in STRATEGIES.items()]
+    n_replies = simulated_user.count_replies(dialogue)
+    keys = [f'"{number}": ["..."]' for number in range(1, n_replies + 1)]
     return STRATEGY_PROMPT.format(
-        dialogue=show(dialogue),
-        strategies="\n".join(f"{code}: {words}" for code, words in STRATEGIES.items()),
-        keys=", ".join(f'"{number}": ["..."]' for number in numbers),
+        dialogue=show(dialogue), strategies="\n".join(strategies), keys=", ".join(keys)
     )
 
 
-def read_strategies(text: str) -> list[list[str]]:
-    """Reads the codes of each reply; ValueError unless the replies 1, 2, ... have lists of known codes."""
+def read_strategies(text: str, n_replies: int | None = None) -> list[list[str]]:
+    """Reads the codes of the replies 1, 2, ...; ValueError if they are not those of `n_replies` replies."""
     found = read_object(text)
-    return check_codes([found.get(str(number)) for number in range(1, len(found) + 1)])
+    codes = [found.get(str(number)) for number in range(1, len(found) + 1)]
+    return check_codes(codes, n_replies or len(codes))
 
 
-def check_codes(codes_of_replies: list) -> list[list[str]]:
-    """Returns the codes of each reply; ValueError unless each is a list of keys of STRATEGIES."""
+def check_codes(codes_of_replies: list, n_replies: int) -> list[list[str]]:
+    """Returns the codes of each reply; ValueError unless there are `n_replies` lists of keys of STRATEGIES."""
+    if len(codes_of_replies) != n_replies:
+        raise ValueError(f"codes of {len(codes_of_replies)} replies, not of {n_replies}")
     for codes in codes_of_replies:
         known = list(STRATEGIES)  # a list, as a judge may write what cannot be looked up in a dict
         if not isinstance(codes, list) or not all(code in known for code in codes):
@@ -160,8 +166,11 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
 
     scores = {}
     for group, count in counts.items():
-        contribution = mean(changes[group]) if changes[group] else None
-        scores[group] = {"n": count, "frequency": count / n_replies, "contribution": contribution}
+        scores[group] = {
+            "n": count,
+            "frequency": count / n_replies,
+            "contribution": mean(changes[group]),  # None without changes
+        }
     return scores
 
 
@@ -248,7 +257,7 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
     """Returns {capability: {"mean", "interval"}} over the dialogues whose marks are known."""
     scores = {}
     for name in CAPABILITIES:
-        known = [float(marks_of_dialogue[name]) for marks_of_dialogue in marks if marks_of_dialogue]
+        known = [marks_of_dialogue[name] for marks_of_dialogue in marks if marks_of_dialogue]
         scores[name] = {"mean": mean(known), "interval": bootstrap(known, seed)}
     return scores
 
@@ -270,14 +279,8 @@ def requests(args, dialogues: list[dict], prompt: Callable[[dict], str]) -> list
     """Returns what --judge is asked about each dialogue."""
     asked = []
     for dialogue in dialogues:
-        asked.append(
-            {
-                "messages": [{"role": "user", "content": prompt(dialogue)}],
-                "temperature": 0.0,
-                "max_tokens": args.judge_max_tokens,
-                "response_format": {"type": "json_object"},
-            }
-        )
+        message = {"role": "user", "content": prompt(dialogue)}
+        asked.append(shared.judge_request(args, [message]))
     return asked
 
 
@@ -291,17 +294,22 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
     if not dialogues:
         runs.fail("--judge: no dialogue has a score and a reply")
     rows = [{"id": dialogue["id"]} for dialogue in dialogues]
-    scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args)}
 
     codes = find_strategies(args, dialogues, run)
-    scores["strategies"] = with_counts(args, codes, lambda: score_strategies(dialogues, codes))
+    strategies = count_failures(codes)
+    if is_reliable(args, strategies):
+        strategies |= score_strategies(dialogues, codes)
+    scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args), "strategies": strategies}
     for row, codes_of_replies in zip(rows, codes, strict=True):
         row["strategies"] = codes_of_replies
 
     if ".py:" not in args.judge:
         asked = requests(args, dialogues, capability_prompt)
         marks = [reply.value for reply in shared.ask_judge(args, asked, read_marks, run)]
-        scores["capabilities"] = with_counts(args, marks, lambda: score_capabilities(marks, args.seed))
+        capabilities = count_failures(marks)
+        if is_reliable(args, capabilities):
+            capabilities |= score_capabilities(marks, args.seed)
+        scores["capabilities"] = capabilities
         for row, marks_of_dialogue in zip(rows, marks, strict=True):
             row["capabilities"] = marks_of_dialogue
 
@@ -313,19 +321,27 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
 
 def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[str]] | None]:
     """Returns for each dialogue the codes of its replies, by --judge; None where it failed."""
+    counts = [simulated_user.count_replies(dialogue) for dialogue in dialogues]
     if ".py:" in args.judge:
         program = runs.load_function(args.judge)
-        found = [check_codes(program(dialogue)) for dialogue in dialogues]
-    else:
-        asked = requests(args, dialogues, strategy_prompt)
-        found = [reply.value for reply in shared.ask_judge(args, asked, read_strategies, run)]
+        codes = []
+        for dialogue, n_replies in zip(dialogues, counts, strict=True):
+            codes.append(runs.or_fail(check_codes, program(dialogue), n_replies))
+        return codes
 
-    codes = []
-    for dialogue, codes_of_replies in zip(dialogues, found, strict=True):
-        n_replies = simulated_user.count_replies(dialogue)
-        if codes_of_replies is not None and len(codes_of_replies) != n_replies:
-            codes_of_replies = None  # the judge counted the replies wrongly
-        codes.append(codes_of_replies)
+    asked = requests(args, dialogues, strategy_prompt)
+    codes = [reply.value for reply in shared.ask_judge(args, asked, read_strategies, run)]
+    # What reads the replies to all requests cannot know how many replies each dialogue has. Where the judge
+    # has miscounted them, it is asked again.
+    miscounted = defaultdict(list)  # places in `dialogues`, by the number of replies
+    for place, n_replies in enumerate(counts):
+        if codes[place] is not None and len(codes[place]) != n_replies:
+            miscounted[n_replies].append(place)
+    for n_replies, places in miscounted.items():
+        parse = partial(read_strategies, n_replies=n_replies)
+        replies = shared.ask_judge(args, [asked[place] for place in places], parse, run)
+        for place, reply in zip(places, replies, strict=True):
+            codes[place] = reply.value
     return codes
 
 
@@ -336,11 +352,15 @@ def fingerprint(args) -> str:
     return shared.short_hash(json.dumps([args.judge, place, *wording]))
 
 
-def with_counts(args, found: list, score: Callable[[], dict]) -> dict:
-    """Returns n, n_invalid and the scores; these are left out if more than --max-invalid are invalid."""
-    n_invalid = sum(one is None for one in found)
-    counts = {"n": len(found), "n_invalid": n_invalid}
-    if n_invalid == len(found) or n_invalid > args.max_invalid * len(found):
-        print(f"WARNING: the judge failed on {n_invalid} of {len(found)} dialogues, so there are no numbers")
-        return counts
-    return counts | score()
+def count_failures(judgements: list) -> dict:
+    """Returns n and n_invalid, the number of judgements that are None."""
+    return {"n": len(judgements), "n_invalid": judgements.count(None)}
+
+
+def is_reliable(args, counts: dict) -> bool:
+    """Tells whether at most --max-invalid of the judgements failed, and not all of them; warns if not."""
+    n_invalid = counts["n_invalid"]
+    if n_invalid < counts["n"] and n_invalid <= args.max_invalid * counts["n"]:
+        return True
+    print(f"WARNING: the judge failed on {n_invalid} of {counts['n']} dialogues, so there are no numbers")
+    return False

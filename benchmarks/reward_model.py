@@ -19,7 +19,7 @@ def check(args) -> None:
 
 
 def scored_format(args) -> str:
-    """Returns the think format of what the reward model reads; thinking of a foreign style is written as `think`."""
+    """Returns the think format in which the reward model reads the answers: `think` for those of a foreign style."""
     think_format = shared.think_format(args)
     if think_format in FOREIGN_STYLES:
         return "think"
@@ -48,12 +48,11 @@ def add_rewards(args, rows: list[dict]) -> None:
 
 
 def best_answers(rows: list[dict]) -> list[dict]:
-    """Returns each task's row with the highest reward, the first of equals; any other row beats one without."""
+    """Returns each task's row with the highest reward, the first of equals. A row without one loses to the others."""
     best = {}  # by the task's position in the data
     for row in rows:
         position = row["task"]["position"]
-        so_far = best.get(position, row)
-        if row.get("reward", -math.inf) > so_far.get("reward", -math.inf):
-            so_far = row
-        best[position] = so_far
+        best.setdefault(position, row)
+        if row.get("reward", -math.inf) > best[position].get("reward", -math.inf):
+            best[position] = row
     return list(best.values())

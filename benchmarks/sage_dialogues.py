@@ -1,4 +1,4 @@
-"""Dialogues in files: those that SAGE's official tool or eval_sentient.py stored, and the progress of a run.
+"""Reads, checks and scores dialogues that SAGE's official tool or eval_sentient.py stored; keeps a run's progress.
 
 A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import runs
 from benchmarks import empathy
 from benchmarks.scoring import bootstrap, task_means
-from rewards import simulated_user as simulator
+from rewards import simulated_user
 from rows import read_rows
 
 
@@ -20,6 +20,14 @@ def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_turn(value) -> bool:
+    return isinstance(value, dict) and "role" in value and isinstance(value.get("content"), str)
+
+
+def turns_of_user(dialogue: dict) -> list[dict]:
+    return [turn for turn in dialogue["history"] if turn["role"] == "user"]
+
+
 def read(path: str) -> list[dict]:
     """Reads stored dialogues; exits with 2 on a row that is not one."""
     dialogues = read_rows(path, "emo_point", "history")
@@ -28,15 +36,11 @@ def read(path: str) -> list[dict]:
         if not is_number(dialogue["emo_point"]):
             runs.fail(f"{where}emo_point is {dialogue['emo_point']!r}, not a number")
         history = dialogue["history"]
-        if not isinstance(history, list) or not all(isinstance(m, dict) and "role" in m for m in history):
-            runs.fail(f"{where}'history' must be a list of {{'role', 'content'}}")
-        user_turns = [turn for turn in history if turn["role"] == "user"]
-        readable = all(
-            is_number(turn.get("emotion-point")) and isinstance(turn.get("content"), str)
-            for turn in user_turns
-        )
-        if not user_turns or not readable:
-            runs.fail(f"{where}every turn of the user needs 'content', a text, and 'emotion-point', a number")
+        if not isinstance(history, list) or not all(map(is_turn, history)):
+            runs.fail(f"{where}'history' must be a list of {{'role', 'content', a text}}")
+        emotions = [turn.get("emotion-point") for turn in turns_of_user(dialogue)]
+        if not emotions or not all(map(is_number, emotions)):
+            runs.fail(f"{where}every turn of the user needs 'emotion-point', a number, and there must be one")
         dialogue.setdefault("ended", "")
         if not isinstance(dialogue["ended"], str):
             runs.fail(f"{where}'ended' is not a text")
@@ -45,8 +49,8 @@ def read(path: str) -> list[dict]:
 
 def check(dialogue: dict, setting: dict) -> list[str]:
     """Lists where a dialogue departs from `setting`: its start, each update of the emotion, its end."""
-    first, *later = [turn for turn in dialogue["history"] if turn["role"] == "user"]
-    lang = simulator.language(first["content"])
+    first, *later = turns_of_user(dialogue)
+    lang = simulated_user.language(first["content"])
     problems = []
     emotion = first["emotion-point"]
     if emotion != setting["start"]:
@@ -56,10 +60,10 @@ def check(dialogue: dict, setting: dict) -> list[str]:
         change = recorded_change(turn)
         if not isinstance(change, int | float):
             problems.append(f"turn {number} has no change")
-        elif turn["emotion-point"] != simulator.new_emotion(emotion, change, setting):
+        elif turn["emotion-point"] != simulated_user.new_emotion(emotion, change, setting):
             problems.append(f"turn {number}: {emotion} and a change of {change} make {turn['emotion-point']}")
         emotion = turn["emotion-point"]
-        ended = simulator.ending(emotion, turn["content"], lang, setting)
+        ended = simulated_user.ending(emotion, turn["content"], lang, setting)
         if ended and turn is not later[-1]:
             problems.append(f"goes on after turn {number} ({ended})")
 
@@ -79,14 +83,23 @@ def recorded_change(turn: dict) -> float | None:
 
 
 def score(dialogues: list[dict], seed: int) -> dict:
-    """Returns simulator.score with the 95 % interval of the mean, the share of well-formed replies and the curve."""
-    scores = simulator.score(dialogues)
-    scored = [dialogue for dialogue in dialogues if simulator.final_emotion(dialogue) is not None]
-    finals = [simulator.final_emotion(dialogue) for dialogue in scored]
+    """Returns the Sentient score and its counts, with the 95 % interval, `format_ok` and `emotion_curve`."""
+    ids = []
+    finals = []
+    statuses = []  # of the model's replies
+    for dialogue in dialogues:
+        final = simulated_user.final_emotion(dialogue)
+        if final is not None:
+            ids.append(dialogue["id"])
+            finals.append(final)
+        for turn in dialogue["history"]:
+            if "status" in turn:
+                statuses.append(turn["status"])
+
+    scores = simulated_user.score(dialogues)
     scores["interval"] = bootstrap(finals, seed)
-    scores["task_means"] = {"mean_emotion": task_means(finals, [dialogue["id"] for dialogue in scored])}
-    statuses = [turn["status"] for dialogue in dialogues for turn in dialogue["history"] if "status" in turn]
-    scores["format_ok"] = None  # dialogues of the official tool do not have it
+    scores["task_means"] = {"mean_emotion": task_means(finals, ids)}
+    scores["format_ok"] = None  # dialogues of the official tool have no status
     if statuses:
         scores["format_ok"] = statuses.count("ok") / len(statuses)
     scores["emotion_curve"] = empathy.emotion_curve(dialogues)
@@ -97,6 +110,7 @@ def score(dialogues: list[dict], seed: int) -> dict:
 
 
 def progress(dialogue: dict) -> tuple[int, str]:
+    """Returns what changes with every turn, and when the dialogue ends."""
     return len(dialogue["history"]), dialogue["ended"]
 
 

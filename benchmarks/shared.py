@@ -128,12 +128,12 @@ def thinking_budget(args) -> ThinkingBudget | None:
     tokenizer = load_tokenizer(args)
     name = think_format(args)
     if name in FOREIGN_STYLES:
-        opens = FOREIGN_STYLES[name].opens_thinking
-        is_closed = FOREIGN_STYLES[name].opens_answer
+        opening_tag = FOREIGN_STYLES[name].opens_thinking
+        closed_pattern = FOREIGN_STYLES[name].opens_answer
         closes = FOREIGN_STYLES[name].closes_thinking
     elif utils.THINK_FORMATS[name].thinking_tags:
-        opens, closing_tag = utils.THINK_FORMATS[name].thinking_tags
-        is_closed = re.escape(closing_tag)
+        opening_tag, closing_tag = utils.THINK_FORMATS[name].thinking_tags
+        closed_pattern = re.escape(closing_tag)
         between = utils.join_thinking("@@", "@@", name).split("@@")[1]
         closes = between.rstrip(" ")  # the answer's first token begins with its space
     else:
@@ -141,9 +141,9 @@ def thinking_budget(args) -> ThinkingBudget | None:
 
     end = args.max_thinking_tokens
     if not tokenizer.opening:  # the model writes the tag itself
-        end += count_tokens(tokenizer, opens)
+        end += count_tokens(tokenizer, opening_tag)
     closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
-    budget = ThinkingBudget(end, opens, is_closed, closing, tokenizer.opening)
+    budget = ThinkingBudget(end, opening_tag, closed_pattern, closing, tokenizer.opening)
     if budget.end + len(budget.closing) >= args.max_tokens:
         runs.fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
     return budget

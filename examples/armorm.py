@@ -12,7 +12,7 @@ The model comes with code for its head, which is not run here. A Llama trunk giv
     score    g . (r T)                                     T takes the objectives' share of verbosity out
 
 W is regression_layer, the MLP gating.layers, s gating.logit_scale, T reward_transform_matrix. `end of prompt` is
-the token <|eot_id|> before the assistant's header, so the weights of the objectives depend on the prompt alone.
+the token <|eot_id|> before the response's header, so the weights of the objectives depend on the prompt alone.
 The heads are computed in float32; the model card computes them in bfloat16.
 
 Every process holds the model, 15 GiB in bfloat16, in addition to what --dry-run prints.
@@ -36,6 +36,8 @@ import watchdog
 from rewards.preference import TOKENS_PER_BATCH, longest_first
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
+# Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these tokens.
+HEADER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
 def armorm(rows, model=ARMORM, think_format="think", max_length=4096):
@@ -44,8 +46,8 @@ def armorm(rows, model=ARMORM, think_format="think", max_length=4096):
     Args:
         model: folder or hub name.
         think_format: that of the run.
-        max_length: tokens that the model reads (model card: 4096). The end of a longer response is cut off, and
-            a prompt without room for a response has no reward.
+        max_length: tokens that the model reads (model card: 4096). The end of a longer response is cut off;
+            there is no reward if nothing of it is left.
     """
     loaded = load(model)
     completions = [utils.response_to_score(row["text"], think_format) for row in rows]
@@ -66,30 +68,31 @@ class ArmoRM:
         trunk, _ = policy.load_weights(AutoModel, path, dtype=utils.DTYPE)
         self.trunk = trunk.to(device).eval()
         self.temperature = getattr(trunk.config, "gating_temperature", 10)  # the default of its code
+        self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
 
-        heads = {name: tensor.to(device) for name, tensor in read_heads(path).items()}
+        heads = read_heads(path, device)
         self.regression = heads["regression_layer.weight"]
         self.transform = heads["reward_transform_matrix"]
         self.logit_scale = heads["gating.logit_scale"]
-        n_layers = sum(name.startswith("gating.layers.") for name in heads) // 2
-        self.gating = []
-        for n in range(n_layers):
-            self.gating.append((heads[f"gating.layers.{n}.weight"], heads[f"gating.layers.{n}.bias"]))
+        self.gating = []  # weight and bias of each layer
+        while f"gating.layers.{len(self.gating)}.weight" in heads:
+            name = f"gating.layers.{len(self.gating)}"
+            self.gating.append((heads[f"{name}.weight"], heads[f"{name}.bias"]))
 
     def score(self, prompts: list[list[dict]], completions: list[str], max_length: int) -> list[float | None]:
         """Returns the scores (B,) of completions to prompts (lists of messages).
 
-        A score is None where the prompt is too long.
+        A score is None where nothing of the completion fits into `max_length` tokens.
         """
-        scores: list[float | None] = [None] * len(prompts)
         rows = {}  # by place: token ids, and where the prompt ends
         for place, (messages, completion) in enumerate(zip(prompts, completions, strict=True)):
-            ids, end_of_prompt = self.encode(messages, completion, max_length)
-            if end_of_prompt + 1 < len(ids):
-                rows[place] = (ids, end_of_prompt)
+            row = self.encode(messages, completion, max_length)
+            if row:
+                rows[place] = row
 
+        scores: list[float | None] = [None] * len(prompts)
         places = list(rows)
-        lengths = [len(rows[place][0]) for place in places]
+        lengths = [len(ids) for ids, _ in rows.values()]
         for batch in longest_first(lengths, TOKENS_PER_BATCH[self.trunk.device.type]):
             batch_places = [places[i] for i in batch]
             rewards, gates = self.forward([rows[place] for place in batch_places])
@@ -98,17 +101,23 @@ class ArmoRM:
                 scores[place] = score
         return scores
 
-    def encode(self, messages: list[dict], completion: str, max_length: int) -> tuple[list[int], int]:
-        """Returns the token ids of a conversation, and the place of the token that ends the prompt."""
-        turns = templates.without_control(
-            self.tokenizer, [*messages, {"role": "assistant", "content": completion}]
-        )
-        end_of_prompt = len(self.tokenizer.apply_chat_template(turns[:-1], return_dict=False)) - 1
+    def encode(self, messages: list[dict], completion: str, max_length: int) -> tuple[list[int], int] | None:
+        """Returns the token ids of a conversation, and the place of the token that ends the prompt.
+
+        A conversation that is too long loses the end of its completion; None if that leaves nothing of it.
+        """
+        turns = [*messages, {"role": "assistant", "content": completion}]
+        turns = templates.without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        if len(ids) > max_length:
-            closing = templates.closing_ids(self.tokenizer)
-            ids = ids[: max_length - len(closing)] + closing
-        return ids, end_of_prompt
+        end_of_prompt = last_place(self.header, ids)
+        if len(ids) <= max_length:
+            return ids, end_of_prompt
+
+        closing = templates.closing_ids(self.tokenizer)
+        n_kept = max_length - len(closing)
+        if n_kept <= end_of_prompt + len(self.header):
+            return None
+        return ids[:n_kept] + closing, end_of_prompt
 
     @torch.inference_mode()
     def forward(self, rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,15 +125,18 @@ class ArmoRM:
         watchdog.beat()
         device = self.trunk.device
         width = max(len(ids) for ids, _ in rows)
-        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows], device=device)
-        mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows], device=device)
+        padded = torch.zeros(len(rows), width, dtype=torch.long, device=device)
+        mask = torch.zeros_like(padded)
+        for i, (ids, _) in enumerate(rows):
+            padded[i, : len(ids)] = torch.tensor(ids)
+            mask[i, : len(ids)] = 1
         hidden = self.trunk(padded, attention_mask=mask).last_hidden_state
 
-        of_row = torch.arange(len(rows), device=device)
-        last_token = torch.tensor([len(ids) - 1 for ids, _ in rows], device=device)
+        each_row = torch.arange(len(rows), device=device)
+        last_token = mask.sum(1) - 1
         end_of_prompt = torch.tensor([end for _, end in rows], device=device)
-        rewards = hidden[of_row, last_token].float() @ self.regression.T
-        return rewards, self.gate(hidden[of_row, end_of_prompt].float())
+        rewards = hidden[each_row, last_token].float() @ self.regression.T
+        return rewards, self.gate(hidden[each_row, end_of_prompt].float())
 
     def gate(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the weights of the objectives (B, objectives) from the hidden states of prompts (B, width)."""
@@ -135,7 +147,15 @@ class ArmoRM:
         return self.logit_scale * torch.softmax(hidden / self.temperature, dim=1)
 
 
-def read_heads(path: str) -> dict[str, torch.Tensor]:
+def last_place(part: list[int], ids: list[int]) -> int:
+    """Returns where `part` last begins in `ids`; ValueError if it is nowhere."""
+    for place in range(len(ids) - len(part), -1, -1):
+        if ids[place : place + len(part)] == part:
+            return place
+    raise ValueError(f"the chat template of this ArmoRM does not write {HEADER!r}")
+
+
+def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Reads all tensors outside of the trunk, in float32; exits with 2 if one of them is missing."""
     folder = Path(path)
     if not folder.is_dir():
@@ -145,7 +165,7 @@ def read_heads(path: str) -> dict[str, torch.Tensor]:
         with safe_open(part, "pt") as file:
             for name in file.keys():
                 if not name.startswith("model."):
-                    heads[name] = file.get_tensor(name).float()
+                    heads[name] = file.get_tensor(name).float().to(device)
 
     needed = {
         "regression_layer.weight",

@@ -33,17 +33,16 @@ def combine(
         parts: value of each reward, by name.
         spec: (name, weight or rule) of each reward, from parse_spec.
     """
+    standardised_over = {"group": group_size, "batch": len(rows)}  # rows
     applies = {}
     values = {}
     for name, rule in spec:
         applies[name] = _applies(name, parts, rows)
         values[name] = _values_where_it_applies(name, parts[name], applies[name], rows)
-        if _kind(rule) == "weight" and normalise == "group":
-            values[name] = _standardised(values[name], group_size)
-        elif _kind(rule) == "weight" and normalise == "batch":
-            values[name] = _standardised(values[name], len(rows))
+        if _kind(rule) == "weight" and normalise != "none":
+            values[name] = _standardised(values[name], standardised_over[normalise])
 
-    in_order = sorted(spec, key=lambda part: RULES.index(_kind(part[1])))
+    in_order = sorted(spec, key=_place_in_rules)
     contributions = {name: [] for name, _ in in_order}
     totals = []
     for i in range(len(rows)):
@@ -74,17 +73,21 @@ def _kind(rule: float | str) -> str:
     return "weight"
 
 
+def _place_in_rules(part: tuple[str, float | str]) -> int:
+    """Returns the place of a part of `spec` in the order in which the rules act."""
+    _, rule = part
+    return RULES.index(_kind(rule))
+
+
 def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool]:
     """Tells for each row whether a reward applies: the prompt has the field that the reward reads.
 
     Cosine reads the verifiers' verdict, so it applies where one of them does.
     """
+    readers = [name]
     if name == "cosine":
-        fields = [VERIFIERS[verifier] for verifier in parts if verifier in VERIFIERS]
-    elif name in VERIFIERS:
-        fields = [VERIFIERS[name]]
-    else:
-        fields = []
+        readers = parts
+    fields = [VERIFIERS[reader] for reader in readers if reader in VERIFIERS]
     if not fields:
         return [True] * len(rows)
 
@@ -96,30 +99,32 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool
 
 
 def _values_where_it_applies(name: str, part: Values, applies: list[bool], rows: list[dict]) -> Values:
-    """Returns the values of a reward, None for rows to which it does not apply.
-
-    ValueError if one is not finite.
-    """
+    """Returns the values of a reward, None for rows to which it does not apply; ValueError if one is not finite."""
     values = []
     for row, value, applied in zip(rows, part, applies, strict=True):
         if value is not None and not isfinite(value):
             raise ValueError(
                 f"reward {name} is {value} for row {row['id']}; it must be finite, or None for no value"
             )
-        values.append(value if applied else None)
+        if not applied:
+            value = None
+        values.append(value)
     return values
 
 
 def _standardised(values: Values, size: int) -> Values:
-    """Returns (value - mean) / std of each `size` neighbours; 0 where all are equal.
+    """Returns (value - mean) / std of each `size` neighbours; 0 where all are equal, or where there is one value.
 
     The std has n - 1, as in TRL.
     """
     out = []
     for group in in_groups(values, size):
         known = [value for value in group if value is not None]
-        mean = statistics.fmean(known or [0.0])
-        std = statistics.stdev(known) if len(known) > 1 else 0.0
+        mean = 0.0
+        std = 0.0
+        if len(known) > 1:
+            mean = statistics.fmean(known)
+            std = statistics.stdev(known)
         for value in group:
             if value is None:
                 out.append(None)
@@ -136,12 +141,12 @@ def _contribution(rule: float | str, value: float | None, applies: bool, total: 
         return 0.0
     if value is None:
         return None
-    if rule == "veto":
-        return -total if value <= 0 < total else 0.0
+    if rule == "veto" and value <= 0 < total:
+        return -total
+    if rule in ("veto", "gate"):  # a gate acts on whole groups, see _close_gates
+        return 0.0
     if rule == "soft":
         return value
-    if rule == "gate":
-        return 0.0  # acts on whole groups, see _close_gates
     return rule * value
 
 

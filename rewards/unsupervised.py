@@ -19,10 +19,7 @@ from rewards.verified import final_answer
 
 
 def _comparable_answer(row: dict) -> str | None:
-    """Returns the final answer of a response in MATH's spelling, without thousands separators.
-
-    None: there is no answer.
-    """
+    """Returns the final answer of a response in MATH's spelling, without thousands separators; None without one."""
     answer = final_answer(row["response"])
     if answer is None:
         return None
@@ -51,12 +48,12 @@ def majority(rows: list[dict], group_size: int) -> Values:
     """
     values = []
     for group in in_groups(rows, group_size):
-        answers = [_comparable_answer(row) for row in group]
+        answers = list(map(_comparable_answer, group))
         votes = _count_votes(answers)
         if not votes:
             values += [None] * group_size
             continue
-        winner = max(votes, key=votes.get)
+        winner, _ = votes.most_common(1)[0]  # the first of equals
         for answer in answers:
             values.append(float(answer == winner))
     return values
@@ -78,8 +75,10 @@ def negative_entropy(rows: list[dict]) -> Values:
     """
     values = []
     for row in rows:
-        entropy = row.get("mean_entropy")
-        values.append(None if entropy is None else -entropy)
+        value = row.get("mean_entropy")
+        if value is not None:
+            value = -value
+        values.append(value)
     return values
 
 
@@ -103,10 +102,10 @@ def length(rows: list[dict], group_size: int) -> Values:
         shortest = min(lengths)
         spread = max(lengths) - shortest
         for n_tokens in lengths:
-            if spread == 0:
-                values.append(0.0)
-            else:
-                values.append(0.5 - (n_tokens - shortest) / spread)
+            value = 0.0
+            if spread > 0:
+                value = 0.5 - (n_tokens - shortest) / spread
+            values.append(value)
     return values
 
 
@@ -136,7 +135,7 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
     Returns:
         agreement: share of a group that gives its most frequent answer, mean over groups
         distinct_answers: number of different answers in a group, mean over groups
-        distinct_responses: share of a group's responses that differ from each other, mean over groups
+        distinct_responses: number of different responses in a group, as a share of the group; mean over groups
         no_answer: share of the rows without an answer
         entropy: mean over rows, nats a token; left out where the trainer does not measure it
     """
@@ -145,9 +144,9 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
     distinct_responses = []
     n_without_answer = 0
     for group in in_groups(rows, group_size):
-        answers = [_comparable_answer(row) for row in group]
-        responses = {row["response"] for row in group}
+        answers = list(map(_comparable_answer, group))
         votes = _count_votes(answers)
+        responses = {row["response"] for row in group}
         agreement.append(max(votes.values(), default=0) / group_size)
         distinct_answers.append(len(votes))
         distinct_responses.append(len(responses) / group_size)
@@ -166,12 +165,14 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
 
 
 def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, entropy: float = 0.02) -> str:
-    """Returns why the run should end, or "": the reward can no longer tell completions apart.
+    """Returns why the run should end, or "". It should when the reward can no longer tell completions apart.
 
     Args:
         history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; an entropy that
-        was not measured is missing or None. steps: how many of the last steps must all be beyond a limit. agreement: ends the run
-        from here up. entropy: nats a token; ends the run from here down.
+            was not measured is missing or None.
+        steps: how many of the last steps must all be beyond a limit.
+        agreement: ends the run from here up.
+        entropy: ends the run from here down; nats a token.
     """
     last = history[-steps:]
     if len(last) < steps:

@@ -106,6 +106,14 @@ def test_a_long_response_loses_its_end_and_a_long_prompt_its_reward(folder, armo
     cut = armorm([row("because " * 501, messages=messages)], model=str(folder), max_length=200)
     assert cut == pytest.approx(values[1:2], abs=1e-5)
 
+    # a prompt that leaves room for the response's header, but for none of its tokens, has no reward
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    header = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    for room, has_reward in ((0, False), (1, True)):
+        max_length = len(header) + room + 1  # and the end of the turn
+        (value,) = armorm([long], model=str(folder), max_length=max_length)
+        assert (value is not None) == has_reward
+
 
 def test_another_reward_model_is_refused(reward_models, armorm, exits):
     assert "is not an ArmoRM" in exits(lambda: armorm([row("x")], model=str(reward_models["chatml"])))

@@ -100,18 +100,23 @@ def test_marks():
 
 
 def behave(text: str, n: int) -> str:
-    """Answers as a judge; the first reply to each prompt is unreadable. It never understands what Cid said."""
+    """Answers as a judge; the first reply to each prompt is unreadable. It never understands what Cid said.
+
+    It names strategies of a reply too many twice to Bob, and always to Dan.
+    """
     if n == 0 or "I am Cid" in text:
         return "Well."
     if "Which of these strategies" in text:
         n_replies = text.count("\nREPLY ")
+        if "I am Dan" in text or ("I am Bob" in text and n < 3):
+            n_replies += 1
         return json.dumps({str(i): ["B-2"] for i in range(1, n_replies + 1)})
     return json.dumps(MARKS)
 
 
 def test_stored_dialogues_are_judged(serve, tmp_path):  # noqa: F811
     dialogues = []
-    for name in ("Ann", "Bob", "Cid"):
+    for name in ("Ann", "Bob", "Cid", "Dan"):
         d = talk(("One.", 10), ("Two.", -4)) | {"id": name}
         d["history"][0]["content"] = f"I am {name}."
         dialogues.append(d)
@@ -128,19 +133,26 @@ def test_stored_dialogues_are_judged(serve, tmp_path):  # noqa: F811
 
     out = json.loads((tmp_path / "o.json").read_text())
     assert out["emotion_curve"] == [40, 50, 46] and out["judge"] == "j"
-    assert (out["strategies"]["n"], out["strategies"]["n_invalid"]) == (3, 1)
+    assert (out["strategies"]["n"], out["strategies"]["n_invalid"]) == (4, 2)
     assert out["strategies"]["Deep Empathy"] == {"n": 4, "frequency": 1, "contribution": 3}
     assert out["capabilities"]["Solution Crafting"] == {"mean": 3, "interval": [3, 3]}
     judged = [json.loads(line) for line in (tmp_path / "judged.jsonl").read_text().splitlines()]
     assert judged[0] == {"id": "Ann", "strategies": [["B-2"], ["B-2"]], "capabilities": MARKS}
+    assert judged[1] == judged[0] | {"id": "Bob"}
     assert judged[2] == {"id": "Cid", "strategies": None, "capabilities": None}
+    assert judged[3] == {"id": "Dan", "strategies": None, "capabilities": MARKS}
 
     # above --max-invalid there are no numbers; and no call is made twice
     n_calls = len(server.answered)
     sentient.main(sentient.Args(**fields | {"max_invalid": 0.1}, start=40, out=str(tmp_path / "o.json")))
     out = json.loads((tmp_path / "o.json").read_text())
-    assert out["strategies"] == out["capabilities"] == {"n": 3, "n_invalid": 1}
+    assert out["strategies"] == {"n": 4, "n_invalid": 2} and out["capabilities"] == {"n": 4, "n_invalid": 1}
     assert len(server.answered) == n_calls
+
+    # a dry run asks for one token, and writes nothing
+    sentient.main(sentient.Args(**fields, start=40, out=str(tmp_path / "new" / "o.json"), dry_run=True))
+    assert (len(server.checks), len(server.answered)) == (1, n_calls)
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_toy_judge_knows_praise_a_reminder_and_a_dish(tmp_path):

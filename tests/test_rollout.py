@@ -221,7 +221,7 @@ def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudge
     beginnings = [tokenizer.decode(ids[:end]) for ids in said]
     letters = sorted(set("".join(beginnings)))
     letter = min(letters, key=lambda letter: abs(2 * sum(letter in text for text in beginnings) - len(said)))
-    return ThinkingBudget(end, opens="", is_closed=re.escape(letter), closing=CLOSING)
+    return ThinkingBudget(end, opening_tag="", closed_pattern=re.escape(letter), closing=CLOSING)
 
 
 def test_thinking_is_closed_at_its_budget(engines, base, tokenizer, prompts):

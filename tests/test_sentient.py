@@ -99,6 +99,7 @@ def test_what_is_wrong_in_a_record_is_named(tmp_path, capsys):
         ({"history": [{"content": "hi"}]}, "'history' must be"),
         ({"ended": ["failed"]}, "'ended' is not a text"),
         ({"history": [{"role": "user", "content": 3, "emotion-point": 40}]}, "'content', a text"),
+        ({"history": [*stored()["history"], {"role": "assistant"}]}, "'content', a text"),
     ],
 )
 def test_rows_that_are_no_dialogues_are_refused(tmp_path, exits, changes, words):  # noqa: F811
@@ -339,9 +340,25 @@ def test_toy_model_from_end_to_end_and_from_any_line(tmp_path):
         assert {name: (run / name).read_text() for name in names} == whole
 
 
+JUDGE_WITHOUT_ENGINES = """import multiprocessing
+
+def judge(dialogue):
+    assert multiprocessing.active_children() == []
+    return [[] for turn in dialogue["history"] if turn["role"] == "assistant"]
+"""
+
+
 def test_two_engines_talk_as_transformers_does(tmp_path):
+    """And when a judge is asked, they have ended: a local one needs their memory."""
     sentient.main(toy_args(tmp_path, temperature=0.0))
-    changed = {"temperature": 0.0, "rollout": "vllm", "data_parallel": 2, "out": str(tmp_path / "vllm")}
+    (tmp_path / "judge.py").write_text(JUDGE_WITHOUT_ENGINES)
+    changed = {
+        "temperature": 0.0,
+        "rollout": "vllm",
+        "data_parallel": 2,
+        "out": str(tmp_path / "vllm"),
+        "judge": f"{tmp_path}/judge.py:judge",
+    }
     args = toy_args(tmp_path, **changed)
     words = []
     for name, value in vars(args).items():
@@ -357,13 +374,14 @@ def test_two_engines_talk_as_transformers_does(tmp_path):
         dialogues = (tmp_path / "vllm" / name).read_text()
         assert dialogues == (tmp_path / "run" / name).read_text()
         assert dialogues.count("\n") == 6
+    assert (tmp_path / "vllm" / "judged_held_out.jsonl").read_text().count("\n") == 6
 
 
 def test_a_zero_model_ends_at_its_closing_tag(tmp_path):
     args = toy_args(tmp_path, think_format="zero_think", chat_template="auto", max_tokens=120)
-    generate = sentient.load_model(args, tmp_path)
     dialogues = [sim.start(profile, sim.SAGE) for profile in toy_users.profiles(8, 0, "test")]
-    replies = generate([sim.chat_messages(d) for d in dialogues], list(range(8)))
+    with sentient.load_model(args, tmp_path) as generate:
+        replies = generate([sim.chat_messages(d) for d in dialogues], list(range(8)))
     n_closed = 0
     for d, (text, finished, _) in zip(dialogues, replies, strict=True):
         if finished and "</response>" in text:
@@ -386,8 +404,8 @@ def test_bad_format_and_a_full_context_in_a_run(tmp_path):
     args = toy_args(tmp_path, max_tokens=480, turns=1, think_format="plain")
     profiles = toy_users.profiles(2, 0, "test")
     profiles[0]["first_talk"] += " No." * 40
-    generate = sentient.load_model(args, tmp_path)
-    dialogues = sentient.talk(args, profiles, toy_users.user, generate, tmp_path / "t.jsonl")
+    with sentient.load_model(args, tmp_path) as generate:
+        dialogues = sentient.talk(args, profiles, toy_users.user, generate, tmp_path / "t.jsonl")
     assert [d["ended"] for d in dialogues] == ["too_long", "turns"] and "context" in dialogues[0]["error"]
 
 
@@ -397,8 +415,9 @@ def test_half_of_a_surrogate_pair_in_a_reply_is_written(tmp_path):
         model="m", simulator=f"{tmp_path}/user.py:user", think_format="plain", model_url="http://x"
     )
     profiles = [PROFILE | {"id": "a"}]
-    result = sentient.evaluate(args, "simulator", profiles, lambda *_: [("hello", True, 1)], tmp_path)
-    assert result["mean_emotion"] == 41
+    generate = lambda *_: [("hello", True, 1)]
+    dialogues = sentient.hold_dialogues(args, "simulator", profiles, generate, tmp_path)
+    assert dialogues[0]["emo_point"] == 41
     assert read(tmp_path / "dialogues.jsonl")[0]["history"][-1]["content"] == "bye \ud83d"
 
 
