@@ -83,7 +83,8 @@ class Args:
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours; or llama3, chatml, plain, path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
+    With a Zero format also a text file, the instruction before the prompt."""
     # rollout
     rounds: int = 1
     """Each starts from the model of the one before. The paper has 1."""

@@ -55,7 +55,7 @@ class Args:
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    plain, or a Jinja file. With a Zero format also a text file, the instruction before the prompt."""
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
     # optimisation
