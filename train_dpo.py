@@ -384,7 +384,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {reasons}")
         if not data.pairs:
             layout = utils.THINK_FORMATS[args.think_format].layout
-            runs.fail(f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons})")
+            runs.fail(
+                f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons}); "
+                "answers without thinking need --think-format plain"
+            )
     elif args.completions:
         accelerator.print(f"pairs are made of {args.completions}; nothing is sampled or scored")
         data.completions = rows.read_rows(args.completions, "messages", "status", "ids", "step")

@@ -55,7 +55,7 @@ class Args:
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, same rows."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, or a Jinja file. With a Zero format also a text file, the instruction before the prompt."""
+    plain, or a Jinja file."""
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
     # optimisation
@@ -200,13 +200,16 @@ def build_rows(
 ) -> tuple[list[Trace], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if it has a flaw or is longer than `max_length` tokens.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens. If no trace has thinking, there is
+    no twin that must see the same rows: the plain format then trains on all of them.
     """
+    has_thinking = any(trace["thinking"].strip() for trace in traces)
+    without_twin = think_format == "plain" and not has_thinking
     kept = []
     dropped = []
     for trace in traces:
         flaw = flaw_of_trace(trace, tokenizer, think_format)
-        if flaw:
+        if flaw and not (flaw == "empty_thinking" and without_twin):
             dropped.append({"id": trace["id"], "reason": flaw})
             continue
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)

@@ -79,6 +79,14 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
         assert dropped[-1]["tokens"] > 200
 
 
+def test_a_file_without_any_thinking_is_for_the_plain_format(tokenizer):
+    traces = [trace(thinking=""), trace(thinking="", response="")]
+    kept, dropped = build_rows(traces, tokenizer, "plain", 200)
+    assert len(kept) == 1 and [row["reason"] for row in dropped] == ["empty_response"]
+    kept, dropped = build_rows(traces, tokenizer, "think", 200)
+    assert kept == [] and [row["reason"] for row in dropped] == ["empty_thinking", "empty_response"]
+
+
 def write(path: Path, rows: list[dict]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
