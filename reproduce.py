@@ -46,7 +46,7 @@ class Args:
     table: str = ""
     """1, 2, 3, 4, 8, 9, 10, toy or rewards."""
     row: str = ""
-    """One row of the table; empty: all that can be run."""
+    """One row of the table; empty: all of them."""
     # what to do
     list: bool = False
     """Print every row with its status."""
@@ -104,16 +104,6 @@ class Block:
     @property
     def needs(self) -> list[str]:
         return " ".join(re.findall(r"^# needs: (.*)$", self.text, re.MULTILINE)).split()
-
-    @property
-    def notes(self) -> str:
-        """Returns the comments that are not needs."""
-        return "\n".join(re.findall(r"^# (?!needs: ).*$", self.text, re.MULTILINE))
-
-    @property
-    def cannot_run(self) -> bool:
-        """Tells whether it has neither a command nor a need; its notes say why."""
-        return not self.needs and self.notes == self.text.strip()
 
     @property
     def checkpoint(self) -> Path | None:
@@ -417,19 +407,12 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
         for row, block in blocks.items():
             states = []
             for seed in args.seeds:
-                state = "cannot be run" if block.cannot_run else status(root_of(args, table), block, seed)
-                states.append(f"s{seed}: {state}")
+                states.append(f"s{seed}: {status(root_of(args, table), block, seed)}")
             print(f"table {table:4} {row:45}", *states)
 
 
-def render(args: Args, rows: dict[str, dict[str, Block]]) -> dict[str, str]:
-    """Renders all tables; returns their Markdown."""
-    cannot_run = {row for blocks in rows.values() for row, block in blocks.items() if block.cannot_run}
-    return tables.render(args.results, rows, cannot_run)
-
-
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
-    """Returns the blocks of --table and --row, without those that cannot be run."""
+    """Returns the blocks of --table and --row."""
     if not args.table:
         runs.fail("nothing to do: --list, --tables, or --table with --dry-run or --run")
     if args.table not in rows:
@@ -437,18 +420,9 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     in_table = rows[args.table]
     if args.row and args.row not in in_table:
         runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
-
-    wanted = []
-    for row in [args.row] if args.row else in_table:
-        block = in_table[row]
-        reason = block.notes.removeprefix("# ")
-        if not block.cannot_run:
-            wanted.append(block)
-        elif args.row:
-            runs.fail(f"--row {row} cannot be run: {reason}")
-        else:
-            print(f"{row} cannot be run and is left out: {reason}")
-    return wanted
+    if args.row:
+        return [in_table[args.row]]
+    return list(in_table.values())
 
 
 def with_checkpoints(wanted: list[Block]) -> list[Block]:
@@ -480,7 +454,7 @@ def main(args: Args) -> None:
     blocks = read_blocks()
     rows = table_rows(blocks)
     if args.tables:
-        for name, text in render(args, rows).items():
+        for name, text in tables.render(args.results, rows).items():
             print(f"\n{name}\n\n{text}")
         return
     if args.list:
@@ -504,7 +478,7 @@ def main(args: Args) -> None:
     for judge in check_inputs(jobs, blocks, root, args.judge_url, args.key_env):
         endpoint.try_endpoint(judge, "the judge", dry_run=False)  # before days of training
     run_jobs(jobs, blocks, args, root)
-    render(args, rows)
+    tables.render(args.results, rows)
 
 
 if __name__ == "__main__":

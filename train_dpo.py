@@ -83,7 +83,8 @@ class Args:
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours; or llama3, chatml, plain, path."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
+    With a Zero format also a text file, the instruction before the prompt."""
     # rollout
     rounds: int = 1
     """Each starts from the model of the one before. The paper has 1."""
@@ -402,7 +403,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {reasons}")
         if not data.pairs:
             layout = utils.THINK_FORMATS[args.think_format].layout
-            runs.fail(f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons})")
+            runs.fail(
+                f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons}); "
+                "answers without thinking need --think-format plain"
+            )
     elif args.completions:
         accelerator.print(f"pairs are made of {args.completions}; nothing is sampled or scored")
         data.completions = rows.read_rows(args.completions, "messages", "status", "ids", "step")

@@ -56,7 +56,7 @@ class Args:
     """What it learns to read; think+response needs the two thinking fields."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    plain, or a Jinja file."""
     max_length: int = 4096
     """Tokens of prompt and completion; pairs with a longer side are dropped, counted and listed."""
     held_out: float = 0.05

@@ -56,7 +56,7 @@ class Args:
     same rows; or of ordinary rows, without any thinking."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, a path."""
+    plain, or a Jinja file."""
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
     # optimisation
@@ -216,7 +216,8 @@ def build_rows(
 ) -> tuple[list[Trace], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if it has a flaw or is longer than `max_length` tokens.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens. If no trace has thinking, there is
+    no twin that must see the same rows: the plain format then trains on all of them.
     """
     # without any thinking they are ordinary rows, which have no twin with thinking
     some_think = any(trace["thinking"].strip() for trace in traces)

@@ -4,8 +4,8 @@
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
 #   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # what the warm starts read and how many GiB they take
 #
-# An interrupted run goes on with the same command. data/README.md says how the files in data/ are made. Nothing of it has
-# run on a GPU yet: docs/gpu.md.
+# An interrupted run goes on with the same command. data/README.md says how the files in data/ are made: the two below, for the
+# benchmarks data/mmlu_redux, and NLTK's data. Nothing of it has run on a GPU yet: docs/gpu.md.
 #
 set -euo pipefail
 # Settings. To copy single commands, paste these lines into your shell before.
@@ -28,6 +28,11 @@ $LAUNCH train_sft_warmstart.py --preset "$CARD/$MODEL-sft-plain" --traces "$TRAC
 
 if [ -n "$DRY_RUN" ]; then exit; fi # what follows starts from the models of these two
 
+# --- Benchmarks of both, before GRPO: what they miss is said here. Without thinking 4096 tokens, as in the paper
+
+bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" "$CARD-$MODEL-sft-think-s$SEED" $BENCHMARKS
+MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$MODEL-sft-plain-s$SEED" $BENCHMARKS
+
 # --- GRPO from them, with LoRA
 
 $LAUNCH train_grpo.py --preset "$CARD/$MODEL-rlmt" --prompts "$PROMPTS" --report-to "$REPORT_TO" \
@@ -38,11 +43,7 @@ $LAUNCH train_grpo.py --preset "$CARD/$MODEL-rlhf" --prompts "$PROMPTS" --report
   --model "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-rlhf-s$SEED" --resume
 
-# --- Benchmarks, before and after
+# --- The same benchmarks after it
 
-bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" "$CARD-$MODEL-sft-think-s$SEED" $BENCHMARKS
 bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-rlmt-s$SEED/model" "$CARD-$MODEL-rlmt-s$SEED" $BENCHMARKS
-
-export MAX_TOKENS=4096
-bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$MODEL-sft-plain-s$SEED" $BENCHMARKS
-bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-rlhf-s$SEED/model" "$CARD-$MODEL-rlhf-s$SEED" $BENCHMARKS
+MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-rlhf-s$SEED/model" "$CARD-$MODEL-rlhf-s$SEED" $BENCHMARKS

@@ -89,8 +89,22 @@ $LAUNCH train_grpo.py --preset table4/llama3.1-8b-rlmt-skywork-v2 $AS_RELEASED -
   --seed "$SEED" --out "$RESULTS/llama3.1-8b-rlmt-skywork-v2-s$SEED" --resume
 bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlmt-skywork-v2-s$SEED/model" "llama3.1-8b-rlmt-skywork-v2-s$SEED"
 
+# --- ArmoRM: examples/armorm.py computes its score from the published weights. `python -m examples.armorm` first
+# compares that with the model card; it has been tried on tiny weights alone.
+
 # row: table4/llama3.1-8b-rlhf-armorm
-# The head of its reward model (ArmoRM) is code of its own, and only the libraries' code is run here.
+# needs: llama3.1-8b-sft-plain
+# about 62 H100-hours
+$LAUNCH train_grpo.py --preset table4/llama3.1-8b-rlhf-armorm $AS_RELEASED --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
+  --model "$RESULTS/llama3.1-8b-sft-plain-s$SEED/model" \
+  --seed "$SEED" --out "$RESULTS/llama3.1-8b-rlhf-armorm-s$SEED" --resume
+MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-armorm-s$SEED/model" \
+  "llama3.1-8b-rlhf-armorm-s$SEED"
 
 # row: table4/llama3.1-8b-rlmt-armorm
-# The head of its reward model (ArmoRM) is code of its own, and only the libraries' code is run here.
+# needs: llama3.1-8b-sft-think
+# about 62 H100-hours
+$LAUNCH train_grpo.py --preset table4/llama3.1-8b-rlmt-armorm $AS_RELEASED --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
+  --model "$RESULTS/llama3.1-8b-sft-think-s$SEED/model" \
+  --seed "$SEED" --out "$RESULTS/llama3.1-8b-rlmt-armorm-s$SEED" --resume
+bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlmt-armorm-s$SEED/model" "llama3.1-8b-rlmt-armorm-s$SEED"

@@ -190,7 +190,7 @@ def evaluations_of(table: str, row: str) -> list[str]:
     return [BENCHMARKS[column][0] for column in columns if column in BENCHMARKS]
 
 
-def paper_table(table: str, rows: list[str], index: pd.DataFrame, cannot_run: set[str]) -> pd.DataFrame:
+def paper_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column.
 
     `rows` names the rows of experiments/: those as released stand above what the paper prints.
@@ -199,15 +199,15 @@ def paper_table(table: str, rows: list[str], index: pd.DataFrame, cannot_run: se
     for row in rows:
         if row.endswith(AS_RELEASED):
             for cell in printed_cells(table, row).itertuples():
-                lines.append(cell_line(cell, row, "as released", index, cannot_run))
+                lines.append(cell_line(cell, row, "as released", index))
     printed = printed_numbers()
     for cell in printed[printed["table"] == table].itertuples():
-        lines.append(cell_line(cell, cell.row, cell.section, index, cannot_run))
+        lines.append(cell_line(cell, cell.row, cell.section, index))
     add_averages(lines)
     return pd.DataFrame(lines)
 
 
-def cell_line(cell, row: str, section: str, index: pd.DataFrame, cannot_run: set[str]) -> dict:
+def cell_line(cell, row: str, section: str, index: pd.DataFrame) -> dict:
     """Returns the line of a printed number; `ours` of an average is left to `add_averages`."""
     evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
     same = (index["row"] == row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
@@ -226,8 +226,6 @@ def cell_line(cell, row: str, section: str, index: pd.DataFrame, cannot_run: set
         status = "no headline"
     elif not row:
         status = "model of others"
-    elif row in cannot_run:
-        status = "cannot be run"
     else:
         status = "not yet run"
 
@@ -342,11 +340,11 @@ def toy_markdown(table: pd.DataFrame) -> str:
 # --- 4. all of them
 
 
-def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> dict[str, str]:
+def render(results: Path, rows: dict[str, list[str]]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the rows of each table, `cannot_run` those without a command. Below a table it says what
-    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    `rows` has the rows of each table. Below a table it says what the intervals cover, and which columns hold
+    rows that were not judged alike; these are warned of as well.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -361,7 +359,7 @@ def render(results: Path, rows: dict[str, list[str]], cannot_run: set[str]) -> d
             markdown = toy_markdown(numbers)
         else:
             name = f"table{table}"
-            numbers = paper_table(table, rows[table], index, cannot_run)
+            numbers = paper_table(table, rows[table], index)
             rounded = numbers
             markdown = paper_markdown(numbers)
 

@@ -88,7 +88,7 @@ def test_presets_are_arguments_and_every_one_has_a_command(script):
         args = dataclasses.replace(defaults, **values)
         if name != "toy":
             assert all(getattr(args, k) != getattr(defaults, k) for k in values), f"{name} repeats a default"
-            assert name in used or not name.startswith("table") or "armorm" in name
+            assert name in used or not name.startswith("table")
     for name, values in module.RELEASED.items():
         paper = dataclasses.replace(module.Args(), **module.PRESETS[name])
         assert all(getattr(paper, k) != v for k, v in values.items() if k != "save_steps"), (
@@ -293,7 +293,6 @@ toy-rlvr-think-ppo-process toy-sft-think-code toy-sft-plain-code toy-rlvr-think-
 toy-rlmt toy-rubric-think toy-rubric-think-judge toy-sft-think-users toy-sft-plain-users toy-rlver-think toy-rlver-plain
 toy-rlver-think-ppo toy-rlver-think-turns toy-rlver-think-ppo-turns toy-rlver-think-challenging
 toy-rlver-plain-challenging"""
-ARMORM = {"llama3.1-8b-rlhf-armorm", "llama3.1-8b-rlmt-armorm"}
 
 
 def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
@@ -302,8 +301,7 @@ def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
     for line in capsys.readouterr().out.splitlines():
         _, table, row, state = line.split(maxsplit=3)
         listed[table].append(row)
-        assert re.fullmatch(r"s0: (done|figures only|interrupted|not yet run|cannot be run)", state)
-        assert (state == "s0: cannot be run") == (row in ARMORM)
+        assert re.fullmatch(r"s0: (done|figures only|interrupted|not yet run)", state)
     assert listed.pop("toy") == TOY.split() and listed.pop("rewards") == REWARDS.split()
 
     printed = tables.printed_numbers()
@@ -374,10 +372,9 @@ def test_a_row_has_a_command_for_every_printed_number(table, tmp_path):
     wanted = [
         f"{row}-s1--{name}" for row in ROWS[table] for name in reproduce.evaluations_of(ROWS[table][row])
     ]
-    missing = set(wanted) - set(outs)
-    assert {name.partition("-s1--")[0] for name in missing} == (ARMORM if table == "4" else set())
+    assert set(wanted) <= set(outs)
     if table in PAPER_TABLES:
-        assert {name for name in outs if "-s1--" in name} == set(wanted) - missing
+        assert {name for name in outs if "-s1--" in name} == set(wanted)
 
     file = file_of(table)
     variables = FLAGS | {"RESULTS": str(root)}
@@ -480,7 +477,7 @@ def test_what_it_would_run(capsys, tmp_path):
     assert out.index("train_sft_warmstart.py") < out.index("train_grpo.py") < out.index('evaluate.sh "')
     reproduce.main(reproduce.Args(table="4", dry_run=True, run=True, results=tmp_path))  # nothing runs
     out = capsys.readouterr().out
-    assert "llama3.1-8b-rlhf-armorm cannot be run and is left out: The head" in out and "-armorm, " not in out
+    assert "# table4/llama3.1-8b-rlhf-armorm, not yet run" in out
 
 
 @pytest.mark.parametrize(
@@ -496,10 +493,6 @@ def test_what_it_would_run(capsys, tmp_path):
         ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
         ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
         ({"table": "toy", "run": True, "lanes": 0}, "--lanes 0: use 1 or more"),
-        (
-            {"table": "4", "row": "llama3.1-8b-rlmt-armorm", "run": True},
-            "cannot be run: The head of its reward model",
-        ),
     ],
 )
 def test_what_is_refused_before_anything_runs(fields, message, tmp_path, capsys):
@@ -742,7 +735,7 @@ def test_tables_by_hand(tmp_path):
             {"run": "my-own-run", "metric": "wb_reward", "value": 99.0, **common},
         ],
     )
-    texts = reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    texts = tables.render(tmp_path, ROWS)
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
@@ -792,7 +785,7 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
         [{"run": f"llama3.1-8b-rlmt-s{s}--wildbench", "fingerprint": f"f{s}", **common} for s in range(2)],
     )
     with pytest.raises(SystemExit):
-        reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+        tables.render(tmp_path, ROWS)
     assert "were not judged alike" in capsys.readouterr().err
 
 
@@ -826,7 +819,7 @@ def test_rows_that_were_judged_otherwise_are_marked(tmp_path, capsys):
             for row, task in (("think", "sums_tasks"), ("plain", "sums_tasks"), ("think-code", "code_tasks"))
         ],
     )
-    texts, err = reproduce.render(reproduce.Args(results=tmp_path), ROWS), capsys.readouterr().err
+    texts, err = tables.render(tmp_path, ROWS), capsys.readouterr().err
     line = "WB: not to be compared, as judge, instructions or tasks differ: llama3.1-8b-sft-think against llama3.1-8b-rlhf, llama3.1-8b-rlmt"
     assert texts["table1"].endswith(f"\n\n{line}") and f"WARNING: table1, {line}\n" in err
     assert (
@@ -863,7 +856,7 @@ def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path):
     index += measure(tmp_path, "qwen2.5-7b-rlmt", own, seeds=2, WB=1.0, AE2=2.0)
     index += measure(tmp_path, "qwen2.5-7b-rlmt", own, AH2=3.0)
     write_index(tmp_path, index)
-    text = reproduce.render(reproduce.Args(results=tmp_path), ROWS)["table1"]
+    text = tables.render(tmp_path, ROWS)["table1"]
 
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     ours = table.loc["llama3.1-8b-rlmt"]
@@ -927,7 +920,7 @@ def test_seeds_without_a_headline_are_no_seeds(tmp_path):
             for run, value in values.items()
         ],
     )
-    reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    tables.render(tmp_path, ROWS)
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").query("benchmark == 'WB'").set_index("row")
     one, none = table.loc["llama3.1-8b-rlmt"], table.loc["llama3.1-8b-rlhf"]
     assert (one.ours, one.low, one.high, one.seeds, one.status) == (40, 30, 50, 1, "measured")
@@ -937,23 +930,19 @@ def test_seeds_without_a_headline_are_no_seeds(tmp_path):
 
 
 def test_every_printed_number_is_in_a_table(tmp_path):
-    reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    tables.render(tmp_path, ROWS)
     written = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in PAPER_TABLES])
     printed = tables.printed_numbers()
     written = written[~written["row"].str.endswith(tables.AS_RELEASED)]
     assert len(written) == len(printed) and sorted(written.paper) == sorted(printed.value.astype(float))
-    assert set(written.status) == {"not yet run", "model of others", "cannot be run"}
-    assert set(written[written.status == "cannot be run"].row) == {
-        "llama3.1-8b-rlmt-armorm",
-        "llama3.1-8b-rlhf-armorm",
-    }
+    assert set(written.status) == {"not yet run", "model of others"}
 
 
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     (tmp_path / "toy").mkdir()
     shutil.copy(ROOT / "results" / "toy" / "runs.csv", tmp_path / "toy")
-    texts = reproduce.render(reproduce.Args(results=tmp_path), ROWS)
+    texts = tables.render(tmp_path, ROWS)
     committed = {path.name: path.read_text() for path in (ROOT / "results" / "tables").iterdir()}
     assert committed == {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
     assert all(tables.VARIANCE in text for text in texts.values())
