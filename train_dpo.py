@@ -221,7 +221,7 @@ PRESETS: dict[str, dict] = {
         "prompts_per_round": 200,
         "epochs": 1.0,
         "batch_size": 16,
-        "micro_batch_tokens": 2048,
+        "micro_batch_tokens": 1024,
         "learning_rate": 1e-5,
         "gradient_checkpointing": False,
         "save_steps": 10,

@@ -256,7 +256,7 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "steps": 60,
     "prompts_per_step": 4,
     "learning_rate": 1e-5,
-    "micro_batch_tokens": 2048,
+    "micro_batch_tokens": 1024,
     "gradient_checkpointing": False,
     "save_steps": 10,
     "stall_minutes": 5.0,

@@ -126,7 +126,7 @@ PRESETS: dict[str, dict] = {
         "max_length": 512,
         "batch_size": 16,
         "learning_rate": 3e-5,
-        "micro_batch_tokens": 2048,
+        "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 10,
         "stall_minutes": 5.0,

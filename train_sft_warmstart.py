@@ -165,7 +165,7 @@ PRESETS: dict[str, dict] = {
         "max_length": 512,
         "batch_size": 8,
         "learning_rate": 5e-5,
-        "micro_batch_tokens": 2048,
+        "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 20,
         "stall_minutes": 5.0,
