@@ -244,7 +244,8 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     repeated_ids = []
     ids = set()
     texts = set()
-    for number, row in enumerate(read_prompts(path), 1):
+    prompts = read_prompts(path)
+    for number, row in enumerate(prompts, 1):
         row_id = str(row["id"])
         if row_id in ids:
             runs.fail(f"{path}:{number}: id {row_id!r} occurs twice; data/prepare.py gives each row its own")
@@ -256,6 +257,10 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
         else:
             rows.append({"id": row_id, "messages": messages})
         texts.add(text)
+
+    n_answers = sum("had_answer" in row for row in prompts)
+    if n_answers:
+        print(f"{n_answers} prompts end with an answer, which is left out: the teacher writes its own")
     return rows, repeated_ids
 
 

