@@ -91,6 +91,8 @@ class Args:
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of every model that runs here; auto: bfloat16 on a GPU, float32 on a CPU."""
     temperature: float = 0.7
     """0 is greedy. SAGE does not state one; 0.7 is our choice."""
     top_p: float = 1.0
@@ -239,6 +241,7 @@ def local_model(args: Args) -> Generate:
         rollout.Sampling(args.temperature, args.max_tokens, args.top_p, stop),
         rollout.use_vllm(args.rollout),
         gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
+        dtype=args.dtype,
     )
     max_prompt_tokens = context_length(args) - args.max_tokens
 

@@ -78,6 +78,8 @@ class Args:
     # generation
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of every model that runs here; auto: bfloat16 on a GPU, float32 on a CPU."""
     temperatures: tuple[float, ...] = (0.7,)
     """One evaluation each; 0 is greedy. The paper's evaluation uses 0.7."""
     top_p: float = 1.0

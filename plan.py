@@ -84,9 +84,10 @@ def trained_gib(path: str, args, auto_class=AutoModelForCausalLM) -> float:
     sizes = count_parameters(path, auto_class, args.lora_r)
     learning = 4 + 4 + MOMENTS[args.optim]  # bytes a parameter: float32 weight, gradient, moments
     if args.lora_r:
-        n_bytes = BYTES[utils.DTYPE] * sizes.whole + learning * sizes.adapter
+        frozen = BYTES[utils.compute_dtype(args.dtype)]
+        n_bytes = frozen * sizes.whole + learning * sizes.adapter
         if args.load_in_4bit:
-            n_bytes -= (BYTES[utils.DTYPE] - FOUR_BIT) * sizes.linear
+            n_bytes -= (frozen - FOUR_BIT) * sizes.linear
     else:
         n_bytes = learning * sizes.whole + (MOMENTS["adamw"] - MOMENTS[args.optim]) * sizes.embeddings
     return n_bytes / n_shards() / GIB
@@ -97,22 +98,22 @@ def critic_gib(path: str, args) -> float:
     return trained_gib(path, args, AutoModelForTokenClassification)
 
 
-def frozen_gib(path: str, auto_class) -> float:
+def frozen_gib(path: str, auto_class, dtype: str = "auto") -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
-    return count_parameters(path, auto_class).whole * BYTES[utils.DTYPE] / GIB
+    return count_parameters(path, auto_class).whole * BYTES[utils.compute_dtype(dtype)] / GIB
 
 
-def reference_gib(path: str) -> float:
+def reference_gib(path: str, dtype: str = "auto") -> float:
     """Returns the weights of the reference, sharded as the policy's."""
     n_weights = count_parameters(path, AutoModelForCausalLM).whole
-    return n_weights * BYTES[policy.reference_dtype()] / n_shards() / GIB
+    return n_weights * BYTES[policy.reference_dtype(dtype)] / n_shards() / GIB
 
 
-def vllm_gib(path: str, share: float) -> float:
+def vllm_gib(path: str, share: float, dtype: str = "auto") -> float:
     """Returns what vLLM reserves: a share of the GPU; on a CPU its weights and VLLM_CPU_KVCACHE_SPACE."""
     if torch.cuda.is_available():
         return share * torch.cuda.get_device_properties(0).total_memory / GIB
-    return frozen_gib(path, AutoModelForCausalLM) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
+    return frozen_gib(path, AutoModelForCausalLM, dtype) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
 
 
 # --- the models of a run
@@ -127,10 +128,10 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
     """Returns {part: GiB} of a round of DPO, which has one part in memory at a time."""
     parts = {}
     if use_vllm:
-        parts["sampling: vLLM"] = vllm_gib(args.model, args.vllm_memory)
-    parts["scoring"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+        parts["sampling: vLLM"] = vllm_gib(args.model, args.vllm_memory, args.dtype)
+    parts["scoring"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification, args.dtype)
     if is_model(args.gold):
-        parts["scoring"] += frozen_gib(args.gold, AutoModelForSequenceClassification)
+        parts["scoring"] += frozen_gib(args.gold, AutoModelForSequenceClassification, args.dtype)
     parts["training: policy"] = trained_gib(args.model, args)
     return parts
 
@@ -139,12 +140,13 @@ def rl_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic."""
     parts = policies_gib(args, use_vllm, has_reference)
     if "preference" in rewards.reward_names(args):
-        parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification)
+        parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification, args.dtype)
     if is_model(args.gold):
-        parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification)
+        parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification, args.dtype)
     options = rewards.reward_options(args)
     if "process" in options and ".py:" not in options["process"]["model"]:
-        parts["process model"] = frozen_gib(options["process"]["model"], AutoModelForTokenClassification)
+        process_model = options["process"]["model"]
+        parts["process model"] = frozen_gib(process_model, AutoModelForTokenClassification, args.dtype)
     if "prime" in options:
         parts["prime"] = trained_gib(args.model, args)
     return parts
@@ -154,9 +156,9 @@ def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of the policy, its reference and what samples from it."""
     parts = {"policy": trained_gib(args.model, args)}
     if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = reference_gib(args.model)
+        parts["reference"] = reference_gib(args.model, args.dtype)
     if use_vllm:
-        parts["vLLM"] = vllm_gib(args.model, args.vllm_memory)
+        parts["vLLM"] = vllm_gib(args.model, args.vllm_memory, args.dtype)
     return parts
 
 

@@ -51,14 +51,15 @@ LORA_ALPHA = 2  # times the rank
 # --- 1. processes and models
 
 
-def start_accelerator() -> Accelerator:
+def start_accelerator(dtype: str = "auto") -> Accelerator:
     """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
 
-    On GPUs forwards run in bfloat16, and gradients are added up over processes in float32. FSDP2 would add
-    them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
+    `dtype`: that of forwards, see utils.compute_dtype. Gradients are added up over processes in float32. FSDP2 would
+    add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
     """
     on_gpu = torch.cuda.is_available()
     _check_driver(on_gpu)
+    compute_dtype = utils.compute_dtype(dtype)
     handlers = [
         # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by watchdog.py
         InitProcessGroupKwargs(timeout=timedelta(hours=6)),
@@ -67,20 +68,23 @@ def start_accelerator() -> Accelerator:
     ]
     plugin = None
     if is_sharded_launch():
-        compute_dtype = torch.bfloat16 if on_gpu else torch.float32
-        precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        precision = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, compute_dtype), reduce_dtype=torch.float32
+        )
         # shards are cut from the weights of rank 0, the only process that reads them, see `load_weights`
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, mixed_precision_policy=precision, cpu_ram_efficient_loading=True
         )
         # transformers reads it too, and would leave a reward model, which is not sharded, empty on other ranks
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=not on_gpu,
-        mixed_precision="bf16" if on_gpu else "no",
+        mixed_precision="bf16" if compute_dtype == "bfloat16" else "no",
         kwargs_handlers=handlers,
         fsdp_plugin=plugin,
     )
+    utils.warn_of_slow_dtype(dtype)
+    return accelerator
 
 
 def _check_driver(on_gpu: bool) -> None:
@@ -304,15 +308,17 @@ def load_policy(
     gradient_checkpointing: bool,
     resume_from: str | None = None,
     load_in_4bit: bool = False,
+    dtype: str = "auto",
 ) -> nn.Module:
     """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
 
     Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
-    `load_in_4bit`: those that are frozen have 4 bits.
+    `load_in_4bit`: those that are frozen have 4 bits, else `dtype`, see utils.compute_dtype.
     """
     if lora_r:
+        frozen_dtype = utils.compute_dtype(dtype)
         model, _ = load_weights(
-            AutoModelForCausalLM, path, utils.DTYPE, sharded=True, load_in_4bit=load_in_4bit
+            AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
         )
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
@@ -476,18 +482,20 @@ class Policy(nn.Module):
         return logprobs, entropies
 
 
-def reference_dtype() -> str:
-    """Returns bfloat16 under FSDP2 on GPUs, which rounds the policy's weights to it for each forward, else float32.
+def reference_dtype(dtype: str = "auto") -> str:
+    """Returns the dtype of the reference's weights, where `--dtype` is `dtype`.
 
-    Without FSDP2 forwards are autocast: norms and the sum of the layers stay in float32. A bfloat16 reference would be
-    0.05 nat a token from a policy that has learned nothing (docs/gpu.md).
+    That is bfloat16 under FSDP2 that computes in it, as FSDP2 rounds the policy's weights to it for each forward.
+    Without FSDP2 forwards are autocast, the reference's too: norms and the sum of the layers stay in float32. So
+    do the weights. A bfloat16 reference would be 0.05 nat a token from a policy that has learned nothing
+    (docs/gpu.md).
     """
-    return utils.DTYPE if is_sharded_launch() else "float32"
+    return utils.compute_dtype(dtype) if is_sharded_launch() else "float32"
 
 
-def load_reference(path: str, temperature: float, accelerator: Accelerator) -> Policy:
+def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
     """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
-    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(), sharded=True)
+    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
     return prepare_frozen(accelerator, Policy(model, temperature))
 
 

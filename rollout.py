@@ -37,8 +37,9 @@ import vllm_server
 import watchdog
 from thinking_budget import ThinkingBudget
 
-# nats a token by which sampler and trainer may differ; rounding makes about 0.01 in bfloat16, 1e-6 in float32
-MAX_LOGPROB_GAP = {"bfloat16": 0.05, "float32": 1e-3}
+# Nats a token by which sampler and trainer may differ. Rounding makes up to 0.04 in bfloat16, 1e-5 in float32
+# (docs/gpu.md); a sampler with other weights is tenths or more away.
+MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 
 
 # --- 1. one completion
@@ -203,6 +204,7 @@ class Sampler:
         gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
+        dtype: that of computation, see utils.compute_dtype.
         server: samples in place of an engine; `use_vllm` is False then.
     """
 
@@ -218,22 +220,24 @@ class Sampler:
         gpus: list[list[str]] | None = None,
         sleeps: bool = False,
         batch_size: int = 128,
+        dtype: str = "auto",
         server: vllm_server.Server | None = None,
     ):
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
         self.batch_size = batch_size
+        self.dtype = utils.compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
         self.vllm = server  # or an engine, or several; None: transformers samples from self.policy
         self.policy = None
         if use_vllm and in_process:
-            self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, sleeps)
+            self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
             gpus = gpus or vllm_engine.gpu_groups()
-            self.vllm = vllm_engine.Engines(model, max_length, vllm_memory, gpus)
+            self.vllm = vllm_engine.Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
-            self.policy, _ = policy.load_weights(AutoModelForCausalLM, model, dtype=utils.DTYPE)
+            self.policy, _ = policy.load_weights(AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(utils.DEVICE).eval()
 
     def sample(
@@ -362,7 +366,7 @@ class Sampler:
         `gap`: mean difference of their log-probabilities, nats a token, over the tokens of a step.
         """
         # top-p sampling raises every sampled token's log-probability by up to -log(p)
-        limit = MAX_LOGPROB_GAP[utils.DTYPE] - math.log(self.sampling.top_p)
+        limit = MAX_LOGPROB_GAP[self.dtype] - math.log(self.sampling.top_p)
         if gap <= limit:
             self.breaches_in_a_row = 0
             return
@@ -410,6 +414,7 @@ def policy_sampler(
         args.vllm_memory,
         in_process=True,
         sleeps=sleeps,
+        dtype=args.dtype,
         server=server,
     )
 
@@ -428,6 +433,7 @@ def generate(
     vllm_memory: float = 0.85,
     gpus: list[list[str]] | None = None,
     done: Set[int] = frozenset(),
+    dtype: str = "auto",
 ) -> Iterator[tuple[int, Sample]]:
     """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
 
@@ -435,6 +441,7 @@ def generate(
     engines changes a completion.
 
     `gpus`: those of each engine of vLLM, see vllm_engine.gpu_groups; None: one engine on one GPU.
+    `dtype`: that of computation, see utils.compute_dtype.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
     if gpus:
@@ -448,6 +455,7 @@ def generate(
         vllm_memory=vllm_memory,
         gpus=gpus,
         batch_size=batch_size,
+        dtype=dtype,
     )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:

@@ -141,6 +141,9 @@ class Args:
     """Share of a round's steps in which the learning rate rises from 0 (table 6)."""
     weight_decay: float = 1e-4
     """Table 6."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass (released script)."""
     lora_r: int = 0
@@ -446,6 +449,7 @@ def sample(
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
                 done={i for i, place in enumerate(places) if place in on_disk},
+                dtype=args.dtype,
             )
             with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
                 for i, one in samples:
@@ -660,7 +664,9 @@ def accumulate_gradients(
 def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
     """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
     torch.manual_seed(args.seed)
-    learned = policy.load_policy(model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit)
+    learned = policy.load_policy(
+        model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit, args.dtype
+    )
     learned = policy.Policy(learned, temperature=1.0)
     prepared = policy.prepare_trained(
         accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2), args.optim
@@ -818,7 +824,7 @@ def check_arguments(args: Args) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args)
 
     # --- data, checked before anything is loaded

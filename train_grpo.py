@@ -170,6 +170,9 @@ class Args:
     """Table 7."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -708,7 +711,7 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
@@ -735,7 +738,12 @@ def main(args: Args) -> None:
     folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(
@@ -743,7 +751,7 @@ def main(args: Args) -> None:
     )
     reference = None  # with LoRA it is the policy without its adapter
     if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator)
+        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}

@@ -161,6 +161,9 @@ class Args:
     """Of policy and critic (table 7)."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -417,6 +420,7 @@ def load_critic(
     gradient_checkpointing: bool,
     resume_from: str | None = None,
     load_in_4bit: bool = False,
+    dtype: str = "auto",
 ) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
@@ -429,11 +433,13 @@ def load_critic(
     config = utils.load_config(folder)
     config.num_labels = 1
     config.classifier_dropout = 0.0  # else 0.1
-    dtype = utils.DTYPE if lora_r else "float32"
+    loaded_dtype = "float32"
+    if lora_r:
+        loaded_dtype = utils.compute_dtype(dtype)
     critic, missing = policy.load_weights(
         AutoModelForTokenClassification,
         folder,
-        dtype,
+        loaded_dtype,
         new_head=True,
         sharded=True,
         config=config,
@@ -651,7 +657,12 @@ def load_learners(
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
     torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     model = policy.Policy(model, args.temperature)
     prepared = policy.prepare_trained(
@@ -660,7 +671,12 @@ def load_learners(
     learners = {"": checkpoint.Learner(*prepared)}
     critic_folder = folder / "critic" if folder else None
     critic = load_critic(
-        critic_path, args.lora_r, args.gradient_checkpointing, critic_folder, args.load_in_4bit
+        critic_path,
+        args.lora_r,
+        args.gradient_checkpointing,
+        critic_folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     prepared = policy.prepare_trained(
         accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
@@ -670,7 +686,7 @@ def load_learners(
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
@@ -699,7 +715,7 @@ def main(args: Args) -> None:
     critic, critic_optimizer = learners["critic"]
     reference = None  # with LoRA it is the policy without its adapter
     if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator)
+        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(folder, learners)

@@ -71,6 +71,9 @@ class Args:
     """AdamW's."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU: both sides of each pair, with padding. Bounds activations' memory."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
+    any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -272,17 +275,20 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 
 
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
-    """Loads the classifier with one output, float32; a resumed run loads the checkpoint in `folder`."""
+    """Loads the classifier with one output; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     path = args.model
     if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
         path = str(folder)
     config = utils.load_config(path)
     config.num_labels = 1
+    loaded_dtype = "float32"
+    if args.lora_r:  # but for the adapter and the head nothing learns
+        loaded_dtype = utils.compute_dtype(args.dtype)
     model, _ = policy.load_weights(
         AutoModelForSequenceClassification,
         path,
-        utils.DTYPE if args.lora_r else "float32",
+        loaded_dtype,
         new_head=True,
         sharded=True,
         config=config,
@@ -358,9 +364,9 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
 # --- the run
 
 
-def measure_held_out(pairs: list[Pair], folder: Path, device: str) -> dict:
+def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -> dict:
     """Scores held-out pairs with the saved model, as any other script loads it; returns its calibration."""
-    model = RewardModel(str(folder), device=device)
+    model = RewardModel(str(folder), device=device, dtype=dtype)
     chosen = model.score_ids([pair.chosen_ids for pair in pairs])
     rejected = model.score_ids([pair.rejected_ids for pair in pairs])
     return calibration([better - worse for better, worse in zip(chosen, rejected, strict=True)])
@@ -376,7 +382,7 @@ def check_arguments(args: Args, accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
@@ -434,7 +440,7 @@ def main(args: Args) -> None:
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
-        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device))
+        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
     checkpoint.finish(run, summary)
 
 

@@ -136,6 +136,9 @@ class Args:
     """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
@@ -586,7 +589,12 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
     torch.manual_seed(args.seed)
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     model = policy.Policy(model, args.temperature)
     prepared = policy.prepare_trained(
@@ -596,7 +604,12 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     if args.algorithm == "ppo":
         critic_folder = folder / "critic" if folder else None
         critic = train_ppo.load_critic(
-            args.model, args.lora_r, args.gradient_checkpointing, critic_folder, args.load_in_4bit
+            args.model,
+            args.lora_r,
+            args.gradient_checkpointing,
+            critic_folder,
+            args.load_in_4bit,
+            args.dtype,
         )
         prepared = policy.prepare_trained(
             accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
@@ -607,7 +620,7 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- users, checked before anything is loaded
@@ -632,7 +645,7 @@ def main(args: Args) -> None:
     critic = learners["critic"].model if args.algorithm == "ppo" else None
     reference = None  # with LoRA it is the policy without its adapter
     if args.beta and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator)
+        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 

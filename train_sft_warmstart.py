@@ -71,6 +71,9 @@ class Args:
     """Paper table 5."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU, with padding; a longer row is alone. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
+    any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass (released script): less memory, about a third more time."""
     packing: bool = False
@@ -258,7 +261,12 @@ def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
     """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit
+        args.model,
+        args.lora_r,
+        args.gradient_checkpointing,
+        folder,
+        args.load_in_4bit,
+        args.dtype,
     )
     if args.packing and is_flash_attn_2_available():
         model.set_attn_implementation("flash_attention_2")
@@ -347,7 +355,7 @@ def check_arguments(args: Args, accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator()
+    accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded

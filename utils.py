@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from accelerate import PartialState
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import cached_file
@@ -21,9 +22,25 @@ from runs import fail, or_fail
 # every model is loaded with these: no pickled weights, and no code that comes with a model
 SAFE = {"use_safetensors": True, "trust_remote_code": False}
 
-# device and dtype of models that are not trained
+# device of models that are not trained, and the dtype that `--dtype auto` means
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = "bfloat16" if DEVICE == "cuda" else "float32"
+
+
+def compute_dtype(choice: str) -> str:
+    """Returns the dtype that `--dtype` means: "bfloat16" or "float32"; "auto" is `DTYPE`."""
+    if choice == "auto":
+        return DTYPE
+    return choice
+
+
+def warn_of_slow_dtype(choice: str) -> None:
+    """Prints a warning if `--dtype` means bfloat16 on a CPU that has no instructions for it."""
+    if DEVICE == "cuda" or compute_dtype(choice) == "float32":
+        return
+    abilities = torch.cpu.get_capabilities()
+    if not any(abilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        PartialState().print("WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions")
 
 
 # --- 1. think formats

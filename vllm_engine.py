@@ -33,6 +33,7 @@ class Engine:
         memory: share of each GPU that vLLM reserves.
         sleeps: whether `sleep` frees vLLM's memory.
         tensor_parallel: GPUs that share the weights; from 2 on vLLM starts a process for each.
+        dtype: that of weights and computation, see utils.compute_dtype.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Engine:
         memory: float,
         sleeps: bool = False,
         tensor_parallel: int = 1,
+        dtype: str = "auto",
     ):
         from vllm import LLM  # seconds to import
 
@@ -52,7 +54,7 @@ class Engine:
         self.asleep = False
         options = {
             "model": model,
-            "dtype": utils.DTYPE,
+            "dtype": utils.compute_dtype(dtype),
             "load_format": "safetensors",
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
@@ -206,13 +208,20 @@ class Engines:
     """vLLM engines with the weights of `model`, each in a process of its own; they share the requests.
 
     Args:
-        max_length, memory: as for Engine.
+        max_length, memory, dtype: as for Engine.
         gpus: those of each engine, see `gpu_groups`.
 
     RuntimeError if a process dies, here and in `complete`.
     """
 
-    def __init__(self, model: str, max_length: int | None, memory: float, gpus: list[list[str]]):
+    def __init__(
+        self,
+        model: str,
+        max_length: int | None,
+        memory: float,
+        gpus: list[list[str]],
+        dtype: str = "auto",
+    ):
         if len(gpus) > 1:
             print(f"vLLM: {len(gpus)} engines:", ", ".join("+".join(group) for group in gpus), flush=True)
         options = {
@@ -220,6 +229,7 @@ class Engines:
             "max_length": max_length,
             "memory": memory,
             "tensor_parallel": len(gpus[0]),
+            "dtype": dtype,
         }
         context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA if this one has
         self.processes = {}  # connection -> process

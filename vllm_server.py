@@ -3,11 +3,11 @@
 Start the server with the model that the run starts from, and the run with --vllm-server-url http://HOST:8000:
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs \\
-        --weight-transfer-config '{"backend": "nccl"}'
+        --dtype bfloat16 --weight-transfer-config '{"backend": "nccl"}'
 
-VLLM_SERVER_DEV_MODE opens routes by which anybody who reaches the port can change the model; keep the port to
-your machines. Completions come over HTTP. Weights go over NCCL, by vLLM's weight transfer
-(https://docs.vllm.ai/en/latest/training/weight_transfer/), which is untested: it needs two GPUs.
+`--dtype` is that of the run. VLLM_SERVER_DEV_MODE opens routes by which anybody who reaches the port can change
+the model; keep the port to your machines. Completions come over HTTP. Weights go over NCCL, by vLLM's weight
+transfer (https://docs.vllm.ai/en/latest/training/weight_transfer/), which is untested: it needs two GPUs.
 """
 
 import json

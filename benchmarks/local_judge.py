@@ -26,6 +26,7 @@ def ask(
     store: Path,
     backend: str,
     gpus: list[list[str]] | None = None,
+    dtype: str = "auto",
 ) -> list[Reply]:
     """Returns the local judge's reply to each request, in their order.
 
@@ -36,7 +37,7 @@ def ask(
         requests: bodies as for an endpoint. Only `messages` are read, and `max_tokens` of the first request.
         parse: reads a text; raises ValueError if it cannot, and the request is asked again.
         backend: "auto", "vllm" or "hf", as --rollout.
-        gpus: see rollout.generate.
+        gpus, dtype: see rollout.generate.
     """
     tokenizer = load_tokenizer(model)
     keys = [request_key(model, request) for request in requests]
@@ -63,6 +64,7 @@ def ask(
                 seed=attempt,
                 gpus=gpus,
                 done=done,
+                dtype=dtype,
             )
             for place, sample in samples:
                 key = unread[place]

@@ -38,7 +38,7 @@ def scored_text(args, row: dict) -> str:
 def add_rewards(args, rows: list[dict]) -> None:
     """Adds the reward model's `reward` to the generation rows in good format."""
     good = [row for row in rows if row["status"] == "ok"]
-    model = RewardModel(args.reward_model, args.reward_on, scored_format(args))
+    model = RewardModel(args.reward_model, args.reward_on, scored_format(args), dtype=args.dtype)
     rewards = model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
     for row, reward in zip(good, rewards):
         row["reward"] = reward

@@ -283,6 +283,7 @@ def complete_here(
         batch_size=args.batch_size,
         gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
         done=done_positions,
+        dtype=args.dtype,
     )
     for position, sample in samples:
         text = rollout.text_of(tokenizer, sample)
@@ -389,7 +390,8 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
         gpus = vllm_engine.gpu_groups(args.judge_tensor_parallel, args.data_parallel)
-        return local_judge.ask(model, requests, parse, run / "judge.jsonl", rollout_of(args), gpus)
+        dtype = getattr(args, "dtype", "auto")  # a script that generates nothing has no such flag
+        return local_judge.ask(model, requests, parse, run / "judge.jsonl", rollout_of(args), gpus, dtype)
 
     judge = judge_endpoint(args, run)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)

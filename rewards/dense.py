@@ -108,7 +108,13 @@ class ProcessReward:
     metrics = {}
 
     def __init__(
-        self, options: dict, weight: float, policy_tokenizer, tokens_per_batch: int, device: torch.device
+        self,
+        options: dict,
+        weight: float,
+        policy_tokenizer,
+        tokens_per_batch: int,
+        device: torch.device,
+        dtype: str = "auto",
     ):
         self.weight = weight
         self.policy_tokenizer = policy_tokenizer
@@ -121,7 +127,7 @@ class ProcessReward:
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
         self.tokenizer = utils.load_tokenizer(source)
         self.separator_ids = self._ids(options["separator"])
-        model, _ = policy.load_weights(AutoModelForTokenClassification, source, dtype=utils.DTYPE)
+        model, _ = policy.load_weights(AutoModelForTokenClassification, source, utils.compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
 
@@ -238,7 +244,12 @@ class ImplicitReward:
         self.accelerator = accelerator
         resume_from = str(folder / self.name) if folder else None
         model = policy.load_policy(
-            args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit
+            args.model,
+            args.lora_r,
+            args.gradient_checkpointing,
+            resume_from,
+            args.load_in_4bit,
+            args.dtype,
         )
         model = policy.Policy(model, args.temperature)
         prepared = policy.prepare_trained(
@@ -339,7 +350,7 @@ def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerat
     for name, weight in runs.or_fail(rewards.parse_spec, args.rewards):
         if name == "process":
             n_tokens = args.reward_tokens_per_batch
-            source = ProcessReward(options[name], weight, tokenizer, n_tokens, accelerator.device)
+            source = ProcessReward(options[name], weight, tokenizer, n_tokens, accelerator.device, args.dtype)
             sources.append(source)
         elif name == "prime":
             source = ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)

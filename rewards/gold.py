@@ -53,7 +53,8 @@ def load_gold(args, device: str, run: Path):
         return _judge_as_gold(args, run)
     if ".py:" in spec:
         return _function_as_gold(runs.load_function(spec))
-    return RewardModel(spec, think_format="plain", device=device).score  # it is given responses only
+    model = RewardModel(spec, think_format="plain", device=device, dtype=args.dtype)
+    return model.score  # it is given responses only
 
 
 def _function_as_gold(function):

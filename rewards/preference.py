@@ -29,6 +29,7 @@ class RewardModel:
         chat_template: a Jinja file, for a reward model that has none.
         max_length: tokens of conversation and completion; 0: as many as the model's context holds.
         tokens_per_batch: tokens in one forward, padding included; 0: 2048 on a CPU, 16384 on a GPU.
+        dtype: that of weights and computation, see utils.compute_dtype.
 
     `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
     """
@@ -42,12 +43,12 @@ class RewardModel:
         max_length: int = 0,
         tokens_per_batch: int = 0,
         device: str = utils.DEVICE,
-        dtype: str = utils.DTYPE,
+        dtype: str = "auto",
     ):
         self.reward_on = reward_on
         self.think_format = think_format
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, _ = policy.load_weights(AutoModelForSequenceClassification, path, dtype=dtype)
+        model, _ = policy.load_weights(AutoModelForSequenceClassification, path, utils.compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # the scalar itself is computed in float32
@@ -188,4 +189,5 @@ def load_reward_model(args, device: str) -> RewardModel | None:
         options["max_length"],
         args.reward_tokens_per_batch,
         device,
+        args.dtype,
     )

@@ -445,6 +445,20 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     assert max(row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")) < 1e-4
 
 
+def test_a_run_in_bfloat16(prompts, tmp_path):
+    """Its sampler is vLLM; weights and Adam's moments in its files are float32."""
+    run = tmp_path / "run"
+    finished(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
+    for metrics in rows_of(run, "metrics.jsonl"):
+        assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
+        assert 0 < metrics["sampling/logprob_gap"] < rollout.MAX_LOGPROB_GAP["bfloat16"]
+    assert rows_of(run, "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
+    assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
+    states = torch.load(run / "checkpoint-2" / "optimizer-rank0.pt", weights_only=True)
+    assert {state["exp_avg"].dtype for state in states} == {torch.float32}
+    assert json.loads((run / "config.json").read_text())["args"]["dtype"] == "bfloat16"
+
+
 def test_what_a_run_writes_and_training_on(prompts, tmp_path):
     run = tmp_path / "run"
     finished(start([], prompts, run, "--steps", "2"))

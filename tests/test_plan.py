@@ -62,6 +62,7 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(llama_8b, gpus, m
     assert plan.critic_gib(llama_8b, full) == pytest.approx(13.98, abs=0.01)
     assert plan.reference_gib(llama_8b) == pytest.approx(1.87, abs=0.01)  # bfloat16, sharded
     assert plan.frozen_gib(llama_8b, AutoModelForSequenceClassification) == pytest.approx(13.98, abs=0.01)
+    assert plan.reference_gib(llama_8b, "float32") == pytest.approx(3.74, abs=0.01)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     assert plan.trained_gib(llama_8b, full) == pytest.approx(119.66, abs=0.01)
     assert plan.trained_gib(llama_8b, lora) == pytest.approx(14.96 + 2.5, abs=0.01)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -52,12 +53,56 @@ def batch() -> dict[str, torch.Tensor]:
     return policy.collate(stored_completions(6, 1)[0], 0, "cpu")
 
 
-def test_a_reference_that_is_not_sharded_stays_in_float32(monkeypatch):
-    """tests/test_grpo.py has one that is sharded."""
-    monkeypatch.setattr(utils, "DTYPE", "bfloat16")  # as on a GPU
-    reference = policy.load_reference(BASE, 1.0, policy.start_accelerator())
-    assert {weight.dtype for weight in reference.parameters()} == {torch.float32}
+@pytest.fixture
+def bfloat16_accelerator():
+    """Starts an accelerator whose forwards run in bfloat16; the next test has one in float32 again."""
+    AcceleratorState._reset_state()
+    yield policy.start_accelerator("bfloat16")
+    AcceleratorState._reset_state()
+
+
+def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch):
+    """Policy and reference are autocast alike, so the KL of a policy that has learned nothing is exactly 0.
+
+    tests/test_grpo.py has a reference that is sharded.
+    """
+    model = policy.Policy(policy.load_policy(BASE, 0, False, dtype="bfloat16"), 1.0)
+    model, optimizer = policy.prepare_trained(bfloat16_accelerator, model, 1e-3, 0.0)
+    reference = policy.load_reference(BASE, 1.0, bfloat16_accelerator, "bfloat16")
     assert not any(weight.requires_grad for weight in reference.parameters())
+
+    inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+    logprobs, _ = model(*inputs)
+    assert torch.equal(policy.reference_logprobs(model, reference, inputs), logprobs)
+    exact, _ = policy.Policy(base, 1.0)(*inputs)
+    distance = (logprobs - exact).abs()
+    assert 0 < distance.mean() < 0.05  # it did run in bfloat16
+
+    logprobs.sum().backward()
+    optimizer.step()
+    tensors = [*model.parameters(), *reference.parameters()]
+    for weight in model.parameters():
+        tensors += [weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+def test_frozen_weights_beside_lora_have_the_dtype_of_computation():
+    model = policy.load_policy(BASE, 4, False, dtype="bfloat16")
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
+
+
+def test_a_cpu_without_bfloat16_instructions_is_warned_of(monkeypatch, capsys):
+    monkeypatch.setattr(utils, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False})
+    for choice in ("auto", "float32"):
+        monkeypatch.setattr(utils, "DTYPE", "float32")
+        utils.warn_of_slow_dtype(choice)
+    assert not capsys.readouterr().out
+    utils.warn_of_slow_dtype("bfloat16")
+    assert capsys.readouterr().out.splitlines() == [
+        "WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions"
+    ]
 
 
 def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_path):

@@ -124,12 +124,16 @@ def trained_logprobs(trained: policy.Policy, prompts: list, samples: list[Sample
     return logprobs
 
 
-def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> float:
-    """Returns the largest difference of sampler's and trainer's log-probability of a sampled token."""
+def gaps(sampler: Sampler, trained: policy.Policy, prompts: list) -> torch.Tensor:
+    """Returns how far sampler's and trainer's log-probability of each sampled token are apart, nats."""
     samples = [sample for _, sample in sorted(sampler.sample(prompts), key=lambda pair: pair[0])]
     expected = trained_logprobs(trained, prompts, samples)
     found = pad_sequence([torch.tensor(sample.logprobs) for sample in samples], batch_first=True)
-    return (expected - found).abs().max().item()
+    return (expected - found).abs()[expected != 0]
+
+
+def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> float:
+    return gaps(sampler, trained, prompts).max().item()
 
 
 # --- vLLM has the weights of the policy
@@ -156,6 +160,30 @@ def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts)
         sampler.sync(trained)
         assert largest_gap(sampler, trained, prompts) < 1e-4
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_a_bfloat16_engine_has_the_float32_weights_of_the_policy(saved, tokenizer, prompts):
+    sampler = Sampler(
+        saved,
+        tokenizer,
+        Sampling(temperature=0.7, max_tokens=24),
+        use_vllm=True,
+        max_length=256,
+        in_process=True,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(BASE)
+    for weight in model.parameters():
+        weight.data.mul_(1 + 0.1 * torch.randn_like(weight))
+    trained = policy.Policy(model.eval(), 0.7)
+    limit = rollout.MAX_LOGPROB_GAP["bfloat16"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert gaps(sampler, trained, prompts).mean() > limit
+        for _ in range(2):
+            sampler.sync(trained)
+            assert 1e-4 < gaps(sampler, trained, prompts).mean() < limit / 2
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 # --- where completions end
@@ -506,6 +534,15 @@ def test_what_a_server_is_told_of_the_weights_is_what_it_gets():
 
 
 # --- the check that vLLM has the trainer's weights
+
+
+@pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
+def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
+    sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False, dtype=dtype)
+    sampler.check(0.99 * limit, 1)
+    assert not capsys.readouterr().out
+    sampler.check(1.01 * limit, 2)
+    assert f"(limit {limit:.4f})" in capsys.readouterr().out
 
 
 def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):

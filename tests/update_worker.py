@@ -17,7 +17,6 @@ import plan
 import policy
 import rollout
 import train_grpo
-import utils
 from rewards import preference
 
 BASE = "data/toy/base"
@@ -72,14 +71,13 @@ def bytes_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None =
 
 def bfloat16_reference(accelerator) -> tuple[str, float]:
     """Returns the reference's dtype where forwards run in bfloat16, and its largest distance from an equal policy."""
-    utils.DTYPE = "bfloat16"  # as utils.py and start_accelerator have it on GPUs
     plugin = accelerator.state.fsdp_plugin
     plugin.mixed_precision_policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32
     )
     model = policy.Policy(policy.load_policy(BASE, 0, False), 0.9)
     model, _ = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
-    reference = policy.load_reference(BASE, 0.9, accelerator)
+    reference = policy.load_reference(BASE, 0.9, accelerator, "bfloat16")
     dtype = str(next(reference.parameters()).dtype)
 
     batch = policy.collate(stored_completions(4, 1)[0], 0, accelerator.device)
