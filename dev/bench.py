@@ -3,6 +3,7 @@
     python -m dev.bench                                     # all cases; on two CPU cores about an hour
     python -m dev.bench grpo sft --pairs 6
     python -m dev.bench grpo --against ../old-checkout      # the peer is another checkout of this repository
+    python -m dev.bench grpo --size small --dtype bfloat16  # a real model (data/smollm2) on real prompts
 
 | case | ours | peer |
 |---|---|---|
@@ -16,7 +17,9 @@ Each side is a process that runs the real script and writes metrics.jsonl, from 
 The first step warms up and does not count, except in two cases: dpo, where ours runs the reference before the first step,
 and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer / ours; the table has the median
 of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
-reserve; on a CPU, the largest resident set of the process. Models have random weights, see dev/bench_work.py.
+reserve; on a CPU, the largest resident set of the process. Models have random weights, see dev/bench_work.py; the size
+`small` has a real policy, and a reward model of its shape with a random head. For grpo a second table says where the time of a
+step goes (dev/phases.py), and what share of this machine's rate the step's arithmetic reaches.
 """
 
 import asyncio
@@ -41,7 +44,17 @@ import tyro
 
 import endpoint
 import runs
-from dev.bench_work import SIZES, make_models, make_rows
+import utils
+from dev.bench_work import (
+    SIZES,
+    copy_models,
+    copy_prompts,
+    flops_per_token,
+    make_models,
+    make_rows,
+    matrix_rate,
+)
+from dev.phases import PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
@@ -62,7 +75,14 @@ class Args:
     against_flags: str = ""
     """Flags that the other checkout needs in place of ours, as one word: "--no-think --micro-batch-size 4"."""
     size: Literal["auto", *SIZES] = "auto"
-    """auto: cpu, or 0.5b where a GPU is. tiny shows that a case runs; its figures mean nothing. 8b trains LoRA."""
+    """auto: cpu, or 0.5b where a GPU is. tiny shows that a case runs; its figures mean nothing. 8b trains LoRA.
+    small, for grpo, is --model on --prompts."""
+    model: Path = Path("data/smollm2")
+    """For the size small: the policy's folder; `data.prepare smollm2` makes it."""
+    prompts: str = "data/wildchat_if.jsonl"
+    """For the size small: prompt rows."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation on both sides; auto: bfloat16 on a GPU, float32 on a CPU."""
     seed: int = 0
     """Random seed of weights, rows and sampling."""
     out: Path = Path("results/bench")
@@ -83,10 +103,21 @@ class Run:
     peak_gib: float
     logged: list[dict]
     """The lines of metrics.jsonl, one a step."""
+    first: int
+    """How many of them warm up."""
 
     @property
     def seconds_per_token(self) -> float:
         return sum(self.seconds) / self.tokens
+
+    def phases(self) -> dict[str, float]:
+        """Returns the mean seconds of each phase in a measured step; {} if the side does not log them."""
+        measured = self.logged[self.first :]
+        if "time/other" not in measured[0]:
+            return {}
+        return {
+            phase: statistics.mean(line.get(f"time/{phase}", 0.0) for line in measured) for phase in PHASES
+        }
 
 
 def watch_gpu(peak: list[float], ended: threading.Event) -> None:
@@ -133,7 +164,7 @@ def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
         tokens_at.append(line.get("num_tokens", float(step)))
     first = 0 if first_counts else 1
     seconds = [after - before for before, after in zip(seconds_at[first:], seconds_at[first + 1 :])]
-    return Run(seconds, tokens_at[-1] - tokens_at[first], peak_gib, logged)
+    return Run(seconds, tokens_at[-1] - tokens_at[first], peak_gib, logged, first)
 
 
 # --- 2. the commands of both sides, without the interpreter
@@ -156,11 +187,12 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
         "--think-format": "plain",
         "--micro-batch-tokens": size["micro_batch_tokens"],
         "--lora-r": size["lora_r"],
+        "--dtype": args.dtype,
         "--seed": args.seed,
         "--out": out,
     }
     if case == "grpo":
-        script = "train_grpo.py"
+        script = ["-m", "dev.phases"]  # runs train_grpo.py
         options |= {
             "--prompts": folder / "prompts.jsonl",
             "--reward-model": folder / "reward",
@@ -168,30 +200,30 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
             "--rollout": "vllm",
             "--vllm-memory": 0.25,
             "--temperature": 1.0,
-            "--max-prompt-tokens": 64,
+            "--max-prompt-tokens": size["max_prompt_tokens"],
             "--max-completion-tokens": size["max_tokens"],
             "--prompts-per-step": size["prompts"],
             "--group-size": size["group_size"],
             "--steps": args.steps + 1,
         }
     if case == "sft":
-        script = "train_sft_warmstart.py"
+        script = ["train_sft_warmstart.py"]
         options |= {
             "--traces": folder / "traces.jsonl",
-            "--max-length": 64 + size["max_tokens"],
+            "--max-length": size["max_prompt_tokens"] + size["max_tokens"],
             "--batch-size": size["traces"],
             "--epochs": args.steps + 1,
         }
     if case == "dpo":
-        script = "train_dpo.py"
+        script = ["train_dpo.py"]
         options |= {
             "--pairs": folder / "pairs.jsonl",
-            "--max-prompt-tokens": 64,
+            "--max-prompt-tokens": size["max_prompt_tokens"],
             "--max-completion-tokens": size["max_tokens"],
             "--batch-size": size["pairs"],
             "--epochs": 2,  # table 6: the reference's pass serves two epochs
         }
-    words = [script, *flag_words(options)]
+    words = [*script, *flag_words(options)]
     if case == "grpo":
         words.append("--allow-truncation")
     return words
@@ -200,8 +232,10 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
 def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the command of the checkout --against: --against-flags take the place of flags that it may not know."""
     words = our_command(case, folder, out, args)
+    if case == "grpo":
+        words[:2] = ["train_grpo.py"]  # the other checkout may have no dev/phases.py
     if args.against_flags:
-        for flag in ("--think-format", "--micro-batch-tokens"):
+        for flag in ("--think-format", "--micro-batch-tokens", "--dtype"):
             place = words.index(flag)
             del words[place : place + 2]
     return words + shlex.split(args.against_flags)
@@ -210,7 +244,14 @@ def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str
 def peer_flags(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the flags of dev.peers."""
     steps = 2 if case == "dpo" else args.steps + 1  # dpo: as many epochs as ours
-    options = {"--folder": folder, "--out": out, "--size": args.size, "--steps": steps, "--seed": args.seed}
+    options = {
+        "--folder": folder,
+        "--out": out,
+        "--size": args.size,
+        "--steps": steps,
+        "--seed": args.seed,
+        "--dtype": args.dtype,
+    }
     return flag_words(options)
 
 
@@ -260,15 +301,25 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             "seconds_per_step": spread([statistics.mean(run.seconds) for run in runs_of_side]),
             "tokens_per_second": spread([1 / run.seconds_per_token for run in runs_of_side]),
             "peak_gib": max(run.peak_gib for run in runs_of_side),
+            "phases": median_phases(runs_of_side),
         }
     for name in list(sides)[1:]:
         ratios = []
         for ours, other in zip(taken["ours"], taken[name], strict=True):
             ratios.append(other.seconds_per_token / ours.seconds_per_token)
         result[f"{name} / ours"] = spread(ratios)
+    if case == "grpo":
+        result["flops_per_token"] = flops_per_token(folder)
+        result["matrix_rate"] = matrix_rate(utils.compute_dtype(args.dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
     result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]
     return result
+
+
+def median_phases(runs_of_side: list[Run]) -> dict[str, float]:
+    """Returns the median over runs of each phase's seconds; {} if the side does not log them."""
+    by_run = [run.phases() for run in runs_of_side]
+    return {phase: statistics.median(phases[phase] for phases in by_run) for phase in by_run[0]}
 
 
 def largest_differences(ours: list[Run], peers: list[Run]) -> dict[str, float]:
@@ -363,7 +414,12 @@ def show(numbers: dict[str, float]) -> str:
 
 
 def table(folder: Path) -> str:
-    """Returns the results of a folder as a Markdown table."""
+    """Returns the results of a folder as Markdown: a table of all, and one of GRPO's phases."""
+    phase_lines = [
+        f"| case | device | side | {' | '.join(PHASES)} | share of the rate | commit |",
+        "|" + "---|" * (5 + len(PHASES)),
+    ]
+    n_heads = len(phase_lines)
     lines = [
         "| case | device | peer | seconds a step, ours | peer | peer / ours | tokens/s, ours | peak GiB, ours / peer | "
         "largest difference | commit |",
@@ -377,7 +433,33 @@ def table(folder: Path) -> str:
             lines += judge_lines(bench)
         else:
             lines += peer_lines(bench)
+            phase_lines += lines_of_phases(bench)
+    if len(phase_lines) > n_heads:
+        lines += [
+            "",
+            "Seconds of a step by phase, and its arithmetic as a share of a large matrix product's rate:",
+            "",
+        ]
+        lines += phase_lines
     return "\n".join(lines) + "\n"
+
+
+def lines_of_phases(bench: dict) -> list[str]:
+    """Returns a table line for each side that logged its phases."""
+    lines = []
+    result = bench["result"]
+    for side in ("ours", "peer", "lean"):
+        phases = result.get(side, {}).get("phases")
+        if not phases:
+            continue
+        seconds = " | ".join(f"{phases[phase]:.2f}" for phase in PHASES)
+        rate = result["flops_per_token"] * result[side]["tokens_per_second"]["median"]
+        share = rate / result["matrix_rate"]
+        name = bench["peers"].get(side, "ours")
+        lines.append(
+            f"| {bench['case']} | {bench['device']} | {name} | {seconds} | {share:.1%} | {bench['commit'][:7]} |"
+        )
+    return lines
 
 
 def judge_lines(bench: dict) -> list[str]:
@@ -429,6 +511,13 @@ def main(args: Args) -> None:
         runs.fail("--pairs and --steps must be 1 or more")
     if args.against and (not args.cases or not set(args.cases) <= {"grpo", "sft"}):
         runs.fail("--against compares grpo and sft: name those you want")
+    if args.size == "small":
+        if set(args.cases) != {"grpo"}:
+            runs.fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
+        if not args.model.is_dir():
+            runs.fail(
+                f"--model {args.model}: no such folder; python -m data.prepare smollm2 --out {args.model} makes it"
+            )
     if args.size == "auto":
         args.size = "0.5b" if ON_GPU else "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
@@ -443,14 +532,21 @@ def main(args: Args) -> None:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            make_models(folder, SIZES[args.size], args.seed)
-            make_rows(folder, SIZES[args.size], args.seed)
+            if args.size == "small":
+                copy_models(folder, args.model, args.seed)
+                copy_prompts(folder, args.prompts, args.model, SIZES["small"])
+            else:
+                make_models(folder, SIZES[args.size], args.seed)
+                make_rows(folder, SIZES[args.size], args.seed)
             if case == "judge":
                 result = judge(folder, args)
             else:
                 result = compare(case, folder, args)
+        label = case
+        if args.size == "small":
+            label = f"{case}-small-{utils.compute_dtype(args.dtype)}"
         about = {
-            "case": case,
+            "case": label,
             "command": shlex.join(["python", "-m", "dev.bench", *sys.argv[1:]]),
             "commit": commit_of(ROOT),
             "device": device,
@@ -465,7 +561,7 @@ def main(args: Args) -> None:
             "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
         }
         suffix = f"-{peers['peer']}" if args.against else ""
-        path = args.out / f"{case}{suffix}__{'gpu' if ON_GPU else 'cpu'}.json"
+        path = args.out / f"{label}{suffix}__{'gpu' if ON_GPU else 'cpu'}.json"
         path.write_text(json.dumps(about | {"result": result}, indent=1) + "\n")
     text = table(args.out)
     print(text)

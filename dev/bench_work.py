@@ -1,4 +1,6 @@
-"""Models with random weights and rows of known lengths, on which `dev.bench` times both sides of a comparison.
+"""Models and rows on which `dev.bench` times both sides of a comparison.
+
+All sizes but `small` have models with random weights and rows of known lengths.
 
 The policy ends its completions at random, so that their lengths have the long tail that real completions have.
 The vocabulary consists of words, so that a text has as many tokens for the reward model as for the policy.
@@ -6,17 +8,22 @@ The vocabulary consists of words, so that a text has as many tokens for the rewa
 
 import math
 import statistics
+import time
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
+import policy
+import rows
 import runs
 import utils
 
@@ -27,6 +34,7 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
 PAD_ID = 0
 END_ID = 1
+N_PROMPTS = 64
 N_RATES = 16
 # a prompt begins with one of the rate words w4 ... w19, whose rate makes the end of turn e^rate times as likely
 RATES = [statistics.NormalDist(0, 0.5).inv_cdf((i + 0.5) / N_RATES) for i in range(N_RATES)]
@@ -67,7 +75,7 @@ SHAPE_CPU = {
 SHAPE_CPU_REWARD = SHAPE_CPU | {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
 SHAPE_TINY = SHAPE_CPU_REWARD | {"vocab_size": 2048}
 
-# prompts: of one GRPO step. peer_micro_batch: rows that a peer reads at once. micro_batch_tokens: what we read at once.
+# prompts: of one GRPO step; they have at most max_prompt_tokens. peer_micro_batch: rows that a peer reads at once. micro_batch_tokens: what we read at once.
 # max_tokens, median_tokens: of completions. traces, pairs, texts: rows of SFT, of DPO and for the reward model.
 SIZES = {
     "tiny": {
@@ -77,6 +85,7 @@ SIZES = {
         "group_size": 4,
         "peer_micro_batch": 2,
         "micro_batch_tokens": 512,
+        "max_prompt_tokens": 64,
         "max_tokens": 48,
         "median_tokens": 12,
         "traces": 8,
@@ -91,11 +100,21 @@ SIZES = {
         "group_size": 4,
         "peer_micro_batch": 4,
         "micro_batch_tokens": 1024,
+        "max_prompt_tokens": 64,
         "max_tokens": 512,
         "median_tokens": 70,
         "traces": 64,
         "pairs": 32,
         "texts": 128,
+        "lora_r": 0,
+    },
+    "small": {  # a real model and real prompts, see copy_models and copy_prompts
+        "prompts": 4,
+        "group_size": 4,
+        "peer_micro_batch": 8,  # TRL's default
+        "micro_batch_tokens": 8192,  # ours
+        "max_prompt_tokens": 128,
+        "max_tokens": 96,
         "lora_r": 0,
     },
     "0.5b": {
@@ -105,6 +124,7 @@ SIZES = {
         "group_size": 8,
         "peer_micro_batch": 4,
         "micro_batch_tokens": 16384,
+        "max_prompt_tokens": 64,
         "max_tokens": 4096,
         "median_tokens": 600,
         "traces": 128,
@@ -203,6 +223,68 @@ def make_models(folder: Path, size: dict, seed: int) -> None:
         make_tokenizer(folder / name, shape["vocab_size"])
 
 
+def copy_models(folder: Path, model: Path, seed: int) -> None:
+    """Puts a real model in place as policy/, and saves it with a random head as reward/."""
+    (folder / "policy").symlink_to(model.resolve())
+    torch.manual_seed(seed)
+    reward_model = AutoModelForSequenceClassification.from_pretrained(
+        model, num_labels=1, dtype="float32", **utils.SAFE
+    )
+    reward_model.save_pretrained(folder / "reward")
+    utils.load_tokenizer(str(model)).save_pretrained(folder / "reward")
+
+
+def copy_prompts(folder: Path, prompts: str, model: Path, size: dict) -> None:
+    """Writes the first 64 prompts that are short enough to prompts.jsonl; exits with 2 if there are fewer."""
+    tokenizer = utils.load_tokenizer(str(model))
+    chosen = []
+    for row in rows.read_prompts(prompts):
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+        if len(tokenizer(text, add_special_tokens=False).input_ids) <= size["max_prompt_tokens"]:
+            chosen.append({"id": row["id"], "messages": row["messages"]})
+        if len(chosen) == N_PROMPTS:
+            break
+    if len(chosen) < N_PROMPTS:
+        runs.fail(
+            f"--prompts {prompts}: fewer than {N_PROMPTS} of them have {size['max_prompt_tokens']} tokens or less"
+        )
+    runs.write_jsonl(folder / "prompts.jsonl", chosen)
+
+
+def n_multiplied(auto_class, path: Path) -> int:
+    """Counts a model's weights that a token is multiplied with: all but the table of embeddings."""
+    model = policy.without_weights(auto_class, utils.load_config(str(path)))
+    table = model.get_input_embeddings().weight
+    count = sum(weight.numel() for weight in model.parameters() if weight is not table)
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is table:  # tied: the head is multiplied with
+        count += table.numel()
+    return count
+
+
+def flops_per_token(folder: Path) -> float:
+    """Counts the arithmetic of a GRPO step per token of prompt and completion, without attention's scores.
+
+    A weight costs 2 operations in a forward (sampling, reference, reward) and 6 in an update.
+    """
+    n_policy = n_multiplied(AutoModelForCausalLM, folder / "policy")
+    n_reward = n_multiplied(AutoModelForSequenceClassification, folder / "reward")
+    return (2 + 2 + 6) * n_policy + 2 * n_reward
+
+
+def matrix_rate(dtype: str) -> float:
+    """Measures the operations a second of this machine in a product of two large matrices."""
+    width = 8192 if utils.DEVICE == "cuda" else 2048
+    matrix = torch.ones(width, width, dtype=getattr(torch, dtype), device=utils.DEVICE)
+    shortest = math.inf
+    for _ in range(10):
+        started = time.perf_counter()
+        total = (matrix @ matrix)[0, 0].item()  # waits for the card
+        shortest = min(shortest, time.perf_counter() - started)
+        assert total == width
+    return 2 * width**3 / shortest
+
+
 def lognormal_lengths(n: int, median: float, longest: int, generator: torch.Generator) -> list[int]:
     """Draws `n` lengths with sigma 1, between 2 and `longest`."""
     lengths = median * torch.randn(n, generator=generator).exp()
@@ -229,7 +311,8 @@ def make_rows(folder: Path, size: dict, seed: int) -> None:
         lengths = lognormal_lengths(n, size["median_tokens"], longest, generator)
         return [random_text(length, vocabulary, generator) for length in lengths]
 
-    runs.write_jsonl(folder / "prompts.jsonl", [{"id": str(i), "messages": question(i)} for i in range(64)])
+    prompts = [{"id": str(i), "messages": question(i)} for i in range(N_PROMPTS)]
+    runs.write_jsonl(folder / "prompts.jsonl", prompts)
 
     traces = []
     for i, answer in enumerate(answers(size["traces"])):

@@ -30,7 +30,8 @@ import checkpoint
 import policy
 import rows
 import utils
-from dev.bench_work import END_ID, SIZES
+from dev.bench_work import SIZES
+from dev.phases import Clock
 from rewards.preference import RewardModel
 
 
@@ -48,6 +49,8 @@ class Args:
     """Optimizer steps of grpo, epochs of sft and dpo, passes over the texts of reward."""
     seed: int = 0
     """Random seed."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """That of forwards, of vLLM and of the reward model, as in our scripts."""
     lean: bool = False
     """Run grpo without TRL's importance correction: it costs a forward pass, and our default does not have it."""
 
@@ -55,9 +58,10 @@ class Args:
 class Log(TrainerCallback):
     """Writes metrics.jsonl, and seeds every step as our loops do, so that both sides sample the same completions."""
 
-    def __init__(self, args: Args, trainer):
+    def __init__(self, args: Args, trainer, clock: Clock | None = None):
         self.args = args
         self.trainer = trainer
+        self.clock = clock
         self.started = 0.0
 
     def on_train_begin(self, trainer_args, state, control, **_):
@@ -69,6 +73,8 @@ class Log(TrainerCallback):
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
             line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
+            if self.clock:
+                line |= self.clock.take()
             runs.append_jsonl(self.args.out / "metrics.jsonl", [line])
 
 
@@ -79,7 +85,7 @@ def load_policy(args: Args) -> dict:
     dtype = torch.float32
     if rank:
         lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        dtype = getattr(torch, utils.DTYPE)
+        dtype = getattr(torch, utils.compute_dtype(args.dtype))
     return {
         "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype, **utils.SAFE),
         "processing_class": AutoTokenizer.from_pretrained(args.folder / "policy", trust_remote_code=False),
@@ -92,7 +98,7 @@ def shared_options(args: Args) -> dict:
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(args.out),
-        "bf16": on_gpu,
+        "bf16": utils.compute_dtype(args.dtype) == "bfloat16",
         "use_cpu": not on_gpu,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -112,6 +118,7 @@ def grpo(args: Args) -> None:
         for row in checkpoint.rows_of_step(prompts, step, size["prompts"], args.seed):
             in_order.append({"prompt": row["messages"]})
 
+    policy_and_tokenizer = load_policy(args)
     config = GRPOConfig(
         **shared_options(args),
         max_steps=args.steps,
@@ -129,16 +136,17 @@ def grpo(args: Args) -> None:
         use_vllm=True,
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.25,
-        vllm_max_model_length=64 + size["max_tokens"],
+        vllm_max_model_length=size["max_prompt_tokens"] + size["max_tokens"],
         vllm_importance_sampling_correction=not args.lean,
-        generation_kwargs={"stop_token_ids": [END_ID]},
+        generation_kwargs={"stop_token_ids": [policy_and_tokenizer["processing_class"].eos_token_id]},
     )
     # TRL has no argument for vLLM's dtype, which would be another one than the trainer's on a CPU
-    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=utils.DTYPE)
+    dtype = utils.compute_dtype(args.dtype)
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=dtype)
     trainer = GRPOTrainer(
-        **load_policy(args),
+        **policy_and_tokenizer,
         reward_funcs=AutoModelForSequenceClassification.from_pretrained(
-            args.folder / "reward", dtype=utils.DTYPE, **utils.SAFE
+            args.folder / "reward", dtype=dtype, **utils.SAFE
         ),
         reward_processing_classes=AutoTokenizer.from_pretrained(
             args.folder / "reward", trust_remote_code=False
@@ -148,7 +156,16 @@ def grpo(args: Args) -> None:
     )
     if not torch.cuda.is_available():
         trainer.vllm_generation.sync_weights = lambda: sync_on_cpu(trainer)
-    trainer.add_callback(Log(args, trainer))
+    clock = Clock()
+    clock.watch(trainer.vllm_generation, "sync_weights", "sync")
+    clock.watch(trainer.vllm_generation, "generate", "sampling")
+    clock.watch(trainer, "_calculate_rewards", "reward")
+    clock.watch(
+        trainer, "_generate_and_score_completions", "logprobs"
+    )  # what is left of it: old and reference
+    clock.watch(trainer, "training_step", "update")
+    clock.watch(torch.optim.AdamW, "step", "update")
+    trainer.add_callback(Log(args, trainer, clock))
     trainer.train()
 
 
@@ -214,7 +231,7 @@ def dpo(args: Args) -> None:
 def reward(args: Args) -> None:
     """Scores texts as GRPOTrainer does: all of a step in one forward, padded to the longest."""
     model = AutoModelForSequenceClassification.from_pretrained(
-        args.folder / "reward", dtype=utils.DTYPE, device_map=utils.DEVICE, **utils.SAFE
+        args.folder / "reward", dtype=utils.compute_dtype(args.dtype), device_map=utils.DEVICE, **utils.SAFE
     )
     tokenizer = AutoTokenizer.from_pretrained(args.folder / "reward", trust_remote_code=False)
 
@@ -231,7 +248,7 @@ def reward(args: Args) -> None:
 
 def reward_ours(args: Args) -> None:
     """Scores the same texts by the reward model of our training scripts."""
-    model = RewardModel(str(args.folder / "reward"), device=utils.DEVICE)
+    model = RewardModel(str(args.folder / "reward"), device=utils.DEVICE, dtype=args.dtype)
 
     def score(texts: list[dict]) -> list[float]:
         return model.score([row["messages"] for row in texts], [row["text"] for row in texts])

@@ -3,13 +3,19 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaForCausalLM,
+)
 
-from dev import bench, bench_work
+from dev import bench, bench_work, phases
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +55,12 @@ def test_lengths_of_completions_are_as_asked(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong, field",
-    [({"pairs": 0}, "--pairs"), ({"against": "../other"}, "--against")],
+    [
+        ({"pairs": 0}, "--pairs"),
+        ({"against": "../other"}, "--against"),
+        ({"size": "small"}, "--size small"),
+        ({"size": "small", "cases": ("grpo",), "model": Path("nowhere")}, "data.prepare smollm2"),
+    ],
 )
 def test_refusals(tmp_path, capsys, wrong, field):
     with pytest.raises(SystemExit) as ended:
@@ -77,3 +88,83 @@ def test_table_shows_each_result(tmp_path):
         "| dpo | CPU | TRL | 2 | 2 | **2.00** (1.50 to 2.25) | 2 | 1.00 / 1.00 | loss 1e-06 | 0123456 |"
         in bench.table(tmp_path)
     )
+
+
+def test_a_phase_within_a_phase_counts_once():
+    class Work:
+        def inner(self):
+            time.sleep(0.02)
+
+        def outer(self):
+            self.inner()
+            time.sleep(0.01)
+            return "done"
+
+        def failing(self):
+            raise ValueError
+
+    clock = phases.Clock()
+    clock.watch(Work, "inner", "reward")
+    clock.watch(Work, "outer", "update")
+    clock.watch(Work, "failing", "sync")
+    started = time.monotonic()
+    clock.take()
+    work = Work()
+    assert work.outer() == "done"
+    with pytest.raises(ValueError):
+        work.failing()
+    assert clock.open == ["other"]
+    taken = clock.take()
+    assert 0.02 <= taken["time/reward"] and 0.01 <= taken["time/update"] < taken["time/reward"] + 0.01
+    assert sum(taken.values()) == pytest.approx(time.monotonic() - started, abs=0.01)
+    assert "time/reward" not in clock.take()
+
+
+def test_real_model_and_prompts_take_the_place_of_random_ones(tmp_path):
+    """The policy is the model itself, the reward model has its body, and only short prompts are taken."""
+    bench_work.make_models(tmp_path, bench_work.SIZES["tiny"], seed=0)
+    model = tmp_path / "policy"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    bench_work.copy_models(folder, model, seed=0)
+    policy = AutoModelForCausalLM.from_pretrained(folder / "policy")
+    reward = AutoModelForSequenceClassification.from_pretrained(folder / "reward")
+    body = policy.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(body, reward.model.layers[0].mlp.up_proj.weight)
+    assert reward.score.out_features == 1
+
+    prompts = tmp_path / "prompts.jsonl"
+    lines = []
+    for i in range(80):
+        content = "w300 w301 " * (500 if i % 5 == 0 else 3)
+        lines.append(json.dumps({"id": str(i), "messages": [{"role": "user", "content": content}]}))
+    prompts.write_text("\n".join(lines))
+    size = bench_work.SIZES["small"]
+    bench_work.copy_prompts(folder, str(prompts), model, size)
+    chosen = [json.loads(line)["id"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    assert chosen == [str(i) for i in range(80) if i % 5]
+    with pytest.raises(SystemExit):
+        bench_work.copy_prompts(folder, str(prompts), model, size | {"max_prompt_tokens": 1})
+
+    # a token costs 10 operations a weight of the policy and 2 of the reward model, without the tables of embeddings
+    table = policy.get_input_embeddings().weight.numel()
+    n_policy = sum(weight.numel() for weight in policy.parameters())
+    if not policy.config.tie_word_embeddings:
+        n_policy -= table
+    n_reward = sum(weight.numel() for weight in reward.parameters()) - table
+    assert bench_work.flops_per_token(folder) == 10 * n_policy + 2 * n_reward
+
+
+def test_table_shows_where_the_time_goes(tmp_path):
+    numbers = {"median": 50.0, "min": 50.0, "max": 50.0}
+    seconds = {"sync": 1.0, "sampling": 30.0, "reward": 2.0, "logprobs": 3.0, "update": 14.0, "other": 0.25}
+    side = {"seconds_per_step": numbers, "tokens_per_second": numbers, "peak_gib": 1.0, "phases": seconds}
+    result = {"ours": side, "peer": side | {"phases": {}}, "peer / ours": numbers, "same_tokens": False}
+    result |= {"flops_per_token": 2e9, "matrix_rate": 4e11}
+    about = {"case": "grpo-small-bfloat16", "device": "CPU", "commit": "0123456789", "peers": {"peer": "old"}}
+    (tmp_path / "grpo-small-bfloat16__cpu.json").write_text(json.dumps(about | {"result": result}))
+    line = (
+        "| grpo-small-bfloat16 | CPU | ours | 1.00 | 30.00 | 2.00 | 3.00 | 14.00 | 0.25 | 25.0% | 0123456 |"
+    )
+    assert line in bench.table(tmp_path)
+    assert bench.table(tmp_path).count("grpo-small-bfloat16") == 2

@@ -1,0 +1,207 @@
+"""Makes prompts whose answers a program verifies: WildChat-IF prompts with constraints that we draw.
+
+    python -m data.make_instructions --prompts data/wildchat_if.jsonl --n 4000 --seed 0 --out data/instructions.jsonl \\
+        --exclude data/ifeval
+
+Each row is a prompt, unchanged, with one to three constraints behind it. They are of IFEval's 25 families (arXiv
+2311.07911), in our own words, with numbers that fit answers of up to about 200 tokens. `--rewards instructions`
+checks them. Constraints that exclude each other are not drawn together (IFEval's table, and ours). Prompts that
+would contradict a constraint are left out: those with constraints of their own, on code, to translate or to edit a
+text, of several lines, or in another language. That is told by words, so some slip through.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import langdetect
+import tyro
+
+import runs
+from benchmarks import scoring
+from data import constraints
+from rows import read_prompts
+
+
+@dataclass
+class Args:
+    prompts: str
+    """Prompt rows, such as those of `data.prepare wildchat-if`."""
+    out: Path
+    """The .jsonl file to write: {id, messages, source, instruction_id_list, kwargs}."""
+    n: int = 4000
+    """Rows to write; prompts are used again, with other constraints, if there are fewer."""
+    seed: int = 0
+    """Seed of the order of the prompts, the constraints and their wordings."""
+    max_characters: int = 600
+    """The longest text of a row; the prompt itself may take two thirds. Four characters are about a token."""
+    exclude: tuple[Path, ...] = ()
+    """IFEval's or IFBench's data: a prompt that shares 13 words in a row with one of theirs is left out."""
+
+
+# --- 1. the prompts that can carry a constraint
+
+OWN_CONSTRAINT = re.compile(
+    r"\b(words?|sentences?|paragraphs?|characters? (?:long|limit|max\w*)|letters?|lines?|pages?|bullets?|points?"
+    r"|list of|tables?|columns?|format\w*|markdown|json|xml|csv|html|latex"
+    r"|titles?|headings?|headlines?|sections?|subject line|hashtags?|keywords?|emojis?"
+    r"|(?:upper|lower)-?case|capital\w*|caps|commas?|punctuat\w*|quotes?|quotations?|brackets?|placeholders?"
+    r"|(?:start|begin|end|finish)(?:s|ing)? (?:with|by)|exactly|only|at least|at most|(?:no|not) more than"
+    r"|(?:less|fewer) than|without|avoid|never|must|don'?t|do not|max(?:imum)?|min(?:imum)?"
+    r"|long(?:er)?|detail\w*|lengthy|extensive\w*|comprehensive\w*|in[- ]depth"
+    r"|haikus?|limericks?|acrostic\w*|sonnets?|rhym\w+|seo|yes or no|true or false|multiple[- ]choice"
+    r"|respond (?:with|in|as)|answer (?:with|in|as)|reply (?:with|in|as)|act as|pretend|you are)\b"
+    r"|\b(?:give|list|name|write|suggest|provide|generate|create)\b.{0,12}"
+    r"\b(?:[2-9]|two|three|four|five|six|seven|eight|nine|ten)\b",
+    re.IGNORECASE,
+)
+LONG_ANSWER = re.compile(
+    r"\b(essays?|articles?|chapters?|novels?|scripts?|screenplays?|thesis|dissertation|literature review"
+    r"|blog|full|complete|top \d+|\d\d+)\b",
+    re.IGNORECASE,
+)
+CODE = re.compile(
+    r"[{}<>=\\_|^~`\[\]]|\w\(\)|\.\w+\(|\b(code|coding|program\w*|python|java\w*|c\+\+|c#|php|sql|css|excel|vba"
+    r"|regex|api|functions?|linux|bash|powershell|algorithm|prompts?|equations?|solve|calculate|integral|https?)\b",
+    re.IGNORECASE,
+)
+OTHER_LANGUAGE = re.compile(
+    r"\b(translat\w*|language|english|chinese|mandarin|cantonese|japanese|korean|french|german|spanish|italian"
+    r"|portuguese|russian|arabic|hindi|urdu|turkish|persian|farsi|latin|greek|dutch|polish|vietnamese|thai)\b",
+    re.IGNORECASE,
+)
+EDITING = re.compile(
+    r"\b(re-?write|rewording|re-?word|rephrase|paraphras\w*|proof-?read\w*|grammar|correct|edit|improve|fix|polish"
+    r"|summari[sz]e\w*|following|below|above|this (?:text|email|message)|make (?:it|this)|change|continue)\b",
+    re.IGNORECASE,
+)
+UNFIT = {
+    "constraint_of_its_own": OWN_CONSTRAINT,
+    "long_answer": LONG_ANSWER,
+    "code_or_formula": CODE,
+    "other_language": OTHER_LANGUAGE,
+    "text_to_edit": EDITING,
+}
+OTHER_SCRIPT = re.compile(
+    "[^\x20-\x7e\u2018\u2019\u201c\u201d\u2013\u2014\u2026]"
+)  # typographic marks may stay
+N_GRAM = 13  # words, as in GPT-3's search for test sets in its training data (2005.14165, appendix C)
+
+
+def reason_to_drop(messages: list[dict], longest: int) -> str | None:
+    """Returns why a prompt cannot carry a constraint of ours, or None if it can."""
+    if len(messages) != 1:
+        return "several_turns"
+    text = messages[0]["content"].strip()
+    if len(text) > longest:
+        return "too_long"
+    if "\n" in text:
+        return "several_lines"
+    if OTHER_SCRIPT.search(text):
+        return "other_script"
+    if len(re.findall("[A-Za-z]+", text)) < 4:
+        return "too_short"
+    for reason, pattern in UNFIT.items():
+        if pattern.search(text):
+            return reason
+    if langdetect.detect(text) != "en":
+        return "other_language"
+    return None
+
+
+def n_grams(text: str) -> set[tuple[str, ...]]:
+    """Returns the runs of N_GRAM words in a text, in lower case and without punctuation."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[start : start + N_GRAM]) for start in range(len(words) - N_GRAM + 1)}
+
+
+def read_excluded(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
+    """Returns all runs of N_GRAM words in the prompts of these benchmarks."""
+    found = set()
+    for path in paths:
+        for task in scoring.load(path, "data.json*", "prompt"):
+            found |= n_grams(task["prompt"])
+    return found
+
+
+# --- 2. rows
+
+
+def make_row(
+    prompt: dict, number: int, excludes: dict[str, set[str]], longest: int, rng: random.Random
+) -> dict:
+    """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for."""
+    text = prompt["messages"][0]["content"].strip()
+    draw = constraints.Draw(rng, text, constraints.words_for(text, rng))
+    names = []
+    arguments = []
+    separator = rng.choice(("\n", "\n\n"))
+    if text[-1] in ".?!":
+        separator = rng.choice((" ", "\n", "\n\n"))
+    for name in constraints.draw_families(text, excludes, rng):
+        kwargs = constraints.FAMILIES[name].draw(draw)
+        constraint = constraints.say(name, kwargs, rng)
+        if name == constraints.REPEAT:
+            separator = "\n\n"
+        if names:
+            separator = " "
+        if len(text) + len(separator) + len(constraint) > longest:
+            break
+        text += separator + constraint
+        names.append(name)
+        arguments.append(kwargs)
+    return {
+        "id": f"{prompt['id']}-{number}",
+        "messages": [{"role": "user", "content": text}],
+        "source": prompt.get("source", ""),
+        "instruction_id_list": names,
+        "kwargs": arguments,
+    }
+
+
+def make_rows(args: Args) -> list[dict]:
+    """Returns the rows; prints why prompts are left out. Exits with 2 if none is left."""
+    excludes = constraints.conflicts()
+    excluded_n_grams = read_excluded(args.exclude)
+    usable = []
+    dropped: Counter[str] = Counter()
+    for prompt in read_prompts(args.prompts):
+        reason = reason_to_drop(prompt["messages"], 2 * args.max_characters // 3)
+        if reason is None and n_grams(prompt["messages"][0]["content"]) & excluded_n_grams:
+            reason = "excluded_prompt"
+        if reason:
+            dropped[reason] += 1
+        else:
+            usable.append(prompt)
+    for reason, count in dropped.most_common():
+        print(f"  left out {count:6d}  {reason}")
+    if not usable:
+        runs.fail(f"--prompts {args.prompts}: none of its prompts can carry a constraint; give others")
+
+    rng = random.Random(args.seed)
+    rng.shuffle(usable)
+    made: list[dict] = []
+    for i in range(args.n):
+        prompt = usable[i % len(usable)]
+        made.append(make_row(prompt, i // len(usable), excludes, args.max_characters, rng))
+    print(f"{len(usable)} prompts carry {args.n} rows")
+    return made
+
+
+def main(args: Args) -> None:
+    if args.out.exists():
+        runs.fail(f"{args.out} exists; name another file with --out")
+    if args.n < 1 or args.max_characters < 500:
+        runs.fail("--n must be 1 or more, and --max-characters 500 or more: a constraint takes up to 250")
+    made = make_rows(args)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_jsonl(args.out, made)
+    families = Counter(name for row in made for name in row["instruction_id_list"])
+    for name, count in families.most_common():
+        print(f"  {count:6d}  {name}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
