@@ -218,7 +218,7 @@ PRESETS: dict[str, dict] = {
         "max_prompt_tokens": 128,
         "max_completion_tokens": 192,
         "rounds": 2,
-        "prompts_per_round": 200,
+        "prompts_per_round": 120,
         "epochs": 1.0,
         "batch_size": 16,
         "micro_batch_tokens": 1024,

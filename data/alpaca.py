@@ -8,9 +8,8 @@ sure of the model's.
 
 The rule. Answers of 40 to 1,400 characters count. Two answers to one instruction are a pair if their
 preferences differ by more than 0.4. Of the pairs of an instruction up to 8 are drawn, in which no answer is
-rejected twice. The good answers to an instruction are the up to three that the judge prefers most. The
-instruction's SHA-1 decides whether it belongs to a (40 %), b (40 %) or held_out (20 %), so that two reward
-models can learn from disjoint instructions.
+rejected twice. The good answers to an instruction are the up to three that the judge prefers most. The instruction's SHA-1 decides whether its pairs
+belong to a or to b, so that two reward models can learn from disjoint instructions, each measured on the other's.
 """
 
 import hashlib
@@ -48,7 +47,7 @@ vicuna-7b-v1.5 wizardlm-13b
 SHORTEST, LONGEST = 40, 1400  # characters of an answer
 MARGIN = 0.4  # between the preferences of a pair
 PAIRS, GOOD_ANSWERS = 8, 3  # at most, for one instruction
-SPLITS = ("a", "a", "a", "a", "b", "b", "b", "b", "held_out", "held_out")
+HALVES = ("a", "b")  # of the instructions
 
 
 class Answer(NamedTuple):
@@ -109,9 +108,9 @@ def download(url: str, commit: str, folder: Path) -> None:
 # --- 2. the rule
 
 
-def split_of(instruction: str) -> str:
-    """Returns a, b or held_out; the same for an instruction whatever else is read."""
-    return SPLITS[int(hashlib.sha1(instruction.encode()).hexdigest(), 16) % len(SPLITS)]
+def half_of(instruction: str) -> str:
+    """Returns a or b; the same for an instruction whatever else is read."""
+    return HALVES[int(hashlib.sha1(instruction.encode()).hexdigest(), 16) % 2]
 
 
 def draw_pairs(instruction: str, answers: list[Answer]) -> list[tuple[Answer, Answer]]:
@@ -129,13 +128,9 @@ def draw_pairs(instruction: str, answers: list[Answer]) -> list[tuple[Answer, An
 
 
 def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
-    """Returns the rows of the six files by name: pairs_<split> and responses_<split>."""
-    files: dict[str, list[dict]] = {}
-    for kind in ("pairs", "responses"):
-        for split in dict.fromkeys(SPLITS):
-            files[f"{kind}_{split}"] = []
+    """Returns the rows of the three files by name."""
+    files: dict[str, list[dict]] = {"pairs_a": [], "pairs_b": [], "responses": []}
     for instruction in answers:
-        split = split_of(instruction)
         messages = [{"role": "user", "content": instruction}]
         row_id = "alpaca-" + hashlib.sha1(instruction.encode()).hexdigest()[:8]
         for number, (chosen, rejected) in enumerate(draw_pairs(instruction, answers[instruction])):
@@ -148,7 +143,7 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
                 "rejected_model": rejected.model,
                 "margin": round(chosen.preference - rejected.preference, 4),
             }
-            files[f"pairs_{split}"].append(pair)
+            files[f"pairs_{half_of(instruction)}"].append(pair)
 
         best = sorted(answers[instruction], key=lambda answer: answer.preference, reverse=True)
         for number, answer in enumerate(best[:GOOD_ANSWERS]):
@@ -159,7 +154,7 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
                 "model": answer.model,
                 "preference": round(answer.preference, 4),
             }
-            files[f"responses_{split}"].append(good)
+            files["responses"].append(good)
     return files
 
 
@@ -173,7 +168,7 @@ def count_rows(rows: list[dict]) -> dict:
 
 
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Writes the six files and report.json into a folder, and prints what they hold.
+    """Writes the three files and report.json into a folder, and prints what they hold.
 
     `source`: folder of a copy of the repository, or a URL for git; None: GitHub. `revision`: None: COMMIT.
     """

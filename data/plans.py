@@ -1,6 +1,6 @@
 """Writes a short plan of an answer, by a rule: thinking for a warm start without a teacher.
 
-    python -m data.prepare plans --input data/alpaca/responses_a.jsonl --out data/traces_plans.jsonl
+    python -m data.prepare plans --input data/alpaca/responses.jsonl --out data/traces_plans.jsonl
 
 A plan says what is asked, which form and length the answer has, and what each of its points is about:
 

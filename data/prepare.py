@@ -3,7 +3,7 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
-    python -m data.prepare alpaca-pairs --out data/alpaca    # six files
+    python -m data.prepare alpaca-pairs --out data/alpaca    # three files
 
 `--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
 file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
@@ -72,7 +72,7 @@ class Args:
     seed: int = 0
     """Seed of that sample."""
     max_characters: int | None = None
-    """Longest prompt to keep, in characters of all its turns; None = any."""
+    """Longest prompt to keep, in characters of all its turns, for traces and plans with its response; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
@@ -347,7 +347,7 @@ def resolve(args: Args) -> Args:
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
     if args.max_characters is not None and args.max_characters < 1:
-        raise BadInput(f"--max-characters {args.max_characters}: keep prompts of at least 1 character")
+        raise BadInput(f"--max-characters {args.max_characters}: keep rows of at least 1 character")
 
     is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
     if is_local and (args.split or args.revision):
@@ -452,6 +452,7 @@ def check_wanted(row: dict, row_id: str, args: Args, excluded_ids: set, excluded
     if first_user_turn(row["messages"]) in excluded_turns:
         raise Dropped("excluded_prompt")
     n_characters = sum(len(turn["content"]) for turn in row["messages"])
+    n_characters += len(row.get("response", ""))
     if args.max_characters and n_characters > args.max_characters:
         raise Dropped("too_long")
 

@@ -1,44 +1,49 @@
 # A real chat model, end to end: SmolLM2-135M-Instruct is warm-started with thinking and without, trained by GRPO and DPO
-# against a reward model of our own, and by GRPO against verified instructions; then evaluated.
+# against a reward model of our own, and by GRPO on verified instructions; then evaluated.
 #
 #   bash experiments/small.sh                                     # every stage; an interrupted one goes on where it was
 #   STAGES="data sft" bash experiments/small.sh                   # some of them
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
-# It needs 12 GB. On two CPU cores that know bfloat16 it takes about a day, which every stage may be spread over; on one GPU the
-# same commands take minutes. What came out is in results/small/ and docs/small.md.
+# It takes 12 GB. On two CPU cores with bfloat16 instructions it takes about half a day; on one GPU the same commands should
+# take minutes, which has not been tried.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate table}"
 : "${RESULTS:=results/small}" "${DATA:=data/small}" "${MODEL:=data/smollm2}"
-: "${SEEDS:=0 1}"                               # of the runs that are compared, RLMT and RLHF
+: "${SEEDS:=0 1}" # of the runs that are compared, RLMT and RLHF
 : "${PROMPTS:=allenai/tulu-3-wildchat-if-on-policy-8b}" # or the authors' file wildchat-if_train.parquet
-: "${ALPACA:=}"                                 # a local copy of the repository tatsu-lab/alpaca_eval; empty: downloads it
-: "${IFEVAL:=google/IFEval}"                    # or a file
+: "${ALPACA:=}"         # a copy of the repository tatsu-lab/alpaca_eval; empty: git downloads what is needed of it
+: "${IFEVAL:=google/IFEval}" # or its file
 RUNS="$RESULTS/runs"
 export GOLD="$RUNS/reward-gold/model" # experiments/small_judge.py reads it
 
 stage() { [[ " $STAGES " == *" $1 "* ]]; }
 
-# --- 1. data: the model, prompts, preference pairs of two disjoint sets of instructions, traces, verifiable prompts
+# --- 1. data: the model, prompts, pairs of two disjoint sets of instructions, traces, prompts whose answers are verified
 
 if stage data; then
-  mkdir -p "$DATA"
-  [ -e "$MODEL" ] || python -m data.prepare smollm2 --out "$MODEL"
-
+  if [ ! -e "$MODEL" ]; then
+    python -m data.prepare smollm2 --out "$MODEL"
+  fi
   short="python -m data.prepare wildchat-if --input $PROMPTS --max-characters 400 --overwrite"
   $short --n 400 --seed 1 --out "$DATA/prompts_eval.jsonl"
   $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl" --out "$DATA/prompts_gold.jsonl"
   $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl" --out "$DATA/prompts.jsonl"
+  python -m data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --out "$DATA/instructions.jsonl"
+
+  python -m data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"} --out "$DATA/alpaca" --overwrite
+  python -m data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 800 --out "$DATA/traces.jsonl" \
+    --overwrite
 fi
 
-# --- 2. two reward models: the proxy, which is trained on, and gold, which only measures
+# --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
 
 if stage reward; then
-  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/pairs_a.jsonl" \
-    --held-out-pairs "$DATA/pairs_not_a.jsonl" --out "$RUNS/reward-proxy" --resume
-  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/pairs_b.jsonl" \
-    --held-out-pairs "$DATA/pairs_not_b.jsonl" --out "$RUNS/reward-gold" --resume
+  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/alpaca/pairs_a.jsonl" \
+    --held-out-pairs "$DATA/alpaca/pairs_b.jsonl" --out "$RUNS/reward-proxy" --resume
+  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/alpaca/pairs_b.jsonl" \
+    --held-out-pairs "$DATA/alpaca/pairs_a.jsonl" --out "$RUNS/reward-gold" --resume
 fi
 
 # --- 3. warm start, with thinking and without

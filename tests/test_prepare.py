@@ -485,26 +485,26 @@ def test_alpaca_pairs_and_plans(tmp_path, capsys):
 
     rank = {model: i / 59 for i, model in enumerate(alpaca.MODELS)}
     seen = {}
-    for split in ("a", "b", "held_out"):
-        pairs = files[f"pairs_{split}"]
-        good = files[f"responses_{split}"]
-        seen[split] = {row["messages"][0]["content"] for row in pairs}
-        assert seen[split] == {row["messages"][0]["content"] for row in good}
-        assert len(pairs) == 8 * len(seen[split]) and len(good) == 3 * len(seen[split])
+    for half in ("a", "b"):
+        pairs = files[f"pairs_{half}"]
+        seen[half] = {row["messages"][0]["content"] for row in pairs}
+        assert len(pairs) == 8 * len(seen[half])
         rejected = {(row["messages"][0]["content"], row["rejected"]) for row in pairs}
         assert len(rejected) == len(pairs)
         for row in pairs:
             margin = rank[row["chosen_model"]] - rank[row["rejected_model"]]
             assert margin > 0.4 and row["margin"] == round(margin, 4)
             assert f"by {row['chosen_model']}: " in row["chosen"] and row["chosen"] == row["chosen"].strip()
-        assert {row["model"] for row in good} == set(alpaca.MODELS[-3:])
-        assert len({row["id"] for row in pairs + good}) == len(pairs + good)
+        assert len({row["id"] for row in pairs}) == len(pairs)
+    good = files["responses"]
+    assert len({row["id"] for row in good}) == len(good) == 90
+    assert {row["model"] for row in good} == set(alpaca.MODELS[-3:])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())) == 30
 
-    rows, _ = run("plans", out / "responses_a.jsonl")
-    assert len(rows) == 3 * len(seen["a"]) and rows[0]["teacher"] in alpaca.MODELS
+    rows, _ = run("plans", out / "responses.jsonl")
+    assert len(rows) == 90 and rows[0]["teacher"] in alpaca.MODELS
     assert rows[0]["thinking"].startswith(f"Asked: {rows[0]['messages'][0]['content']}\nForm: ")
-    assert rows[0]["response"] == files["responses_a"][0]["response"]
+    assert rows[0]["response"] == files["responses"][0]["response"]
 
     again = Args(kind="alpaca-pairs", input=str(repository), out=out)
     with pytest.raises(SystemExit):
