@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import utils
 from rows import BadInput
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -123,10 +124,12 @@ def load(
 def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """Loads what the hub, or a folder downloaded from it, has under this name."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         if PAD not in tokenizer.get_vocab():
             raise BadInput(f"{name} is not of the family SmolLM2: its vocabulary lacks {PAD}")
-        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=torch.float32, **utils.SAFE
+        )
     except OSError as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{name} cannot be loaded ({reason}); try --input wheel") from None
@@ -160,7 +163,7 @@ def from_gguf(path: Path, scratch: Path) -> tuple[LlamaForCausalLM, PreTrainedTo
         name = f"{path.name} of the PyPI wheel {name}"
 
     loaded, found = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **utils.SAFE
     )
     if found["missing_keys"]:  # they would be random
         raise BadInput(f"{path} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}; give {WHEEL}")

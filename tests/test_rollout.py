@@ -104,11 +104,20 @@ def saved(tokenizer, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
-    """Starts vLLM in this process for a tied and for an untied head; tests set `sampling` and `ends`."""
+    """Starts vLLM in this process for a tied and for an untied head; tests set `sampling` and `ends`.
+
+    All engines of this module live to its end: one that goes takes the process group of the others with it.
+    """
     found = {}
-    for kind, folder in (("tied", saved), ("untied", untied)):
+    for kind, folder, dtype in (
+        ("tied", saved, "float32"),
+        ("untied", untied, "float32"),
+        ("bfloat16", saved, "bfloat16"),
+    ):
         sampling = Sampling(temperature=0.7, max_tokens=16)
-        found[kind] = Sampler(folder, tokenizer, sampling, use_vllm=True, max_length=256, in_process=True)
+        found[kind] = Sampler(
+            folder, tokenizer, sampling, use_vllm=True, max_length=256, in_process=True, dtype=dtype
+        )
     return found
 
 
@@ -162,16 +171,8 @@ def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-def test_a_bfloat16_engine_has_the_float32_weights_of_the_policy(saved, tokenizer, prompts):
-    sampler = Sampler(
-        saved,
-        tokenizer,
-        Sampling(temperature=0.7, max_tokens=24),
-        use_vllm=True,
-        max_length=256,
-        in_process=True,
-        dtype="bfloat16",
-    )
+def test_a_bfloat16_engine_has_the_float32_weights_of_the_policy(engines, prompts):
+    sampler = engines["bfloat16"]
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(BASE)
     for weight in model.parameters():
