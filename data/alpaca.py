@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import random
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -168,7 +169,7 @@ def count_rows(rows: list[dict]) -> dict:
 
 
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Writes the three files and report.json into a folder, and prints what they hold.
+    """Writes the three files and report.json into the folder `out`, replacing an older one, and prints what they hold.
 
     `source`: folder of a copy of the repository, or a URL for git; None: GitHub. `revision`: None: COMMIT.
     """
@@ -184,11 +185,15 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
     n_answers = sum(map(len, answers.values()))
     print(f"{source}: {n_answers} answers to {len(answers)} instructions")
     report = {"input": source, "revision": revision, "models": MODELS, "answers": n_answers, "files": {}}
-    out.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(out.name + ".part")  # a folder of the right name is whole
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     for name, rows in make_rows(answers).items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        watchdog.write(out / f"{name}.jsonl", text)
+        watchdog.write(part / f"{name}.jsonl", text)
         counts = count_rows(rows)
         print(f"  {out}/{name}.jsonl: {json.dumps(counts)}")
         report["files"][name] = {**counts, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    watchdog.write(out / "report.json", json.dumps(report, indent=1) + "\n")
+    watchdog.write(part / "report.json", json.dumps(report, indent=1) + "\n")
+    shutil.rmtree(out, ignore_errors=True)
+    part.rename(out)

@@ -22,19 +22,24 @@ stage() { [[ " $STAGES " == *" $1 "* ]]; }
 
 # --- 1. data: the model, prompts, pairs of two disjoint sets of instructions, traces, prompts whose answers are verified
 
-if stage data; then
-  if [ ! -e "$MODEL" ]; then
-    python -m data.prepare smollm2 --out "$MODEL"
+# make OUT MODULE WORDS...: runs the module to write OUT, unless that is there
+make() {
+  if [ ! -e "$1" ]; then
+    python -m "${@:2}" --out "$1"
   fi
-  short="python -m data.prepare wildchat-if --input $PROMPTS --max-characters 400 --overwrite"
-  $short --n 400 --seed 1 --out "$DATA/prompts_eval.jsonl"
-  $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl" --out "$DATA/prompts_gold.jsonl"
-  $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl" --out "$DATA/prompts.jsonl"
-  python -m data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --out "$DATA/instructions.jsonl"
+}
 
-  python -m data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"} --out "$DATA/alpaca" --overwrite
-  python -m data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 800 --out "$DATA/traces.jsonl" \
-    --overwrite
+if stage data; then
+  make "$MODEL" data.prepare smollm2
+
+  short="wildchat-if --input $PROMPTS --max-characters 400"
+  make "$DATA/prompts_eval.jsonl" data.prepare $short --n 400 --seed 1
+  make "$DATA/prompts_gold.jsonl" data.prepare $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl"
+  make "$DATA/prompts.jsonl" data.prepare $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl"
+  make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --exclude "$IFEVAL"
+
+  make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
+  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 800
 fi
 
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
