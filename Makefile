@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
 DONE := .venv/installed-$(shell cat requirements.txt requirements-test.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test bench toy-base
+.PHONY: setup demo test bench gpu-check toy-base
 setup: $(DONE)
 
 $(DONE):
@@ -31,6 +31,10 @@ test: setup
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup
 	$(PY) -m dev.bench
+
+# On a machine with a GPU: what only a card can show, in less than an hour. docs/gpu.md says what else there is to show.
+gpu-check: setup
+	$(PY) -m dev.gpu_check --resume
 
 # Rebuilds the two models that ship with the toy world, on two cores in about half an hour.
 toy-base: setup

@@ -35,7 +35,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -506,6 +506,17 @@ def commit_of(checkout: Path) -> str:
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()
 
 
+def installed_versions() -> dict[str, str]:
+    """Returns {package: version} of those that a time or a number depends on, "" for one that is missing."""
+    versions = {}
+    for package in ("torch", "transformers", "accelerate", "peft", "vllm", "trl"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = ""
+    return versions
+
+
 def main(args: Args) -> None:
     if args.pairs < 1 or args.steps < 1:
         runs.fail("--pairs and --steps must be 1 or more")
@@ -558,7 +569,7 @@ def main(args: Args) -> None:
             "threads": os.environ["OMP_NUM_THREADS"],
             "load_average": os.getloadavg()[0],
             "seconds": round(time.perf_counter() - started),
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+            "versions": installed_versions(),
         }
         suffix = f"-{peers['peer']}" if args.against else ""
         path = args.out / f"{label}{suffix}__{'gpu' if ON_GPU else 'cpu'}.json"

@@ -275,13 +275,14 @@ def flops_per_token(folder: Path) -> float:
 def matrix_rate(dtype: str) -> float:
     """Measures the operations a second of this machine in a product of two large matrices."""
     width = 8192 if utils.DEVICE == "cuda" else 2048
-    matrix = torch.ones(width, width, dtype=getattr(torch, dtype), device=utils.DEVICE)
+    # random: of equal numbers a card takes less power, and so it computes faster than it does in a model
+    matrix = torch.randn(width, width, dtype=getattr(torch, dtype), device=utils.DEVICE)
     shortest = math.inf
     for _ in range(10):
         started = time.perf_counter()
-        total = (matrix @ matrix)[0, 0].item()  # waits for the card
+        first = (matrix @ matrix)[0, 0].item()  # waits for the card
         shortest = min(shortest, time.perf_counter() - started)
-        assert total == width
+        assert math.isfinite(first)
     return 2 * width**3 / shortest
 
 

@@ -15,6 +15,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+# The one place that decides where tests run: `utils.DEVICE` follows from it, in the scripts that they start too. Numbers are
+# compared with a CPU's; `pytest -m gpu` shows the card to the tests that need one.
+if "gpu" not in sys.argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch

@@ -15,9 +15,11 @@ from types import SimpleNamespace
 import pytest
 from script_runs import in_this_process
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("trl", reason="requirements-test.txt has TRL")
+from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 import policy

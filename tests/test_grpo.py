@@ -16,6 +16,8 @@ import torch
 import update_worker
 from script_runs import killed_after, weights_of
 from transformers import AutoModelForCausalLM
+
+pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 from trl import GRPOConfig, GRPOTrainer
 
 import policy

@@ -10,10 +10,12 @@ from pathlib import Path
 import ppo_worker
 import pytest
 import torch
-from datasets import Dataset
 from script_runs import killed_after
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("trl", reason="requirements-test.txt has TRL")
+from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import checkpoint

@@ -1,0 +1,544 @@
+"""Tries this project on one GPU: real commands, the most valuable first, each step under eight minutes.
+
+    python -m dev.gpu_check                                # all steps; `make gpu-check`
+    python -m dev.gpu_check --steps sft grpo --resume      # those alone, and only what has not passed yet
+    python -m dev.gpu_check --cpu                          # a machine without a GPU: toy sizes, to try this script
+
+| step | what it shows |
+|---|---|
+| sft, grpo, ppo, dpo, reward | each script trains the toy preset in bfloat16, without vLLM |
+| resume | a GRPO run that kill -9 ended goes on from its checkpoint |
+| fsdp, fsdp-lora | FSDP2 with one process logs the loss and gradient norm of a run without it |
+| fsdp-grpo | GRPO's loop runs under FSDP2 |
+| memory, memory-lora | the bytes that a GRPO step holds are those of plan.py, within 10 % |
+| step-0.5b, step-1.5b, step-8b-lora | a GRPO step with random weights, as a share of a matrix product's rate |
+| logprob-gap | sampler and trainer agree on the toy model, on 0.5B, and on the folders in --models |
+| vllm, vllm-sleep, vllm-lora | a colocated engine gets the policy's weights, gives its memory back, works with LoRA |
+| tests | the tests that need a GPU: pytest -m gpu tests/test_gpu.py |
+| second-engine | an engine, and a reward model, find the memory that an earlier engine has freed |
+
+Prints PASS, FAIL or SKIP with the reason. Writes <card>.json after each step and table.md into --out, and what the commands
+print into --runs. Exits with 1 if a step failed, with 2 without a GPU.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import torch
+import tyro
+
+import plan
+import rollout
+import utils
+from dev import bench, bench_work
+
+ROOT = Path(__file__).resolve().parent.parent
+ON_GPU = utils.DEVICE == "cuda"
+STEP_SECONDS = 480
+MEMORY_TOLERANCE = 0.1
+# FSDP2 rounds weights to bfloat16, where autocast rounds them for each operation
+LOSS_TOLERANCE = 0.02
+NORM_TOLERANCE = 0.1
+FSDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"]
+TOY_GRPO = ("train_grpo.py", "--preset", "toy", "--allow-truncation", "--gold", "")
+
+
+class Failed(Exception):
+    """Says why a step failed."""
+
+
+class Skipped(Exception):
+    """Says why a step cannot be tried here."""
+
+
+class OutOfTime(Exception):
+    """Says that --minutes are over, which is no fault of the step."""
+
+
+@dataclass
+class Args:
+    steps: tuple[str, ...] = ()
+    """Names of steps; none: all."""
+    cpu: bool = False
+    """Try it without a GPU, at toy size and in float32."""
+    resume: bool = False
+    """Leave out the steps that passed before, as <card>.json says."""
+    minutes: float = 0.0
+    """Stop after so many, within a step if need be, which then counts as not tried; 0: when all is done."""
+    models: tuple[str, ...] = ()
+    """Folders of further models for logprob-gap."""
+    out: str = ""
+    """Folder for results; empty: results/gpu, and results/gpu-cpu with --cpu."""
+    runs: str = ""
+    """Folder for runs and random models, 20 GB with step-8b-lora; empty: runs/ in --out."""
+
+
+# --- commands
+
+
+class Check:
+    """Runs the commands of steps, each with what is left of the step's time."""
+
+    def __init__(self, args: Args):
+        self.args = args
+        self.folder = Path(args.runs or Path(args.out) / "runs").resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ends = math.inf
+        if args.minutes:
+            self.ends = time.monotonic() + 60 * args.minutes
+        self.step_ends = math.inf
+
+    def begin(self) -> None:
+        """Starts the clock of a step."""
+        self.step_ends = time.monotonic() + STEP_SECONDS
+
+    def start(self, name: str, words: list) -> subprocess.Popen:
+        """Starts `python WORDS`, which prints into NAME.log."""
+        command = [sys.executable, *map(str, words)]
+        with open(self.folder / f"{name}.log", "w") as log:
+            log.write(shlex.join(command) + "\n")
+            log.flush()
+            # a session of its own, so that what it starts can be ended with it
+            return subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def check_time(self) -> None:
+        """Raises Failed or OutOfTime when the time of the step, or that of all steps, is over."""
+        now = time.monotonic()
+        if now > self.ends:
+            raise OutOfTime
+        if now > self.step_ends:
+            raise Failed(f"took longer than {STEP_SECONDS} s")
+
+    def run(self, name: str, words: list) -> None:
+        """Runs `python WORDS`; Failed, with its last line, if it exits with another code than 0."""
+        process = self.start(name, words)
+        try:
+            while process.poll() is None:
+                self.check_time()
+                time.sleep(0.2)
+        finally:
+            kill(process)
+        if process.returncode:
+            text = (self.folder / f"{name}.log").read_text().strip()
+            raise Failed(f"{text.splitlines()[-1][:300]} (exit code {process.returncode}, {name}.log)")
+
+    def train(self, name: str, *words, launch: tuple = (), again: bool = True) -> list[dict]:
+        """Runs a training script and returns what it logged; Failed if a loss or gradient norm is not finite.
+
+        Not `again`: a run that is finished is only read.
+        """
+        out = self.folder / name
+        how = "--overwrite" if again else "--resume"
+        self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, how])
+        logged = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
+        if not logged.exists():
+            logged = out / "metrics.jsonl"
+        lines = runs.read_log(logged)
+        for line in lines:
+            for key in ("loss", "grad_norm"):
+                if key in line and (line[key] is None or not math.isfinite(line[key])):
+                    raise Failed(f"{key} is {line[key]} ({name}.log)")
+        return lines
+
+    def warm_start(self) -> Path:
+        """Returns the toy model after SFT, which is trained if it is not there."""
+        if not (ROOT / "data/toy/sft_traces.jsonl").exists():
+            self.run("world", ["-m", "data.toy.world"])
+        epochs = 1.0 if ON_GPU else 0.02
+        script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", epochs]
+        self.train("sft", *script, again=False)
+        return self.folder / "sft" / "model"
+
+    def toy_grpo(self, name: str, *words, launch: tuple = ()) -> list[dict]:
+        """Trains the warm-started toy model by GRPO; `words` are further flags."""
+        prompts = 16 if ON_GPU else 2
+        flags = ["--model", self.warm_start(), "--prompts-per-step", prompts]
+        return self.train(name, *TOY_GRPO, *flags, *words, launch=launch)
+
+    def random_models(self, size: str) -> Path:
+        """Returns a folder with policy/, reward/ and prompts.jsonl of a size of dev.bench, made if it is not there."""
+        folder = self.folder / f"models-{size}"
+        if not (folder / "prompts.jsonl").exists():
+            code = (
+                "import sys, pathlib; from dev import bench_work as w; "
+                "folder = pathlib.Path(sys.argv[1]); folder.mkdir(exist_ok=True); size = w.SIZES[sys.argv[2]]; "
+                "w.make_models(folder, size, 0); w.make_rows(folder, size, 0)"
+            )
+            self.run(f"models-{size}", ["-c", code, folder, size])
+        return folder
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Kills a process and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+# --- steps: each returns numbers for the table
+
+
+def sft(check: Check) -> dict:
+    check.warm_start()
+    losses = [line["loss"] for line in runs.read_log(check.folder / "sft" / "metrics.jsonl")]
+    if losses[-1] >= losses[0]:
+        raise Failed(f"the loss did not fall: {losses[0]:.3f}, {losses[-1]:.3f}")
+    return {"first loss": losses[0], "last loss": losses[-1]}
+
+
+def grpo(check: Check) -> dict:
+    lines = check.toy_grpo("grpo", "--rollout", "hf", "--steps", 3)
+    return {"reward": lines[-1]["reward"], "logprob gap": largest_gap(lines)}
+
+
+def ppo(check: Check) -> dict:
+    prompts = 128 if ON_GPU else 4
+    flags = ["--rollout", "hf", "--steps", 3, "--prompts-per-step", prompts, "--allow-truncation"]
+    lines = check.train("ppo", "train_ppo.py", "--preset", "toy", "--model", check.warm_start(), *flags)
+    return {"reward": lines[-1]["reward"]}
+
+
+def dpo(check: Check) -> dict:
+    lines = toy_dpo(check, "dpo", "--rollout", "hf", "--rounds", 1)
+    return {"last loss": lines[-1]["loss"]}
+
+
+def toy_dpo(check: Check, name: str, *words) -> list[dict]:
+    prompts = 128 if ON_GPU else 8
+    flags = ["--model", check.warm_start(), "--prompts-per-round", prompts, *words]
+    return check.train(name, "train_dpo.py", "--preset", "toy", *flags)
+
+
+def reward(check: Check) -> dict:
+    check.warm_start()  # it makes the toy world
+    epochs = 0.5 if ON_GPU else 0.02
+    lines = check.train("reward", "train_reward.py", "--preset", "toy", "--epochs", epochs)
+    return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
+
+
+def resume(check: Check) -> dict:
+    """Kills a run behind its second checkpoint, and compares the whole run with one that nobody killed."""
+    flags = ["--rollout", "hf", "--steps", 4, "--save-steps", 1]
+    whole = check.toy_grpo("resume-whole", *flags)
+    out = check.folder / "resume"
+    prompts = 16 if ON_GPU else 2
+    words = [*TOY_GRPO, "--model", check.warm_start(), "--prompts-per-step", prompts, *flags]
+    words += ["--dtype", utils.DTYPE, "--out", out]
+    process = check.start("resume-killed", [*words, "--overwrite"])
+    try:
+        # the third step begins behind the second checkpoint, and an old run is deleted before the first
+        while not (out / "checkpoint-2").exists() or n_logged(out) != 3:
+            check.check_time()
+            if process.poll() is not None:
+                raise Failed("it ended before it was killed (resume-killed.log)")
+            time.sleep(0.05)
+    finally:
+        kill(process)
+    check.run("resume", [*words, "--resume"])
+    lines = runs.read_log(out / "metrics.jsonl")
+    if len(lines) != 4:
+        raise Failed(f"{len(lines)} steps are logged in place of 4")
+    differences = [abs(one["loss"] - other["loss"]) for one, other in zip(whole, lines)]
+    return {"largest difference of a loss": max(differences)}
+
+
+def n_logged(run: Path) -> int:
+    """Counts the steps that a run has logged."""
+    if not (run / "metrics.jsonl").exists():
+        return 0
+    return len(runs.read_log(run / "metrics.jsonl"))
+
+
+def fsdp(check: Check) -> dict:
+    return same_as_one_process(check, "fsdp")
+
+
+def fsdp_lora(check: Check) -> dict:
+    return same_as_one_process(check, "fsdp-lora", "--lora-r", 8)
+
+
+def launched_with_fsdp() -> tuple:
+    """Returns the words that launch a script with FSDP2; raises Skipped where there is no GPU."""
+    if ON_GPU:
+        return (*FSDP, "--num_processes", "1")
+    # one process of a CPU is not distributed; tests/fsdp_on_cpu.py makes accelerate shard on a CPU
+    return (*FSDP, "--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py")
+
+
+def same_as_one_process(check: Check, name: str, *words) -> dict:
+    """Compares the first step of SFT with that of a run without FSDP2: the rows are the same."""
+    check.warm_start()
+    script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", 0.02, *words]
+    alone = check.train(f"{name}-alone", *script)[0]
+    sharded = check.train(name, *script, launch=launched_with_fsdp())[0]
+    numbers = {}
+    for key, tolerance in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
+        difference = abs(sharded[key] / alone[key] - 1)
+        numbers[f"relative difference of {key}"] = difference
+        if difference > tolerance:
+            raise Failed(f"{key} is {sharded[key]:.5g} with FSDP2 and {alone[key]:.5g} without")
+    return numbers
+
+
+def fsdp_grpo(check: Check) -> dict:
+    words = ["--rollout", "hf", "--steps", 2]
+    lines = check.toy_grpo("fsdp-grpo", *words, launch=launched_with_fsdp())
+    return {"reward": lines[-1]["reward"], "logprob gap": largest_gap(lines)}
+
+
+def memory(check: Check) -> dict:
+    return held_against_plan(check, "memory")
+
+
+def memory_lora(check: Check) -> dict:
+    return held_against_plan(check, "memory-lora", "--lora-r", 64)
+
+
+def held_against_plan(check: Check, name: str, *words) -> dict:
+    """Compares what is allocated as the optimizer steps with plan.py's parts, which the run prints."""
+    if not ON_GPU:
+        raise Skipped("torch counts the memory of a GPU alone; tests/test_grpo.py compares a CPU's")
+    lines = measured_step(check, name, "0.5b", *words)
+    printed = (check.folder / f"{name}.log").read_text()
+    listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
+    planned = sum(float(part.split()[-1]) for part in listed.split(", ") if not part.startswith("vLLM"))
+    held = lines[-1]["memory/held"]
+    numbers = {"planned GiB": planned, "held GiB": held}
+    numbers |= {key: value for key, value in lines[-1].items() if key.startswith("memory/")}
+    if abs(held / planned - 1) > MEMORY_TOLERANCE:
+        raise Failed(f"a step holds {held:.2f} GiB, and plan.py says {planned:.2f} ({listed})")
+    return numbers
+
+
+def measured_step(check: Check, name: str, size: str, *words) -> list[dict]:
+    """Runs two steps of GRPO with random weights and dev.phases, and returns what they logged; the first warms up."""
+    folder = check.random_models(size)
+    bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)
+    command = bench.our_command("grpo", folder, check.folder / name, bench_args)
+    if not importlib.util.find_spec("vllm"):
+        place = command.index("--vllm-memory")
+        del command[place : place + 2]
+        # transformers samples slowly, and all completions to the end of the longest
+        command[command.index("--rollout") + 1] = "hf"
+        limit = command.index("--max-completion-tokens") + 1
+        command[limit] = str(min(int(command[limit]), 512))
+    return check.train(name, *command, *words)
+
+
+def step_0_5b(check: Check) -> dict:
+    return share_of_rate(check, "0.5b")
+
+
+def step_1_5b(check: Check) -> dict:
+    return share_of_rate(check, "1.5b")
+
+
+def step_8b_lora(check: Check) -> dict:
+    return share_of_rate(check, "8b")
+
+
+def share_of_rate(check: Check, size: str) -> dict:
+    """Measures a GRPO step, and the update alone, as shares of the rate of a large matrix product."""
+    if not ON_GPU:
+        size = "tiny"
+    lines = measured_step(check, f"step-{size}", size)
+    folder = check.folder / f"models-{size}"
+    n_tokens = lines[-1]["num_tokens"] - lines[-2]["num_tokens"]
+    seconds = lines[-1]["step_time"]
+    rate = bench_work.matrix_rate(utils.DTYPE)
+    n_weights = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, folder / "policy")
+    # 6 operations a weight; LoRA computes no gradient of the frozen ones. Recomputed activations do not count
+    per_weight = 4 if bench_work.SIZES[size]["lora_r"] else 6
+    update_rate = per_weight * n_weights * n_tokens / lines[-1]["time/update"]
+    step_rate = bench_work.flops_per_token(folder) * n_tokens / seconds
+    times = {key: value for key, value in lines[-1].items() if key.startswith("time/")}
+    numbers = {
+        "seconds": seconds,
+        "tokens": n_tokens,
+        "matrix product TFLOP/s": rate / 1e12,
+        "share, step": step_rate / rate,
+        "share, update": update_rate / rate,
+        "logprob gap": largest_gap(lines),
+    }
+    return numbers | times
+
+
+def logprob_gap(check: Check) -> dict:
+    """Measures a step of GRPO of each model; what sampled is vLLM where it is installed."""
+    engine = "vllm" if importlib.util.find_spec("vllm") else "hf"
+    numbers = {"toy": largest_gap(check.toy_grpo("gap-toy", "--rollout", engine, "--steps", 1))}
+    size = "0.5b" if ON_GPU else "tiny"
+    numbers[size] = largest_gap(measured_step(check, f"gap-{size}", size))
+    for number, model in enumerate(check.args.models):
+        flags = ["--model", model, "--rollout", engine, "--steps", 1, "--think-format", "plain"]
+        lines = check.train(f"gap-{number}", *TOY_GRPO, *flags)
+        numbers[Path(model).name] = largest_gap(lines)
+    limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
+    for model, gap in numbers.items():
+        if gap > limit:
+            raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}")
+    return numbers
+
+
+def largest_gap(lines: list[dict]) -> float:
+    return max(line["sampling/logprob_gap"] for line in lines)
+
+
+def vllm_run(check: Check, name: str, *words) -> dict:
+    """Trains the toy model with a colocated engine; the run ends by itself if weights do not reach it."""
+    needs_vllm()
+    lines = check.toy_grpo(name, "--rollout", "vllm", "--steps", 3, "--vllm-memory", 0.3, *words)
+    return {"logprob gap": largest_gap(lines)}
+
+
+def needs_vllm() -> None:
+    if not importlib.util.find_spec("vllm"):
+        raise Skipped("vLLM is not installed")
+
+
+def vllm(check: Check) -> dict:
+    return vllm_run(check, "vllm")
+
+
+def vllm_sleep(check: Check) -> dict:
+    return vllm_run(check, "vllm-sleep", "--vllm-sleep")
+
+
+def vllm_lora(check: Check) -> dict:
+    return vllm_run(check, "vllm-lora", "--lora-r", 8)
+
+
+def tests(check: Check) -> dict:
+    """Runs the tests that are marked as in need of a GPU."""
+    if not ON_GPU:
+        raise Skipped("needs a GPU")
+    if not importlib.util.find_spec("pytest"):
+        raise Skipped("pytest is not installed")
+    check.run("tests", ["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/test_gpu.py"])
+    return {}
+
+
+def second_engine(check: Check) -> dict:
+    """Runs two rounds of DPO: each starts engines that reserve most of the card, and then a reward model."""
+    needs_vllm()
+    toy_dpo(check, "second-engine", "--rollout", "vllm", "--rounds", 2, "--vllm-memory", 0.85)
+    return {}
+
+
+STEPS = {
+    "sft": sft,
+    "grpo": grpo,
+    "ppo": ppo,
+    "dpo": dpo,
+    "reward": reward,
+    "resume": resume,
+    "fsdp": fsdp,
+    "fsdp-lora": fsdp_lora,
+    "fsdp-grpo": fsdp_grpo,
+    "memory": memory,
+    "memory-lora": memory_lora,
+    "step-0.5b": step_0_5b,
+    "step-1.5b": step_1_5b,
+    "step-8b-lora": step_8b_lora,
+    "logprob-gap": logprob_gap,
+    "vllm": vllm,
+    "vllm-sleep": vllm_sleep,
+    "vllm-lora": vllm_lora,
+    "tests": tests,
+    "second-engine": second_engine,
+}
+
+
+# --- results
+
+
+def table(folder: Path) -> str:
+    """Returns the results of all cards in a folder as Markdown."""
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        card = json.loads(path.read_text())
+        versions = ", ".join(f"{name} {number}" for name, number in card["versions"].items() if number)
+        lines += [f"## {card['device']}", "", f"Commit {card['commit'][:7]}; {versions}.", ""]
+        lines += ["| step | result | s | numbers, or the reason |", "|---|---|---|---|"]
+        for name in STEPS:
+            if name not in card["steps"]:
+                continue
+            step = card["steps"][name]
+            numbers = ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
+            reason = step["reason"].replace("|", "\\|")
+            lines.append(f"| {name} | {step['result']} | {step['seconds']:.0f} | {numbers or reason} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def try_step(check: Check, name: str) -> dict:
+    """Runs a step and returns its entry of <card>.json."""
+    started = time.monotonic()
+    entry = {"result": "PASS", "reason": "", "numbers": {}}
+    check.begin()
+    try:
+        entry["numbers"] = STEPS[name](check)
+    except Skipped as reason:
+        entry |= {"result": "SKIP", "reason": str(reason)}
+    except Failed as reason:
+        entry |= {"result": "FAIL", "reason": str(reason)}
+    entry["seconds"] = time.monotonic() - started
+    return entry
+
+
+def main(args: Args) -> int:
+    unknown = set(args.steps) - set(STEPS)
+    if unknown:
+        runs.fail(f"--steps {' '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
+    if not ON_GPU and not args.cpu:
+        runs.fail("torch sees no GPU here; --cpu tries the steps at toy size without one")
+    if ON_GPU and args.cpu:
+        runs.fail("--cpu: hide the GPU as well, by CUDA_VISIBLE_DEVICES= (empty) before the command")
+    if not args.out:
+        args.out = "results/gpu" if ON_GPU else "results/gpu-cpu"
+
+    device = torch.cuda.get_device_name() if ON_GPU else "CPU"
+    path = Path(args.out) / f"{re.sub('[^a-z0-9]+', '-', device.lower())}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    steps = {}
+    if path.exists():
+        steps = json.loads(path.read_text())["steps"]  # steps that are not asked for stay in the table
+    about = {"device": device, "commit": bench.commit_of(ROOT), "versions": bench.installed_versions()}
+    if ON_GPU:
+        about["GiB"] = torch.cuda.get_device_properties(0).total_memory / plan.GIB
+
+    check = Check(args)
+    for name in args.steps or STEPS:
+        if args.resume and steps.get(name, {}).get("result") == "PASS":
+            print(f"PASS {name} (before)", flush=True)
+            continue
+        try:
+            steps[name] = try_step(check, name)
+        except OutOfTime:
+            print(f"{name} and what follows: not tried, as --minutes {args.minutes:g} are over")
+            break
+        step = steps[name]
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
+        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {step['reason']}{numbers}", flush=True)
+        path.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
+        (path.parent / "table.md").write_text(table(path.parent))
+    return int(any(step["result"] == "FAIL" for step in steps.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))
