@@ -12,8 +12,8 @@
 | fsdp-grpo | GRPO's loop runs under FSDP2 |
 | memory, memory-lora | the bytes that a GRPO step holds are those of plan.py, within 10 % |
 | step-0.5b, step-1.5b, step-8b-lora | a GRPO step with random weights, as a share of a matrix product's rate |
-| logprob-gap | sampler and trainer agree on the toy model, on 0.5B, and on the folders in --models |
 | vllm, vllm-sleep, vllm-lora | a colocated engine gets the policy's weights, gives its memory back, works with LoRA |
+| logprob-gap | vLLM and trainer agree on the toy model, on 0.5B, and on the folders in --models |
 | tests | the tests that need a GPU: pytest -m gpu tests/test_gpu.py |
 | second-engine | an engine, and a reward model, find the memory that an earlier engine has freed |
 
@@ -135,14 +135,10 @@ class Check:
             text = (self.folder / f"{name}.log").read_text().strip()
             raise Failed(f"{text.splitlines()[-1][:300]} (exit code {process.returncode}, {name}.log)")
 
-    def train(self, name: str, *words, launch: tuple = (), again: bool = True) -> list[dict]:
-        """Runs a training script and returns what it logged; Failed if a loss or gradient norm is not finite.
-
-        Not `again`: a run that is finished is only read.
-        """
+    def train(self, name: str, *words, launch: tuple = ()) -> list[dict]:
+        """Runs a training script and returns what it logged; Failed if a loss or gradient norm is not finite."""
         out = self.folder / name
-        how = "--overwrite" if again else "--resume"
-        self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, how])
+        self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, "--overwrite"])
         logged = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
         if not logged.exists():
             logged = out / "metrics.jsonl"
@@ -153,14 +149,19 @@ class Check:
                     raise Failed(f"{key} is {line[key]} ({name}.log)")
         return lines
 
-    def warm_start(self) -> Path:
-        """Returns the toy model after SFT, which is trained if it is not there."""
+    def make_world(self) -> None:
+        """Makes the rows of the toy world if they are not there."""
         if not (ROOT / "data/toy/sft_traces.jsonl").exists():
             self.run("world", ["-m", "data.toy.world"])
-        epochs = 1.0 if ON_GPU else 0.02
-        script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", epochs]
-        self.train("sft", *script, again=False)
-        return self.folder / "sft" / "model"
+
+    def warm_start(self) -> Path:
+        """Returns the toy model after SFT, which is trained if it is not there."""
+        self.make_world()
+        run = self.folder / "sft"
+        if not (run / "summary.json").exists():  # a run writes it when it is finished
+            epochs = 1.0 if ON_GPU else 0.02
+            self.train("sft", "train_sft_warmstart.py", "--preset", "toy", "--epochs", epochs)
+        return run / "model"
 
     def toy_grpo(self, name: str, *words, launch: tuple = ()) -> list[dict]:
         """Trains the warm-started toy model by GRPO; `words` are further flags."""
@@ -203,7 +204,7 @@ def sft(check: Check) -> dict:
 
 def grpo(check: Check) -> dict:
     lines = check.toy_grpo("grpo", "--rollout", "hf", "--steps", 3)
-    return {"reward": lines[-1]["reward"], "logprob gap": largest_gap(lines)}
+    return {"reward": lines[-1]["reward"]}
 
 
 def ppo(check: Check) -> dict:
@@ -225,7 +226,7 @@ def toy_dpo(check: Check, name: str, *words) -> list[dict]:
 
 
 def reward(check: Check) -> dict:
-    check.warm_start()  # it makes the toy world
+    check.make_world()
     epochs = 0.5 if ON_GPU else 0.02
     lines = check.train("reward", "train_reward.py", "--preset", "toy", "--epochs", epochs)
     return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
@@ -282,7 +283,7 @@ def launched_with_fsdp() -> tuple:
 
 def same_as_one_process(check: Check, name: str, *words) -> dict:
     """Compares the first step of SFT with that of a run without FSDP2: the rows are the same."""
-    check.warm_start()
+    check.make_world()
     script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", 0.02, *words]
     alone = check.train(f"{name}-alone", *script)[0]
     sharded = check.train(name, *script, launch=launched_with_fsdp())[0]
@@ -298,7 +299,7 @@ def same_as_one_process(check: Check, name: str, *words) -> dict:
 def fsdp_grpo(check: Check) -> dict:
     words = ["--rollout", "hf", "--steps", 2]
     lines = check.toy_grpo("fsdp-grpo", *words, launch=launched_with_fsdp())
-    return {"reward": lines[-1]["reward"], "logprob gap": largest_gap(lines)}
+    return {"reward": lines[-1]["reward"]}
 
 
 def memory(check: Check) -> dict:
@@ -313,10 +314,11 @@ def held_against_plan(check: Check, name: str, *words) -> dict:
     """Compares what is allocated as the optimizer steps with plan.py's parts, which the run prints."""
     if not ON_GPU:
         raise Skipped("torch counts the memory of a GPU alone; tests/test_grpo.py compares a CPU's")
-    lines = measured_step(check, name, "0.5b", *words)
+    # an engine in the same process would be counted
+    lines = measured_step(check, name, "0.5b", False, *words)
     printed = (check.folder / f"{name}.log").read_text()
     listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
-    planned = sum(float(part.split()[-1]) for part in listed.split(", ") if not part.startswith("vLLM"))
+    planned = sum(float(part.split()[-1]) for part in listed.split(", "))
     held = lines[-1]["memory/held"]
     numbers = {"planned GiB": planned, "held GiB": held}
     numbers |= {key: value for key, value in lines[-1].items() if key.startswith("memory/")}
@@ -325,12 +327,12 @@ def held_against_plan(check: Check, name: str, *words) -> dict:
     return numbers
 
 
-def measured_step(check: Check, name: str, size: str, *words) -> list[dict]:
+def measured_step(check: Check, name: str, size: str, use_vllm: bool, *words) -> list[dict]:
     """Runs two steps of GRPO with random weights and dev.phases, and returns what they logged; the first warms up."""
     folder = check.random_models(size)
     bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)
     command = bench.our_command("grpo", folder, check.folder / name, bench_args)
-    if not importlib.util.find_spec("vllm"):
+    if not use_vllm:
         place = command.index("--vllm-memory")
         del command[place : place + 2]
         # transformers samples slowly, and all completions to the end of the longest
@@ -356,7 +358,8 @@ def share_of_rate(check: Check, size: str) -> dict:
     """Measures a GRPO step, and the update alone, as shares of the rate of a large matrix product."""
     if not ON_GPU:
         size = "tiny"
-    lines = measured_step(check, f"step-{size}", size)
+    use_vllm = has_vllm()
+    lines = measured_step(check, f"step-{size}", size, use_vllm)
     folder = check.folder / f"models-{size}"
     n_tokens = lines[-1]["num_tokens"] - lines[-2]["num_tokens"]
     seconds = lines[-1]["step_time"]
@@ -373,19 +376,20 @@ def share_of_rate(check: Check, size: str) -> dict:
         "matrix product TFLOP/s": rate / 1e12,
         "share, step": step_rate / rate,
         "share, update": update_rate / rate,
-        "logprob gap": largest_gap(lines),
     }
+    if use_vllm:
+        numbers["logprob gap"] = largest_gap(lines)
     return numbers | times
 
 
 def logprob_gap(check: Check) -> dict:
-    """Measures a step of GRPO of each model; what sampled is vLLM where it is installed."""
-    engine = "vllm" if importlib.util.find_spec("vllm") else "hf"
-    numbers = {"toy": largest_gap(check.toy_grpo("gap-toy", "--rollout", engine, "--steps", 1))}
+    """Measures how far vLLM and the trainer are apart in GRPO, model by model."""
+    needs_vllm()
+    numbers = {"toy": largest_gap(check.toy_grpo("gap-toy", "--rollout", "vllm", "--steps", 1))}
     size = "0.5b" if ON_GPU else "tiny"
-    numbers[size] = largest_gap(measured_step(check, f"gap-{size}", size))
+    numbers[size] = largest_gap(measured_step(check, f"gap-{size}", size, True))
     for number, model in enumerate(check.args.models):
-        flags = ["--model", model, "--rollout", engine, "--steps", 1, "--think-format", "plain"]
+        flags = ["--model", model, "--rollout", "vllm", "--steps", 1, "--think-format", "plain"]
         lines = check.train(f"gap-{number}", *TOY_GRPO, *flags)
         numbers[Path(model).name] = largest_gap(lines)
     limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
@@ -406,8 +410,12 @@ def vllm_run(check: Check, name: str, *words) -> dict:
     return {"logprob gap": largest_gap(lines)}
 
 
+def has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
 def needs_vllm() -> None:
-    if not importlib.util.find_spec("vllm"):
+    if not has_vllm():
         raise Skipped("vLLM is not installed")
 
 
@@ -455,10 +463,10 @@ STEPS = {
     "step-0.5b": step_0_5b,
     "step-1.5b": step_1_5b,
     "step-8b-lora": step_8b_lora,
-    "logprob-gap": logprob_gap,
     "vllm": vllm,
     "vllm-sleep": vllm_sleep,
     "vllm-lora": vllm_lora,
+    "logprob-gap": logprob_gap,
     "tests": tests,
     "second-engine": second_engine,
 }
@@ -523,6 +531,7 @@ def main(args: Args) -> int:
         about["GiB"] = torch.cuda.get_device_properties(0).total_memory / plan.GIB
 
     check = Check(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the command of a step ends too
     for name in args.steps or STEPS:
         if args.resume and steps.get(name, {}).get("result") == "PASS":
             print(f"PASS {name} (before)", flush=True)
