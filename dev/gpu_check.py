@@ -110,9 +110,13 @@ class Check:
         with open(self.folder / f"{name}.log", "w") as log:
             log.write(shlex.join(command) + "\n")
             log.flush()
-            # a session of its own, so that what it starts can be ended with it
             return subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that what it starts can be ended with it
             )
 
     def check_time(self) -> None:
@@ -126,7 +130,7 @@ class Check:
     def run(self, name: str, words: list) -> None:
         """Runs `python WORDS`.
 
-        Raises Failed with its last line if it exits with another code than 0, Skipped if this card is too small.
+        Raises Failed with the line of its error if it exits with another code than 0, Skipped if this card is too small.
         """
         process = self.start(name, words)
         try:
@@ -136,7 +140,7 @@ class Check:
         finally:
             kill(process)
         if process.returncode:
-            last_line = (self.folder / f"{name}.log").read_text().strip().splitlines()[-1][:300]
+            last_line = why_it_ended((self.folder / f"{name}.log").read_text())
             if "GiB are needed of a GPU's" in last_line:  # plan.py refused to start
                 raise Skipped(last_line)
             raise Failed(f"{last_line} (exit code {process.returncode}, {name}.log)")
@@ -186,6 +190,15 @@ class Check:
             )
             self.run(f"models-{size}", ["-c", code, folder, size])
         return folder
+
+
+def why_it_ended(log: str) -> str:
+    """Returns the last line of a log that names an error; torchrun prints more behind it. Else the last line."""
+    lines = log.strip().splitlines()
+    for line in reversed(lines):
+        if re.match(r"(\S*Error|error):", line):
+            return line[:300]
+    return lines[-1][:300]
 
 
 def kill(process: subprocess.Popen) -> None:
