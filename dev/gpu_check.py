@@ -196,7 +196,7 @@ def why_it_ended(log: str) -> str:
     """Returns the last line of a log that names an error; torchrun prints more behind it. Else the last line."""
     lines = log.strip().splitlines()
     for line in reversed(lines):
-        if re.match(r"(\S*Error|error):", line):
+        if re.match(r"(\S*Error|error): \S", line):
             return line[:300]
     return lines[-1][:300]
 
