@@ -271,6 +271,37 @@ def start_tracker(report_to: str, run: Path, first_step: int):
     return tracker
 
 
+class Laps:
+    """Measures the phases of a step: each lap starts where the last one ended, the first one now.
+
+    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
+    """
+
+    def __init__(self):
+        self.metrics: dict[str, float] = {}
+        """time/<phase>: seconds. On a GPU also memory/<phase>: the most GiB that torch had allocated."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self.started = time.monotonic()
+        self.last = self.started
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of all laps."""
+        return self.last - self.started
+
+    def end(self, phase: str) -> None:
+        """Ends a lap, one of those of `phase`; on a GPU, when the card has done what it was given."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            gib = torch.cuda.max_memory_allocated() / 2**30
+            self.metrics[f"memory/{phase}"] = max(gib, self.metrics.get(f"memory/{phase}", 0.0))
+            torch.cuda.reset_peak_memory_stats()
+        now = time.monotonic()
+        self.metrics[f"time/{phase}"] = self.metrics.get(f"time/{phase}", 0.0) + now - self.last
+        self.last = now
+
+
 class StepLogger:
     """Writes metrics.jsonl, prints and reports each step. Main process only; other ranks' calls do nothing."""
 

@@ -772,6 +772,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
     folder = run / f"round-{number}"
     folder.mkdir(exist_ok=True)
+    laps = runs.Laps()
     start_model = model_of_round(number - 1, run, args)
 
     completions = data.completions
@@ -781,11 +782,13 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         for prompt in prompts_of_round(data.prompts, number, args):
             prompts += [prompt] * args.samples_per_prompt
         sampled = sample(start_model, prompts, number, folder, tokenizer, args, accelerator)
+        laps.end("rollout")
 
         # 2. reward
         score(sampled, folder, args, accelerator)
         completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
         accelerator.free_memory()  # of the sampler and the reward model
+        laps.end("reward")
 
     # 3. pairs
     if args.pairs:
@@ -793,6 +796,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
     else:
         pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+    laps.end("pairs")
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
     learner = load_learner(start_model, saved, args, accelerator)
@@ -808,9 +812,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
             pairs = sorted(pairs, key=n_padded, reverse=True)
             set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
             runs.write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
+        laps.end("reference")
 
         # 5. update
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
+        laps.end("update")
     logger.close()
 
     end_model = model_of_round(number, run, args)
@@ -820,6 +826,8 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
     if data.held_out:
         measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
+    laps.end("other")
+    metrics |= laps.metrics
     if accelerator.is_main_process:
         metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
     runs.write_summary(folder, metrics)

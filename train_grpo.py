@@ -36,7 +36,6 @@ Axes: P prompts, G completions a prompt, B completions of a micro-batch, T token
 """
 
 import math
-import time
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -761,12 +760,7 @@ def main(args: Args) -> None:
     folder, first_step = checkpoint.resume(run, args, accelerator)
     torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(
-        args.model,
-        args.lora_r,
-        args.gradient_checkpointing,
-        folder,
-        args.load_in_4bit,
-        args.dtype,
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
     )
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(
@@ -793,7 +787,7 @@ def main(args: Args) -> None:
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         for step in range(first_step, args.steps):
-            started = time.monotonic()
+            laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
@@ -804,6 +798,7 @@ def main(args: Args) -> None:
             sampler.sync(model)  # gives it the policy's weights
             chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
+            laps.end("rollout")
 
             # 2. reward
             collapse_indicators = scorer.score(completions, args.group_size, model)
@@ -814,12 +809,14 @@ def main(args: Args) -> None:
             metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
             flat_P = is_flat(rewards_P_G)
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
+            laps.end("reward")
 
             # 3. advantage: a reward compared with those of its group
             advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:  # groups that stayed flat teach nothing
                 advantages_P_G[flat_P] = 0.0
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
+            laps.end("advantage")
 
             # 4. update
             if args.updates_per_rollout * args.num_iterations > 1:
@@ -841,13 +838,15 @@ def main(args: Args) -> None:
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
             sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            laps.end("update")
 
             # 5. log, save
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
             n_tokens = sum(map(policy.n_tokens_of, everyone))
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            laps.end("other")
+            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
             if collapse_indicators:  # there is an unsupervised reward

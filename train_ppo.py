@@ -37,7 +37,6 @@ Axes: P prompts; B completions, of this process or of a micro-batch; T tokens of
 """
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -658,12 +657,7 @@ def load_learners(
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
     torch.manual_seed(args.seed)  # of new weights
     model = policy.load_policy(
-        args.model,
-        args.lora_r,
-        args.gradient_checkpointing,
-        folder,
-        args.load_in_4bit,
-        args.dtype,
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
     )
     model = policy.Policy(model, args.temperature)
     prepared = policy.prepare_trained(
@@ -736,7 +730,7 @@ def main(args: Args) -> None:
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         for step in range(first_step, args.steps):
-            started = time.monotonic()
+            laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(prompts),
@@ -748,12 +742,14 @@ def main(args: Args) -> None:
             chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = rollout.share_of(chosen, accelerator)
             completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
+            laps.end("rollout")
 
             # 2. reward: with one completion a prompt, floors and norms compare within the whole step
             collapse_indicators = scorer.score(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = rollout.gather_rewards(completions, accelerator)
             metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
+            laps.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, *batching)
@@ -772,6 +768,7 @@ def main(args: Args) -> None:
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
                 metrics |= policy.mean_over_tokens(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
+            laps.end("advantage")
 
             # 4. update: policy and critic, one after the other
             updates = []
@@ -791,13 +788,15 @@ def main(args: Args) -> None:
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
             sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            laps.end("update")
 
             # 5. log, save
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
             metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
             n_tokens = sum(map(policy.n_tokens_of, everyone))
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            laps.end("other")
+            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
             if collapse_indicators:  # there is an unsupervised reward

@@ -39,7 +39,6 @@ Axes: P users, G conversations with each, B conversations of this process, T tok
 """
 
 import math
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -589,12 +588,7 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
     torch.manual_seed(args.seed)
     model = policy.load_policy(
-        args.model,
-        args.lora_r,
-        args.gradient_checkpointing,
-        folder,
-        args.load_in_4bit,
-        args.dtype,
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
     )
     model = policy.Policy(model, args.temperature)
     prepared = policy.prepare_trained(
@@ -658,7 +652,7 @@ def main(args: Args) -> None:
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
-            started = time.monotonic()
+            laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": (step + 1) * args.prompts_per_step / len(users),
@@ -673,6 +667,7 @@ def main(args: Args) -> None:
                 own_users += [user] * conversations_per_user(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = rollout.gather_rewards(conversations, accelerator)
+            laps.end("rollout")
 
             # 3. advantage
             if args.algorithm == "grpo":
@@ -687,6 +682,7 @@ def main(args: Args) -> None:
                 train_ppo.set_values(critic, conversations, *batching)
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
+            laps.end("advantage")
 
             # 4. update
             if args.algorithm == "grpo":
@@ -708,12 +704,14 @@ def main(args: Args) -> None:
                 learner.optimizer.zero_grad()
             metrics |= means
             sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            laps.end("update")
 
             # 5. log, save
             everyone = gather_object(conversations)
             metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
             n_tokens = sum(map(policy.n_tokens_of, everyone))
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
+            laps.end("other")
+            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
             logger.log_completions(step + 1, everyone)
             format_guard.check(everyone, step + 1)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came

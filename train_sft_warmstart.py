@@ -284,12 +284,7 @@ def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
     """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
     torch.manual_seed(args.seed)
     model = policy.load_policy(
-        args.model,
-        args.lora_r,
-        args.gradient_checkpointing,
-        folder,
-        args.load_in_4bit,
-        args.dtype,
+        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
     )
     if args.packing and is_flash_attn_2_available():
         model.set_attn_implementation("flash_attention_2")

@@ -19,7 +19,7 @@ and reward, which warms up by itself. A pair gives one ratio of seconds per toke
 of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
 reserve; on a CPU, the largest resident set of the process. Models have random weights, see dev/bench_work.py; the size
 `small` has a real policy, and a reward model of its shape with a random head. For grpo a second table says where the time of a
-step goes (dev/phases.py), and what share of this machine's rate the step's arithmetic reaches.
+step goes (docs/metrics.md), and what share of this machine's rate the step's arithmetic reaches.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ from dev.bench_work import (
     make_rows,
     matrix_rate,
 )
-from dev.phases import PHASES
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
 CASES = ("grpo", "sft", "dpo", "reward", "judge")
+PHASES = ("rollout", "reward", "advantage", "update", "other")  # of a GRPO step, as its log names them
 COMPARED = ("loss", "grad_norm", "reward", "score_0", "score_15")  # keys that both sides may log
 
 
@@ -111,9 +111,9 @@ class Run:
         return sum(self.seconds) / self.tokens
 
     def phases(self) -> dict[str, float]:
-        """Returns the mean seconds of each phase in a measured step; {} if the side does not log them."""
+        """Returns the mean seconds of each phase of a measured step; {} if the side does not log them."""
         measured = self.logged[self.first :]
-        if "time/other" not in measured[0]:
+        if "time/rollout" not in measured[0]:
             return {}
         return {
             phase: statistics.mean(line.get(f"time/{phase}", 0.0) for line in measured) for phase in PHASES
@@ -192,7 +192,7 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
         "--out": out,
     }
     if case == "grpo":
-        script = ["-m", "dev.phases"]  # runs train_grpo.py
+        script = ["train_grpo.py"]
         options |= {
             "--prompts": folder / "prompts.jsonl",
             "--reward-model": folder / "reward",
@@ -232,8 +232,6 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
 def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the command of the checkout --against: --against-flags take the place of flags that it may not know."""
     words = our_command(case, folder, out, args)
-    if case == "grpo":
-        words[:2] = ["train_grpo.py"]  # the other checkout may have no dev/phases.py
     if args.against_flags:
         for flag in ("--think-format", "--micro-batch-tokens", "--dtype"):
             place = words.index(flag)
@@ -414,7 +412,7 @@ def show(numbers: dict[str, float]) -> str:
 
 
 def table(folder: Path) -> str:
-    """Returns the results of a folder as Markdown: a table of all, and one of GRPO's phases."""
+    """Returns the results of a folder as Markdown: a table of all, and one of the phases of a GRPO step."""
     phase_lines = [
         f"| case | device | side | {' | '.join(PHASES)} | share of the rate | commit |",
         "|" + "---|" * (5 + len(PHASES)),
@@ -445,7 +443,7 @@ def table(folder: Path) -> str:
 
 
 def lines_of_phases(bench: dict) -> list[str]:
-    """Returns a table line for each side that logged its phases."""
+    """Returns a table line for each side that logged the phases of its steps."""
     lines = []
     result = bench["result"]
     for side in ("ours", "peer", "lean"):

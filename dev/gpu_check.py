@@ -38,9 +38,11 @@ from pathlib import Path
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
 import tyro
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import plan
 import rollout
+import train_grpo
 import utils
 from dev import bench, bench_work
 
@@ -338,7 +340,7 @@ def held_against_plan(check: Check, name: str, *words) -> dict:
     printed = (check.folder / f"{name}.log").read_text()
     listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
     planned = sum(float(part.split()[-1]) for part in listed.split(", "))
-    held = lines[-1]["memory/held"]
+    held = float(re.findall(r"held ([\d.]+) GiB", printed)[-1])
     numbers = {"planned GiB": planned, "held GiB": held}
     numbers |= {key: value for key, value in lines[-1].items() if key.startswith("memory/")}
     if abs(held / planned - 1) > MEMORY_TOLERANCE:
@@ -346,11 +348,22 @@ def held_against_plan(check: Check, name: str, *words) -> dict:
     return numbers
 
 
+def train_grpo_and_print_held() -> None:
+    """Runs train_grpo.py with its flags, and prints the GiB that are allocated as the optimizer steps."""
+
+    def print_held(*_) -> None:
+        print(f"held {torch.cuda.memory_allocated() / plan.GIB:.3f} GiB", flush=True)
+
+    register_optimizer_step_pre_hook(print_held)
+    train_grpo.main(runs.parse_args(train_grpo.Args, train_grpo.PRESETS, train_grpo.RELEASED))
+
+
 def measured_step(check: Check, name: str, size: str, use_vllm: bool, *words) -> list[dict]:
-    """Runs two steps of GRPO with random weights and dev.phases, and returns what they logged; the first warms up."""
+    """Runs two steps of GRPO with random weights, and returns what they logged; the first warms up."""
     folder = check.random_models(size)
     bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)
     command = bench.our_command("grpo", folder, check.folder / name, bench_args)
+    command[:1] = ["-c", "from dev import gpu_check; gpu_check.train_grpo_and_print_held()"]
     if not use_vllm:
         place = command.index("--vllm-memory")
         del command[place : place + 2]
@@ -386,8 +399,9 @@ def share_of_rate(check: Check, size: str) -> dict:
     seconds = lines[-1]["step_time"]
     rate = bench_work.matrix_rate(utils.DTYPE)
     n_weights = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, folder / "policy")
-    # 6 operations a weight; LoRA computes no gradient of the frozen ones. Recomputed activations do not count
-    per_weight = 4 if bench_work.SIZES[size]["lora_r"] else 6
+    # Operations a weight: 2 of the reference and 6; LoRA computes no gradient of the frozen ones.
+    # Recomputed activations do not count.
+    per_weight = 6 if bench_work.SIZES[size]["lora_r"] else 8
     update_rate = per_weight * n_weights * n_tokens / lines[-1]["time/update"]
     step_rate = bench_work.flops_per_token(folder) * n_tokens / seconds
     times = {key: value for key, value in lines[-1].items() if key.startswith("time/")}

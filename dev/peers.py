@@ -31,7 +31,6 @@ import policy
 import rows
 import utils
 from dev.bench_work import SIZES
-from dev.phases import Clock
 from rewards.preference import RewardModel
 
 
@@ -58,24 +57,41 @@ class Args:
 class Log(TrainerCallback):
     """Writes metrics.jsonl, and seeds every step as our loops do, so that both sides sample the same completions."""
 
-    def __init__(self, args: Args, trainer, clock: Clock | None = None):
+    def __init__(self, args: Args, trainer):
         self.args = args
         self.trainer = trainer
-        self.clock = clock
         self.started = 0.0
+        self.laps = runs.Laps()  # of the step
+
+    def watch(self, owner, name: str, phase: str, before: str) -> None:
+        """Counts the time in the method `owner.name` for `phase` of a step, and the time before it for `before`.
+
+        TRL logs no such times.
+        """
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def timed(*args, **kwargs):
+            self.laps.end(before)
+            result = method(*args, **kwargs)
+            self.laps.end(phase)
+            return result
+
+        setattr(owner, name, timed)
 
     def on_train_begin(self, trainer_args, state, control, **_):
         self.started = time.monotonic()
+        self.laps = runs.Laps()
 
     def on_step_begin(self, trainer_args, state, control, **_):
         checkpoint.seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
 
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
+            self.laps.end("other")
             line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
-            if self.clock:
-                line |= self.clock.take()
-            runs.append_jsonl(self.args.out / "metrics.jsonl", [line])
+            runs.append_jsonl(self.args.out / "metrics.jsonl", [line | self.laps.metrics])
+            self.laps = runs.Laps()
 
 
 def load_policy(args: Args) -> dict:
@@ -156,16 +172,14 @@ def grpo(args: Args) -> None:
     )
     if not torch.cuda.is_available():
         trainer.vllm_generation.sync_weights = lambda: sync_on_cpu(trainer)
-    clock = Clock()
-    clock.watch(trainer.vllm_generation, "sync_weights", "sync")
-    clock.watch(trainer.vllm_generation, "generate", "sampling")
-    clock.watch(trainer, "_calculate_rewards", "reward")
-    clock.watch(
-        trainer, "_generate_and_score_completions", "logprobs"
-    )  # what is left of it: old and reference
-    clock.watch(trainer, "training_step", "update")
-    clock.watch(torch.optim.AdamW, "step", "update")
-    trainer.add_callback(Log(args, trainer, clock))
+    log = Log(args, trainer)
+    log.watch(trainer, "training_step", "update", before="other")
+    # within the training step; before the rewards it computes log-probabilities
+    log.watch(trainer.vllm_generation, "sync_weights", "rollout", before="update")
+    log.watch(trainer.vllm_generation, "generate", "rollout", before="update")
+    log.watch(trainer, "_calculate_rewards", "reward", before="update")
+    log.watch(torch.optim.AdamW, "step", "update", before="update")
+    trainer.add_callback(log)
     trainer.train()
 
 

@@ -244,12 +244,7 @@ class ImplicitReward:
         self.accelerator = accelerator
         resume_from = str(folder / self.name) if folder else None
         model = policy.load_policy(
-            args.model,
-            args.lora_r,
-            args.gradient_checkpointing,
-            resume_from,
-            args.load_in_4bit,
-            args.dtype,
+            args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit, args.dtype
         )
         model = policy.Policy(model, args.temperature)
         prepared = policy.prepare_trained(

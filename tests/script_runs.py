@@ -41,7 +41,13 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def without_measurements(row: dict) -> dict:
+    """Leaves out the times and the memory of a line, in which two equal runs differ."""
+    measured = ("seconds", "step_time", "time/", "memory/")
+    return {name: value for name, value in row.items() if not name.startswith(measured)}
+
+
 def metrics_of(run: Path) -> list[dict]:
-    """Reads the log without its clocks."""
+    """Reads the log without times and memory."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: row[name] for name in row.keys() - {"seconds", "step_time"}} for row in rows]
+    return [without_measurements(row) for row in rows]

@@ -10,7 +10,7 @@ from pathlib import Path
 import ppo_worker
 import pytest
 import torch
-from script_runs import killed_after
+from script_runs import killed_after, metrics_of, without_measurements
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -367,11 +367,6 @@ def rows_of(run: Path, log: str) -> list[dict]:
     return [json.loads(line) for line in (run / log).read_text().splitlines()]
 
 
-def without_clocks(run: Path) -> list[dict]:
-    rows = rows_of(run, "metrics.jsonl")
-    return [{key: row[key] for key in row.keys() - {"seconds", "step_time"}} for row in rows]
-
-
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
     finished(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
@@ -380,7 +375,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     finished(command([], prompts, broken, "--steps", "3", "--resume"))
 
     # what the second and third step log depends on the critic and its optimizer
-    assert without_clocks(whole) == without_clocks(broken)
+    assert metrics_of(whole) == metrics_of(broken)
+    for row in rows_of(whole, "metrics.jsonl"):
+        parts = [row[f"time/{part}"] for part in ("rollout", "reward", "advantage", "update", "other")]
+        assert sum(parts) == pytest.approx(row["step_time"])
     assert rows_of(whole, "completions.jsonl") == rows_of(broken, "completions.jsonl")
     for name in ("model", "checkpoint-3/critic"):
         expected = load_file(whole / name / "model.safetensors")
@@ -388,14 +386,14 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
         assert expected.keys() == found.keys()
         assert all(torch.equal(found[key], weight) for key, weight in expected.items())
 
-    metrics = without_clocks(whole)
+    metrics = metrics_of(whole)
     assert [row["step"] for row in metrics] == [1, 2, 3]
     for row in metrics:
         assert all(math.isfinite(value) for value in row.values())
     assert metrics[0]["kl"] == 0.0 < metrics[1]["kl"]
     stored = json.loads((ROOT / "results/toy/toy-rlmt-ppo-s0/metrics.jsonl").read_text().splitlines()[0])
     trls = {"rewards/preference/mean", "rewards/preference/std", "clip_ratio/low_min", "clip_ratio/high_max"}
-    assert stored.keys() - trls - {"seconds", "step_time"} <= metrics[0].keys()
+    assert without_measurements(stored).keys() - trls <= metrics[0].keys()
     assert json.loads((whole / "config.json").read_text())["args"]["critic"] == "reward_model"
     assert json.loads((whole / "summary.json").read_text())["steps"] == 3
     AutoModelForCausalLM.from_pretrained(whole / "model")

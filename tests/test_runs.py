@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -451,6 +452,19 @@ def test_step_logger(tmp_path, capsys):
     ]
     shown = capsys.readouterr().out
     assert "step 1/4  reward 0.5  tokens/s 50  left" in shown and "step 2/4  reward 0.75" in shown
+
+
+def test_laps():
+    laps = runs.Laps()
+    time.sleep(0.02)
+    laps.end("rollout")
+    time.sleep(0.05)
+    laps.end("update")
+    time.sleep(0.02)
+    laps.end("rollout")
+    assert laps.metrics.keys() == {"time/rollout", "time/update"}
+    assert laps.metrics["time/rollout"] >= 0.04 and laps.metrics["time/update"] >= 0.05
+    assert sum(laps.metrics.values()) == pytest.approx(laps.seconds)
 
 
 def test_tensorboard_gets_every_step_once(tmp_path, capsys):
