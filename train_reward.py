@@ -23,7 +23,7 @@ import json
 import math
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -116,10 +116,10 @@ EQUAL_LENGTH = 1.25  # answers are about equally long if the longer has at most 
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
 
-SMALL = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # for one card, our choice
+ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
 PRESETS: dict[str, dict] = {
-    "24gb/qwen2.5-1.5b": {**SMALL, "optim": "adamw_8bit"},
-    "80gb/qwen2.5-1.5b": {**SMALL, "micro_batch_tokens": 32768},
+    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
+    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
         "dtype": "bfloat16",
@@ -180,36 +180,52 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
 def compare_with_length(margins: list[float], pairs: list["Pair"]) -> dict:
     """Returns how a reward model compares with the rule that the longer answer is the better one.
 
-    `length_baseline` is the rule's accuracy. `equal_length` has the same of the pairs whose answers are about
-    equally long, where the rule should know little, or None if there are none. Ties count half.
+    `length_baseline` is the rule's accuracy. `equal_length` compares the two on pairs whose answers are about
+    equally long, where the rule should know little. It is None if fewer than two prompts have such pairs.
     """
     all_longer = []
     equal_longer = []
-    equal_margins = []
+    equal_right = []
+    equal_prompts = []
     for pair, margin in zip(pairs, margins, strict=True):
-        longer_by = pair.chosen_length - pair.rejected_length
-        all_longer.append(longer_by)
+        longer_is_better = is_right(pair.chosen_length - pair.rejected_length)
+        all_longer.append(longer_is_better)
         shorter, longer = sorted([pair.chosen_length, pair.rejected_length])
         if longer <= EQUAL_LENGTH * shorter:
-            equal_longer.append(longer_by)
-            equal_margins.append(margin)
+            equal_longer.append(longer_is_better)
+            equal_right.append(is_right(margin))
+            equal_prompts.append(pair.prompt)
 
-    result = {"length_baseline": share_right(all_longer), "equal_length": None}
-    n = len(equal_margins)
-    if n:
-        accuracy = share_right(equal_margins)
+    result = {"length_baseline": fmean(all_longer), "equal_length": None}
+    if len(set(equal_prompts)) > 1:
         result["equal_length"] = {
-            "n": n,
-            "accuracy": accuracy,
-            "standard_error": math.sqrt(accuracy * (1 - accuracy) / n),
-            "length_baseline": share_right(equal_longer),
+            "n": len(equal_right),
+            "accuracy": fmean(equal_right),
+            "standard_error": clustered_error(equal_right, equal_prompts),
+            "length_baseline": fmean(equal_longer),
         }
     return result
 
 
-def share_right(margins: list[float]) -> float:
-    """Returns the share of positive margins; a margin of zero counts half."""
-    return fmean([0.5 if margin == 0 else float(margin > 0) for margin in margins])
+def is_right(margin: float) -> float:
+    """Returns 1 for a positive margin, 0 for a negative one, and a half for a tie."""
+    if margin == 0:
+        return 0.5
+    return float(margin > 0)
+
+
+def clustered_error(values: list[float], prompts: list[str]) -> float:
+    """Returns the standard error of the mean of `values`, where those of one prompt may depend on each other.
+
+    The pairs of a prompt often share an answer. Counted as independent, they would look like more evidence.
+    """
+    mean = fmean(values)
+    deviations = defaultdict(float)
+    for value, prompt in zip(values, prompts, strict=True):
+        deviations[prompt] += value - mean
+    n_prompts = len(deviations)
+    squares = sum(deviation**2 for deviation in deviations.values())
+    return math.sqrt(squares * n_prompts / (n_prompts - 1)) / len(values)
 
 
 # --- pairs
@@ -220,6 +236,8 @@ class Pair:
     """A conversation with its better and its worse answer."""
 
     id: str
+    prompt: str
+    """The conversation as JSON; several pairs may have the same."""
     chosen_ids: list[int]
     rejected_ids: list[int]
     chosen_length: int
@@ -258,7 +276,8 @@ def build_pairs(
     for row in preferences:
         chosen_ids = encode_side(row, "chosen", tokenizer, reward_on)
         rejected_ids = encode_side(row, "rejected", tokenizer, reward_on)
-        pair = Pair(row["id"], chosen_ids, rejected_ids, len(row["chosen"]), len(row["rejected"]))
+        prompt = json.dumps(row["messages"])
+        pair = Pair(row["id"], prompt, chosen_ids, rejected_ids, len(row["chosen"]), len(row["rejected"]))
         if chosen_ids == rejected_ids:
             dropped.append({"id": row["id"], "reason": "identical"})
         elif pair.longest > max_length:
@@ -300,13 +319,13 @@ def check_thinking(path: str, preferences: list[dict]) -> None:
         for side in ("chosen", "rejected"):
             if row.get(f"{side}_thinking") is None:
                 runs.fail(
-                    f"--pairs {path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
+                    f"{path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
                     f"{side!r}; use --reward-on response"
                 )
 
 
 def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
-    """Exits with 2 if a prompt is in both files, where a held-out pair would tell what was learned by heart."""
+    """Exits with 2 if a prompt is in both files: its held-out pairs would measure what was learned by heart."""
     trained = {json.dumps(row["messages"]) for row in train}
     for row in held_out:
         if json.dumps(row["messages"]) in trained:
@@ -318,27 +337,27 @@ def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
 
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
-    preferences, unread = rows.read_pairs(args.pairs)
+    train_rows, unread = rows.read_pairs(args.pairs)
+    held_out_source = args.held_out_pairs or args.pairs
     if args.held_out_pairs:
-        train_rows = preferences
         held_out_rows, unread_held_out = rows.read_pairs(args.held_out_pairs, "--held-out-pairs")
         check_disjoint(args, train_rows, held_out_rows)
         unread += unread_held_out
-        preferences = train_rows + held_out_rows
     else:
-        train_rows, held_out_rows = split_by_prompt(preferences, args.held_out, args.seed)
+        train_rows, held_out_rows = split_by_prompt(train_rows, args.held_out, args.seed)
     if args.reward_on == "think+response":
-        check_thinking(args.pairs, preferences)
+        check_thinking(args.pairs, train_rows)
+        check_thinking(held_out_source, held_out_rows)
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped = unread + dropped_train + dropped_held_out
     reasons = dict(Counter(row["reason"] for row in dropped))
     accelerator.print(
-        f"{len(preferences) + len(unread)} pairs, dropped: {reasons or 'none'}; "
+        f"{len(train_rows) + len(held_out_rows) + len(unread)} pairs, dropped: {reasons or 'none'}; "
         f"{len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:
-        runs.fail(f"{args.pairs}: no pair is left to hold out; raise --held-out or --max-length")
+        runs.fail(f"{held_out_source}: no pair is left to hold out; raise --max-length or hold out more")
     if len(train) < args.batch_size:
         runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
     longest = max(pair.longest for pair in train + held_out)

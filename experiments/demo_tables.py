@@ -75,10 +75,16 @@ def collect(runs: Path) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def markdown_table(columns: list[str], lines: list[list[str]]) -> str:
+    """Lays out a table; `lines` are its cells."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in [columns, *lines]]
+    return "\n".join([head, "|" + "---|" * len(columns), *body])
+
+
 def markdown(results: pd.DataFrame) -> str:
     """Writes the table for people."""
     columns = ["", "tasks", "gold", "all checks", "proxy", "format ok", "think tokens", "response tokens"]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines = []
     for result in results.itertuples():
         cells = [
             result.row,
@@ -90,8 +96,8 @@ def markdown(results: pd.DataFrame) -> str:
             f"{result.thinking_tokens:.1f}",
             f"{result.response_tokens:.1f}",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(columns, lines)
 
 
 def explanation(reward_model: dict) -> str:
@@ -108,13 +114,18 @@ def explanation(reward_model: dict) -> str:
 # --- 2. curves
 
 
+def completions_per_step(run: Path) -> int:
+    """Returns how many completions an RL run samples a step, or a round of DPO; 0 for other training."""
+    used = json.loads((run / "config.json").read_text())["args"]
+    prompts = used.get("prompts_per_step") or used.get("prompts_per_round", 0)
+    return prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
+
+
 def read_curves(runs: Path) -> pd.DataFrame:
     """Reads the metrics of every training run with a reward, by the completions sampled before."""
     lines = []
     for path in sorted(runs.glob("*/metrics.jsonl")):
-        used = json.loads((path.parent / "config.json").read_text())["args"]
-        prompts = used.get("prompts_per_step") or used.get("prompts_per_round", 0)
-        completions = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
+        completions = completions_per_step(path.parent)
         for text in path.read_text().splitlines():
             metrics = json.loads(text)
             if "reward" in metrics:

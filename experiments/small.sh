@@ -9,7 +9,7 @@
 # take minutes, which has not been tried.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
-: "${STAGES:=data reward sft grpo dpo rlvr evaluate table}"
+: "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
 : "${RESULTS:=results/small}" "${DATA:=data/small}" "${MODEL:=data/smollm2}"
 : "${SEEDS:=0 1}" # of the runs that are compared, RLMT and RLHF
 : "${PROMPTS:=allenai/tulu-3-wildchat-if-on-policy-8b}" # or the authors' file wildchat-if_train.parquet
@@ -87,11 +87,16 @@ fi
 
 # --- 6. evaluation: gold reward of one answer to each of 400 prompts, and IFEval
 
+# answer MODEL PROMPTS OUT: one answer to each prompt, with its gold and its proxy reward
+answer() {
+  python eval_wildbench.py --model "$1" --tasks "$2" --judge experiments/small_judge.py:judge \
+    --reward-model "$RUNS/reward-proxy/model" --reward-on response --max-tokens 256 --max-invalid 1 \
+    --rollout vllm --dtype bfloat16 --out "$3" --resume
+}
+
 # evaluate MODEL NAME: both evaluations of a model
 evaluate() {
-  python eval_wildbench.py --model "$1" --tasks "$DATA/prompts_eval.jsonl" --judge experiments/small_judge.py:judge \
-    --reward-model "$RUNS/reward-proxy/model" --reward-on response --max-tokens 256 --max-invalid 1 \
-    --rollout vllm --dtype bfloat16 --out "$RUNS/eval-$2" --resume
+  answer "$1" "$DATA/prompts_eval.jsonl" "$RUNS/eval-$2"
   python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$1" --max-tokens 400 --temperature 0.7 \
     --rollout vllm --dtype bfloat16 --out "$RUNS/ifeval-$2" --resume
 }
@@ -111,8 +116,20 @@ if stage evaluate; then
   done
 fi
 
-# --- 7. table, curves
+# --- 7. samples: every answer of the models before and after GRPO to twenty prompts of our own, to be read
+
+if stage samples; then
+  seed=${SEEDS%% *} # the first
+  names="sft-think sft-plain grpo-think-s$seed grpo-plain-s$seed"
+  answer "$MODEL" experiments/small_prompts.jsonl "$RUNS/samples-instruct"
+  for name in $names; do
+    answer "$RUNS/$name/model" experiments/small_prompts.jsonl "$RUNS/samples-$name"
+  done
+  python -m experiments.small_samples --results "$RESULTS" --names instruct $names
+fi
+
+# --- 8. table, curves
 
 if stage table; then
-  python -m experiments.small_tables --results "$RESULTS"
+  python -m experiments.small_tables --results "$RESULTS" --seeds $SEEDS
 fi

@@ -6,13 +6,21 @@ GOLD=results/small/runs/reward-gold/model python eval_wildbench.py --judge exper
 import os
 from functools import cache
 
+import runs
 from rewards.preference import RewardModel
+
+# checked when this file is loaded: the first answer is judged only after all of them are generated
+if "GOLD" not in os.environ:
+    runs.fail(
+        "experiments/small_judge.py reads the folder of the gold reward model from the environment: GOLD=FOLDER"
+    )
+GOLD = os.environ["GOLD"]
+runs.or_fail(RewardModel.check, GOLD)
 
 
 @cache
 def gold_model() -> RewardModel:
-    """Loads the reward model whose folder the environment variable GOLD names."""
-    return RewardModel(os.environ["GOLD"], reward_on="response", think_format="plain")
+    return RewardModel(GOLD, reward_on="response", think_format="plain")
 
 
 def judge(messages: list[dict], response: str) -> dict:

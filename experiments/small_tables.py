@@ -1,6 +1,9 @@
 """Renders what experiments/small.sh measured: table.csv, table.md, curves.csv and overoptimisation.png.
 
 python -m experiments.small_tables --results results/small
+
+Some stages may be missing. What is not measured is an empty cell of table.csv and a dash in table.md, which
+also lists the missing evaluations.
 """
 
 import json
@@ -15,150 +18,238 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
+from experiments.demo_tables import completions_per_step, markdown_table
+
 
 @dataclass
 class Args:
     results: Path = Path("results/small")
     """Folder whose runs/ has the run folders, and into which the files are written."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds of the runs whose names end in -sSEED."""
 
 
-@dataclass
-class Row:
-    """A row of the table: its runs, one a seed, and the run that they started from."""
-
-    name: str
-    runs: tuple[str, ...]
-    start: str = ""
-
-
-ROWS = (
-    Row("SmolLM2-135M-Instruct", ("instruct",)),
-    Row("SFT, thinking", ("sft-think",)),
-    Row("SFT, no thinking", ("sft-plain",)),
-    Row("RLMT: GRPO, thinking", ("grpo-think-s0", "grpo-think-s1"), "sft-think"),
-    Row("RLHF: GRPO, no thinking", ("grpo-plain-s0", "grpo-plain-s1"), "sft-plain"),
-    Row("RLMT: DPO, thinking", ("dpo-think",), "sft-think"),
-    Row("RLHF: DPO, no thinking", ("dpo-plain",), "sft-plain"),
-    Row("RLVR: GRPO, no thinking, verified instructions", ("rlvr-plain",), "sft-plain"),
+ROWS = {  # row of the table: its run, or one for each {seed}
+    "the instruct model": "instruct",
+    "SFT, thinking": "sft-think",
+    "SFT, no thinking": "sft-plain",
+    "RLMT: GRPO, thinking": "grpo-think-s{seed}",
+    "RLHF: GRPO, no thinking": "grpo-plain-s{seed}",
+    "RLMT: DPO, thinking": "dpo-think",
+    "RLHF: DPO, no thinking": "dpo-plain",
+    "RLVR: GRPO, no thinking": "rlvr-plain",
+}
+DIFFERENCES = (  # pairs of rows: the second is subtracted from the first
+    ("RLMT: GRPO, thinking", "SFT, thinking"),
+    ("RLHF: GRPO, no thinking", "SFT, no thinking"),
+    ("RLMT: DPO, thinking", "SFT, thinking"),
+    ("RLHF: DPO, no thinking", "SFT, no thinking"),
+    ("RLVR: GRPO, no thinking", "SFT, no thinking"),
+    ("SFT, thinking", "SFT, no thinking"),
+    ("RLMT: GRPO, thinking", "RLHF: GRPO, no thinking"),
+    ("RLMT: DPO, thinking", "RLHF: DPO, no thinking"),
 )
+GREEDY = ("sft-plain", "rlvr-plain")  # runs whose IFEval is also measured with greedy answers
+COLUMNS = {  # measure of a task: its title in table.md, and how many digits it gets there
+    "gold": ("gold", 2),
+    "proxy": ("proxy", 2),
+    "format_ok": ("format ok", 2),
+    "thinking_tokens": ("think tokens", 0),
+    "response_tokens": ("response tokens", 0),
+    "ifeval": ("IFEval", 3),
+    "ifeval_greedy": ("IFEval, greedy", 3),
+}
+MISSING = "–"
 
 
-# --- 1. table
+# --- 1. what was measured
 
 
-def task_means(evaluation: Path) -> pd.Series:
-    """Reads what an evaluation measured of each task."""
+def is_finished(run: Path) -> bool:
+    return (run / "summary.json").exists()
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def read_answers(evaluation: Path) -> pd.DataFrame:
+    """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
+    by_task = {}
+    for row in read_jsonl(evaluation / "verdicts.jsonl"):
+        by_task[row["id"]] = {
+            "gold": row["score"],
+            "proxy": row.get("reward"),
+            "format_ok": row["status"] == "ok",
+            "thinking_tokens": row["n_thinking_tokens"],
+            "response_tokens": row["n_tokens"] - row["n_thinking_tokens"],
+        }
+    return pd.DataFrame.from_dict(by_task, orient="index", dtype=float)
+
+
+def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
+    """Reads whether the answer to each of IFEval's prompts meets all of its instructions, as column `name`."""
     tasks = pd.read_csv(evaluation / "task_means.csv", dtype={"task": str})
-    return tasks.set_index("task")["mean"]
+    met = tasks[tasks["metric"] == "prompt_strict"]
+    return pd.DataFrame({name: met["mean"].array}, index="ifeval-" + met["task"])
 
 
-def mean_and_error(name: str, by_task: pd.Series) -> dict[str, float]:
-    """Returns the mean over tasks and its standard error."""
-    return {name: by_task.mean(), f"{name}_se": by_task.sem()}
+def read_run(runs: Path, name: str) -> pd.DataFrame:
+    """Returns what the finished evaluations measured of a run: one line a task, NaN for what was not measured."""
+    parts = [pd.DataFrame(columns=list(COLUMNS), dtype=float)]
+    if is_finished(runs / f"eval-{name}"):
+        parts.append(read_answers(runs / f"eval-{name}"))
+    for prefix in ("ifeval", "ifeval-greedy"):
+        if is_finished(runs / f"{prefix}-{name}"):
+            parts.append(read_ifeval(runs / f"{prefix}-{name}", prefix.replace("-", "_")))
+    return pd.concat(parts)
 
 
-def describe(runs: Path, name: str) -> dict[str, float]:
-    """Reads what eval_wildbench.py says of the answers of run `name`."""
-    summary = json.loads((runs / f"eval-{name}" / "summary.json").read_text())
-    (numbers,) = summary["temperatures"].values()
-    return {
-        "n": numbers["n"],
-        "proxy": numbers["proxy_reward"],
-        "format_ok": numbers["status"].get("ok", 0) / numbers["n"],
-        "thinking_tokens": numbers["thinking_tokens"],
-        "response_tokens": numbers["response_tokens"],
-    }
+def run_names(row: str, seeds: tuple[int, ...]) -> list[str]:
+    """Returns the names of a row's runs; a row without seeds has one."""
+    return list(dict.fromkeys(ROWS[row].format(seed=seed) for seed in seeds))
 
 
-def collect(runs: Path) -> pd.DataFrame:
-    """Returns one line a row of the table, of the runs that are evaluated.
-
-    Several seeds: each task is averaged over them first, so errors are over tasks. `gain` is gold minus that of
-    the run before RL, task by task; tasks that one of them did not answer in good format are left out of it.
-    """
-    lines = []
+def list_missing(runs: Path, seeds: tuple[int, ...]) -> list[str]:
+    """Returns the names of the runs that the table needs and that are not finished."""
+    needed = ["reward-proxy", "reward-gold"]
     for row in ROWS:
-        evaluated = [name for name in row.runs if (runs / f"ifeval-{name}" / "summary.json").exists()]
-        if not evaluated:
-            continue
-        gold = pd.DataFrame({name: task_means(runs / f"eval-{name}") for name in evaluated}).mean(axis=1)
-        ifeval = pd.DataFrame({name: task_means(runs / f"ifeval-{name}") for name in evaluated}).mean(axis=1)
-        line = {"row": row.name, "seeds": len(evaluated)}
-        line |= mean_and_error("gold", gold)
-        if row.start:
-            line |= mean_and_error("gain", gold - task_means(runs / f"eval-{row.start}"))
-        line |= mean_and_error("ifeval", ifeval)
-        lines.append(line | pd.DataFrame([describe(runs, name) for name in evaluated]).mean().to_dict())
-    return pd.DataFrame(lines)
+        for name in run_names(row, seeds):
+            needed += [f"eval-{name}", f"ifeval-{name}"]
+    needed += [f"ifeval-greedy-{name}" for name in GREEDY]
+    return [name for name in needed if not is_finished(runs / name)]
 
 
-def markdown(results: pd.DataFrame) -> str:
-    """Writes the table for people."""
-    columns = ["", "seeds", "gold", "gain", "proxy", "format ok", "think tokens", "response tokens", "IFEval"]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for result in results.itertuples():
-        gain = ""
-        if not math.isnan(result.gain):
-            gain = f"{result.gain:+.2f} ± {result.gain_se:.2f}"
-        cells = [
-            result.row,
-            str(result.seeds),
-            f"{result.gold:.2f} ± {result.gold_se:.2f}",
-            gain,
-            f"{result.proxy:.2f}",
-            f"{result.format_ok:.2f}",
-            f"{result.thinking_tokens:.0f}",
-            f"{result.response_tokens:.0f}",
-            f"{result.ifeval:.3f} ± {result.ifeval_se:.3f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+# --- 2. table
+
+
+def average(measured: list[pd.DataFrame]) -> pd.DataFrame:
+    """Averages each task over the seeds that have a value."""
+    return pd.concat(measured).groupby(level=0).mean()
+
+
+def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> dict:
+    """Returns a line of the table: for each measure its mean over tasks, the standard error, and the number of tasks."""
+    line = {"row": row, "seeds": sum(measured.notna().any(axis=None) for measured in by_seed)}
+    for name in COLUMNS:
+        values = by_task[name]
+        line |= {name: values.mean(), f"{name}_se": values.sem(), f"{name}_n": values.count()}
+    line["gold_by_seed"] = ", ".join(f"{measured['gold'].mean():.2f}" for measured in by_seed)
+    return line
+
+
+def collect(runs: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the rows of the table, and their differences, which are taken task by task.
+
+    A task that only one of two rows has a value for is left out of their difference.
+    """
+    measured = {}
+    for row in ROWS:
+        measured[row] = [read_run(runs, name) for name in run_names(row, seeds)]
+    averages = {row: average(by_seed) for row, by_seed in measured.items()}
+
+    rows = [summarize(row, averages[row], measured[row]) for row in ROWS]
+    differences = []
+    for after, before in DIFFERENCES:
+        if len(measured[before]) == len(measured[after]):
+            before_by_seed = measured[before]
+        else:  # all seeds started from the same run
+            before_by_seed = measured[before] * len(measured[after])
+        by_seed = [one - other for one, other in zip(measured[after], before_by_seed, strict=True)]
+        name = f"{after} − {before}"
+        differences.append(summarize(name, averages[after] - averages[before], by_seed))
+    return pd.DataFrame(rows), pd.DataFrame(differences)
+
+
+def cell(line: pd.Series, name: str, digits: int, is_difference: bool) -> str:
+    """Writes a mean with its standard error; a difference has a sign, and is bold beyond two standard errors."""
+    mean = line[name]
+    error = line[f"{name}_se"]
+    if math.isnan(mean):
+        return MISSING
+    if not is_difference:
+        return f"{mean:.{digits}f} ± {error:.{digits}f}"
+    text = f"{mean:+.{digits}f} ± {error:.{digits}f}"
+    if abs(mean) > 2 * error:
+        text = f"**{text}**"
+    return text
+
+
+def markdown(results: pd.DataFrame, is_difference: bool) -> str:
+    """Writes the table of the rows, or that of their differences, for people."""
+    columns = ["", "seeds", "n", *[title for title, _ in COLUMNS.values()]]
+    lines = []
+    for _, line in results.iterrows():
+        cells = [line["row"], str(line["seeds"]), str(line["gold_n"])]
+        for name, (_, digits) in COLUMNS.items():
+            text = cell(line, name, digits, is_difference)
+            if name == "gold" and line["seeds"] > 1:
+                text += f" ({line['gold_by_seed']})"
+            cells.append(text)
+        lines.append(cells)
+    return markdown_table(columns, lines)
 
 
 def describe_reward_model(name: str, held_out: dict) -> str:
     """Says how often a reward model agrees with the published preferences, and what length alone would do."""
-    equal = held_out["equal_length"]
-    return (
+    text = (
         f"{name}: {held_out['accuracy']:.3f} of {held_out['n']} held-out pairs ordered as published, where the longer "
-        f"answer is the better one in {held_out['length_baseline']:.3f}; of the {equal['n']} pairs of about equal "
-        f"length {equal['accuracy']:.3f} ± {equal['standard_error']:.3f} ({equal['length_baseline']:.3f} by length)."
+        f"answer is the better one in {held_out['length_baseline']:.3f}"
+    )
+    equal = held_out["equal_length"]
+    if equal is None:
+        return text + "; hardly any pair is of about equal length."
+    return (
+        f"{text}; of the {equal['n']} pairs of about equal length {equal['accuracy']:.3f} ± "
+        f"{equal['standard_error']:.3f} ({equal['length_baseline']:.3f} by length)."
     )
 
 
 def verdict_on_gold(held_out: dict) -> str:
     """Says whether the gold reward model knows more than length: right above chance by two standard errors."""
     equal = held_out["equal_length"]
-    if equal["accuracy"] - 2 * equal["standard_error"] > 0.5:
+    if equal and equal["accuracy"] - 2 * equal["standard_error"] > 0.5:
         return "Gold counts: on pairs of about equal length it is right more often than not by two standard errors."
     return "Gold does not count: on pairs of about equal length it may be guessing. IFEval and lengths are the evidence."
 
 
-def explanation(runs: Path) -> str:
-    """Says what the columns mean, and what the reward models are worth."""
-    held_out = {}
+def explain_reward_models(runs: Path) -> str:
+    """Says what the finished reward models are worth."""
+    sentences = []
     for name in ("proxy", "gold"):
-        held_out[name] = json.loads((runs / f"reward-{name}" / "summary.json").read_text())["held_out"]
-    return " ".join(
-        (
-            "Gold: the mean reward of a second reward model, trained on other instructions, over answers in good",
-            "format; gain: minus that of the SFT run it started from, on the same prompts. Proxy: the reward that was",
-            "trained on. IFEval: prompt strict. ± is one standard error over tasks; it does not cover other seeds.",
-            describe_reward_model("Proxy", held_out["proxy"]),
-            describe_reward_model("Gold", held_out["gold"]),
-            verdict_on_gold(held_out["gold"]),
-        )
+        path = runs / f"reward-{name}" / "summary.json"
+        if path.exists():
+            held_out = json.loads(path.read_text())["held_out"]
+            sentences.append(describe_reward_model(name.capitalize(), held_out))
+            if name == "gold":
+                sentences.append(verdict_on_gold(held_out))
+    return " ".join(sentences)
+
+
+def explanation(rows: pd.DataFrame) -> str:
+    """Says what the columns mean."""
+    return (
+        "One answer to each held-out prompt at temperature 0.7. Gold: the reward by a second reward model, trained on "
+        "other instructions, of answers in good format; n of them. Proxy: the reward that RLMT and RLHF are trained "
+        "on, of the same answers. Format ok: the share of answers in good format. IFEval: the share of "
+        f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 and greedy. "
+        "Each task is averaged over the seeds first; the gold of each seed is in brackets. ± is one standard error "
+        "over the tasks, which does not cover how other seeds differ. Differences are taken task by task, where both "
+        "rows have a value; those beyond two standard errors are bold."
     )
 
 
-# --- 2. curves
+# --- 3. curves
 
 
 def read_curves(runs: Path) -> pd.DataFrame:
-    """Reads what every RL run measured on the held-out prompts along training."""
-    curves = []
+    """Reads what every RL run measured on the held-out prompts, by the completions that it had trained on."""
+    curves = [pd.DataFrame(columns=["run", "completions"])]
     for path in sorted(runs.glob("*/held_out.jsonl")):
-        curve = pd.read_json(path, lines=True)
+        curve = pd.DataFrame(read_jsonl(path)).apply(pd.to_numeric)  # a null is NaN
         curve.insert(0, "run", path.parent.name)
+        curve.insert(1, "completions", curve["step"] * completions_per_step(path.parent))
         curves.append(curve)
     return pd.concat(curves, ignore_index=True)
 
@@ -168,9 +259,9 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
     figure, (over, lengths) = plt.subplots(1, 2, figsize=(11, 4.2))
     for name, part in curves.groupby("run"):
         over.errorbar(part["proxy"], part["gold"], part["gold_se"], marker=".", label=name, linewidth=1)
-        lengths.plot(part["step"], part["response_tokens"], marker=".", label=name)
+        lengths.plot(part["completions"], part["response_tokens"], marker=".", label=name)
     over.set(xlabel="proxy reward", ylabel="gold reward", title="held-out prompts along training")
-    lengths.set(xlabel="step", ylabel="response tokens", title="length")
+    lengths.set(xlabel="completions sampled before", ylabel="response tokens", title="length")
     lengths.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
@@ -178,14 +269,24 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
 
 def main(args: Args) -> None:
     runs = args.results / "runs"
-    results = collect(runs)
-    results.round(4).to_csv(args.results / "table.csv", index=False)
-    text = f"{markdown(results)}\n\n{explanation(runs)}\n"
+    rows, differences = collect(runs, args.seeds)
+    pd.concat([rows, differences]).round(4).to_csv(args.results / "table.csv", index=False)
+    paragraphs = [
+        markdown(rows, is_difference=False),
+        markdown(differences, is_difference=True),
+        explanation(rows),
+        explain_reward_models(runs),
+    ]
+    missing = list_missing(runs, args.seeds)
+    if missing:
+        paragraphs.append(f"Not finished: {', '.join(missing)}.")
+    text = "\n\n".join(filter(None, paragraphs)) + "\n"
     (args.results / "table.md").write_text(text)
 
     curves = read_curves(runs)
-    curves.round(5).to_csv(args.results / "curves.csv", index=False)
-    plot_curves(curves, args.results / "overoptimisation.png")
+    if not curves.empty:
+        curves.round(5).to_csv(args.results / "curves.csv", index=False)
+        plot_curves(curves, args.results / "overoptimisation.png")
     print(f"\n{text}")
 
 

@@ -1,4 +1,4 @@
-"""Presets, the commands of experiments/*.sh, the runner, the tables, the demo's table and the sweep."""
+"""Presets, the commands of experiments/*.sh, the runner, the tables, the demo, the sweep and small.sh."""
 
 import csv
 import dataclasses
@@ -23,7 +23,7 @@ import rewards
 import runs
 from benchmarks import scoring
 from dev import sweep
-from experiments import demo_tables, tables
+from experiments import demo_tables, small_samples, small_tables, tables
 from test_endpoint import serve  # noqa: F401  (fixture)
 
 ROOT = Path(__file__).parents[1]
@@ -1159,3 +1159,17 @@ def test_the_demo_runs_and_evaluates_every_row_of_its_table():
     assert sorted(outs) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
     assert commands_of("demo.sh")[0] == ["python", "-m", "data.toy.world"]
     assert commands_of("demo.sh")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
+
+
+# --- small.sh
+
+
+def test_small_sh_makes_every_run_that_its_table_and_its_samples_read():
+    commands = commands_of("small.sh")
+    outs = {Path(words[words.index("--out") + 1]).name for words in commands if "--out" in words}
+    names = small_samples.Args().names
+    needed = small_tables.list_missing(Path("nowhere"), small_tables.Args().seeds)
+    assert {*needed, *(f"samples-{name}" for name in names)} <= outs
+    samples, table = commands[-2:]
+    assert samples[2] == "experiments.small_samples" and samples[-len(names) - 1 :] == ["--names", *names]
+    assert table[2] == "experiments.small_tables" and table[-3:] == ["--seeds", "0", "1"]

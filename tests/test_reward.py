@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from script_runs import in_this_process, killed_after, metrics_of, weights_of
 import torch
@@ -70,10 +71,7 @@ def test_a_pair_without_thinking_is_refused_where_it_is_read(capsys):
         train_reward.check_thinking("p.jsonl", [ROW, ROW | {"rejected_thinking": None}])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert (
-        "--pairs p.jsonl: the row p has neither 'rejected_thinking'" in error
-        and "--reward-on response" in error
-    )
+    assert "p.jsonl: the row p has neither 'rejected_thinking'" in error and "--reward-on response" in error
 
 
 def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
@@ -146,23 +144,35 @@ def random_pairs(n: int) -> list[Pair]:
         sides = []
         for length in torch.randint(2, 60, (2,), generator=generator).tolist():
             sides.append(torch.randint(5, 200, (length,), generator=generator).tolist())
-        pairs.append(Pair(str(i), *sides, 0, 0))
+        pairs.append(Pair(str(i), str(i), *sides, 0, 0))
     return pairs
 
 
 def test_a_reward_model_stands_beside_the_length_baseline():
     """By hand: answers of 10 against 20, 100 against 80, 80 against 100 and 50 against 50 characters."""
     lengths = [(10, 20), (100, 80), (80, 100), (50, 50)]
-    pairs = [Pair(str(i), [1], [1], *both) for i, both in enumerate(lengths)]
+    pairs = [Pair(str(i), f"prompt {i}", [1], [1], *both) for i, both in enumerate(lengths)]
     result = train_reward.compare_with_length([1.0, 2.0, -1.0, 0.5], pairs)
     assert result["length_baseline"] == pytest.approx((0 + 1 + 0 + 0.5) / 4)
     assert result["equal_length"] == {
         "n": 3,
         "accuracy": pytest.approx(2 / 3),
-        "standard_error": pytest.approx(math.sqrt(2 / 9 / 3)),
+        "standard_error": pytest.approx(np.std([1, 0, 1], ddof=1) / math.sqrt(3)),
         "length_baseline": pytest.approx((1 + 0 + 0.5) / 3),
     }
     assert train_reward.compare_with_length([1.0], pairs[:1])["equal_length"] is None
+    assert (
+        train_reward.compare_with_length([1.0, 2.0], pairs[:2])["equal_length"] is None
+    )  # one prompt has no error
+
+
+def test_copies_of_a_pair_are_no_further_evidence():
+    """A prompt's pairs share answers; a standard error that takes them as independent would be too small."""
+    right = [1.0, 0.0, 0.0, 1.0, 1.0]
+    prompts = ["a", "b", "c", "d", "e"]
+    once = train_reward.clustered_error(right, prompts)
+    assert once == pytest.approx(np.std(right, ddof=1) / math.sqrt(5))
+    assert train_reward.clustered_error(right * 8, prompts * 8) == pytest.approx(once)
 
 
 def test_a_prompt_in_both_files_ends_the_run(capsys):
