@@ -270,7 +270,7 @@ FAMILIES = {
         draw_postscript,
         (
             "Add a postscript that begins with {postscript_marker} when you are done.",
-            "Close with a postscript, marked {postscript_marker}.",
+            "Close with a postscript that is marked {postscript_marker}",
             "After your answer, write a postscript. Start it with {postscript_marker}",
         ),
     ),

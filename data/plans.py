@@ -40,14 +40,15 @@ BULLET = re.compile(r"^\s*[-*•+]\s+(.+)", re.MULTILINE)
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]?\s+(?=[\"“(A-Z0-9])|\n+")
 CLAUSE_END = re.compile(r"[:;.!?(]|\s[-–—]\s")
 WORD = re.compile(r"\w+(?:['’.,/-]\w+)*[%$€]?")
+# Negations are not among them: without its "not" a point would say the opposite of the answer.
 FUNCTION_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being both but by can
     could did do does doing down during each few for from further had has have having he her here hers him
-    his how i if in into is it its itself just may me might more most must my no nor not of off on once only
+    his how i if in into is it its itself just may me might more most must my of off on once only
     or other our out over own same she should so some such than that the their theirs them then there these
     they this those through to too under until up upon us very was we were what when where which while who
     whom why will with would you your yours it's i'm that's there's here's let's you're we're they're i've
-    you've don't doesn't isn't aren't can't sure certainly okay yes
+    you've sure certainly okay yes
     """.split()
 )
 
@@ -72,7 +73,7 @@ def asked(question: str) -> str:
 
 
 def form_and_parts(answer: str) -> tuple[str, list[str]]:
-    """Returns the answer's form in words, and its parts: the items of its list, its paragraphs or its sentences."""
+    """Returns the answer's form in words, and its parts: items of its list, paragraphs, lines or sentences."""
     prose = CODE.sub("\n", answer)
     items = NUMBERED.findall(prose)
     if len(items) > 1:
@@ -83,6 +84,9 @@ def form_and_parts(answer: str) -> tuple[str, list[str]]:
     paragraphs = without_blank(re.split(r"\n\s*\n", prose))
     if len(paragraphs) > 1:
         return f"{len(paragraphs)} paragraphs", paragraphs
+    lines = without_blank(prose.splitlines())
+    if len(lines) > 1:  # a table or verses
+        return f"{len(lines)} lines", lines
     sentences = without_blank(SENTENCE_END.split(prose))
     if len(sentences) > 1:
         return f"one paragraph of {len(sentences)} sentences", sentences

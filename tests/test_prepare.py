@@ -549,6 +549,16 @@ PLANS = [
         "Asked: Who started on Broadway?\nForm: a numbered list of 2 points, about 30 words.\n"
         "Points: Meryl Streep; Hugh Jackman.",
     ),
+    (
+        "Did he?",
+        "Turing did not crack it alone. He wasn't the first: others isn't the word.\n\nNo. That is not it.",
+        "Asked: Did he?\nForm: 2 paragraphs, about 20 words.\nPoints: Turing not crack alone; No.",
+    ),
+    (
+        "A table",
+        "| Item | Price |\n|---|---|\n| Shirt. Red | 10 |",
+        "Asked: A table\nForm: 3 lines, about 10 words.\nPoints: Item Price; Shirt.",
+    ),
     ("Say hi", "Hello to you.", "Asked: Say hi\nForm: one sentence, about 10 words."),
     (
         " ".join(f"w{i}" for i in range(20)),
