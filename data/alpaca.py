@@ -1,36 +1,36 @@
-"""Makes preference pairs and good answers from what AlpacaEval publishes of other models' answers.
+"""Makes preference pairs, and a file of the best answers, from the answers that AlpacaEval publishes.
 
     python -m data.prepare alpaca-pairs --out data/alpaca
 
-GitHub tatsu-lab/alpaca_eval keeps 805 answers of each model of its leaderboard. With each goes the judge's
-preference between it and the answer of gpt4_1106_preview: 0 if the judge was sure of the latter, 1 if it was
-sure of the model's.
+GitHub tatsu-lab/alpaca_eval has the answers of each model of its leaderboard to 805 instructions. A judge has
+compared each answer with that of gpt4_1106_preview. Its preference is 0 if it was sure of the latter, 1 if it
+was sure of the model's answer.
 
-The rule. Answers of 40 to 1,400 characters count. Two answers to one instruction are a pair if their
-preferences differ by more than 0.4. Of the pairs of an instruction up to 8 are drawn, in which no answer is
-rejected twice. The good answers to an instruction are the up to three that the judge prefers most. The instruction's SHA-1 decides whether its pairs
-belong to a or to b, so that two reward models can learn from disjoint instructions, each measured on the other's.
+Only answers of 40 to 1,400 characters are used. Two answers to one instruction can be a pair if their preferences
+differ by more than 0.4; up to 8 pairs of an instruction are drawn, and no answer is rejected twice. An instruction's
+best answers are the up to three that the judge prefers most, however bad they are.
+
+The SHA-1 of an instruction puts its pairs into half a or half b. So two reward models can learn from disjoint
+instructions, and each is measured on the other's.
 """
 
 import hashlib
 import itertools
 import json
 import random
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import sources
-import watchdog
 from rows import BadInput, check_object
 
 REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
 COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
 ANNOTATIONS = "results/{model}/weighted_alpaca_eval_gpt4_turbo/annotations.json"
-# The models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters.
-# NullModel and gpt4_gamed, which write for the judge, are left out.
+# All models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters;
+# without NullModel and gpt4_gamed, which write for the judge.
 MODELS = """
 FuseChat-Gemma-2-9B-Instruct FuseChat-Llama-3.1-8B-Instruct FuseChat-Llama-3.2-1B-Instruct
 FuseChat-Llama-3.2-3B-Instruct FuseChat-Qwen-2.5-7B-Instruct Mixtral-8x7B-Instruct-v0.1_concise
@@ -45,9 +45,11 @@ text_davinci_003 ultralm-13b vicuna-13b vicuna-13b-v1.5 vicuna-13b-v1.5-together
 vicuna-7b-v1.5 wizardlm-13b
 """.split()
 
-SHORTEST, LONGEST = 40, 1400  # characters of an answer
+MIN_CHARACTERS = 40  # of an answer
+MAX_CHARACTERS = 1400
 MARGIN = 0.4  # between the preferences of a pair
-PAIRS, GOOD_ANSWERS = 8, 3  # at most, for one instruction
+MAX_PAIRS = 8  # of one instruction
+BEST_ANSWERS = 3  # of one instruction
 HALVES = ("a", "b")  # of the instructions
 
 
@@ -61,9 +63,9 @@ class Answer(NamedTuple):
 
 
 def read_answers(folder: Path) -> dict[str, list[Answer]]:
-    """Reads every model's answers by instruction, outer white space cut off, those of another length left out.
+    """Returns the answers of the right length to each instruction, without white space around them.
 
-    Of equal answers to one instruction the first model's stays. Raises BadInput if a model's file is missing.
+    If several models give the same answer, the first model's is kept. Raises BadInput if a model's file is missing.
     """
     answers: dict[str, dict[str, Answer]] = {}
     for model in MODELS:
@@ -77,17 +79,17 @@ def read_answers(folder: Path) -> dict[str, list[Answer]]:
             preference = row.get("preference")  # 1: the baseline's answer, 2: this one
             if not isinstance(instruction, str) or not isinstance(text, str):
                 raise BadInput(f"{path}:{number}: instruction and output_2 have to be texts")
-            if not isinstance(preference, (int, float)):
+            if not isinstance(preference, (int, float)) or not 1 <= preference <= 2:
                 raise BadInput(f"{path}:{number}: preference is not a number from 1 to 2")
             text = text.strip()
-            if SHORTEST <= len(text) <= LONGEST:
-                answer = Answer(text, model, preference - 1)
-                answers.setdefault(instruction, {}).setdefault(text, answer)
+            if MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
+                by_text = answers.setdefault(instruction, {})
+                by_text.setdefault(text, Answer(text, model, preference - 1))
     return {instruction: list(by_text.values()) for instruction, by_text in answers.items()}
 
 
 def download(url: str, commit: str, folder: Path) -> None:
-    """Fetches the models' annotations alone, by git, into an empty folder; raises BadInput if that fails."""
+    """Downloads nothing but the models' annotations, by git, into an empty folder; raises BadInput if that fails."""
     patterns = ["/" + ANNOTATIONS.format(model=model) for model in MODELS]
     commands = [
         ["init", "-q"],
@@ -106,34 +108,31 @@ def download(url: str, commit: str, folder: Path) -> None:
             )
 
 
-# --- 2. the rule
-
-
-def half_of(instruction: str) -> str:
-    """Returns a or b; the same for an instruction whatever else is read."""
-    return HALVES[int(hashlib.sha1(instruction.encode()).hexdigest(), 16) % 2]
+# --- 2. pairs and best answers
 
 
 def draw_pairs(instruction: str, answers: list[Answer]) -> list[tuple[Answer, Answer]]:
-    """Draws up to PAIRS pairs (chosen, rejected) whose preferences differ by more than MARGIN."""
+    """Draws up to MAX_PAIRS pairs (chosen, rejected) whose preferences differ by more than MARGIN."""
     pairs = []
     for chosen, rejected in itertools.permutations(answers, 2):
         if chosen.preference - rejected.preference > MARGIN:
             pairs.append((chosen, rejected))
-    random.Random(instruction).shuffle(pairs)
-    drawn: dict[Answer, tuple[Answer, Answer]] = {}
+    random.Random(instruction).shuffle(pairs)  # the same order whatever other instructions there are
+
+    by_rejected: dict[Answer, tuple[Answer, Answer]] = {}
     for chosen, rejected in pairs:
-        if len(drawn) < PAIRS:
-            drawn.setdefault(rejected, (chosen, rejected))
-    return list(drawn.values())
+        by_rejected.setdefault(rejected, (chosen, rejected))
+    return list(by_rejected.values())[:MAX_PAIRS]
 
 
 def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
-    """Returns the rows of the three files by name."""
+    """Returns the rows of the three files, by the file's name."""
     files: dict[str, list[dict]] = {"pairs_a": [], "pairs_b": [], "responses": []}
     for instruction in answers:
         messages = [{"role": "user", "content": instruction}]
-        row_id = "alpaca-" + hashlib.sha1(instruction.encode()).hexdigest()[:8]
+        sha1 = hashlib.sha1(instruction.encode()).hexdigest()
+        row_id = f"alpaca-{sha1[:8]}"
+        half = HALVES[int(sha1, 16) % 2]
         for number, (chosen, rejected) in enumerate(draw_pairs(instruction, answers[instruction])):
             pair = {
                 "id": f"{row_id}-{number}",
@@ -144,18 +143,18 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
                 "rejected_model": rejected.model,
                 "margin": round(chosen.preference - rejected.preference, 4),
             }
-            files[f"pairs_{half_of(instruction)}"].append(pair)
+            files[f"pairs_{half}"].append(pair)
 
-        best = sorted(answers[instruction], key=lambda answer: answer.preference, reverse=True)
-        for number, answer in enumerate(best[:GOOD_ANSWERS]):
-            good = {
+        best_first = sorted(answers[instruction], key=lambda answer: answer.preference, reverse=True)
+        for number, answer in enumerate(best_first[:BEST_ANSWERS]):
+            row = {
                 "id": f"{row_id}-r{number}",
                 "messages": messages,
                 "response": answer.text,
                 "model": answer.model,
                 "preference": round(answer.preference, 4),
             }
-            files["responses"].append(good)
+            files["responses"].append(row)
     return files
 
 
@@ -169,12 +168,16 @@ def count_rows(rows: list[dict]) -> dict:
 
 
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Writes the three files and report.json into the folder `out`, replacing an older one, and prints what they hold.
+    """Makes the folder `out` with the three files and report.json, and prints how many rows they have.
 
-    `source`: folder of a copy of the repository, or a URL for git; None: GitHub. `revision`: None: COMMIT.
+    Args:
+        source: folder of a copy of the repository, or a URL for git. None: GitHub.
+        revision: commit, if git downloads it. None: COMMIT.
     """
     source = source or REPOSITORY
     if Path(source).is_dir():
+        if revision:
+            raise BadInput(f"--revision is for git; leave it out with the folder {source}")
         answers = read_answers(Path(source))
     else:
         revision = revision or COMMIT
@@ -185,15 +188,11 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
     n_answers = sum(map(len, answers.values()))
     print(f"{source}: {n_answers} answers to {len(answers)} instructions")
     report = {"input": source, "revision": revision, "models": MODELS, "answers": n_answers, "files": {}}
-    part = out.with_name(out.name + ".part")  # a folder of the right name is whole
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    out.mkdir(parents=True)
     for name, rows in make_rows(answers).items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        watchdog.write(part / f"{name}.jsonl", text)
+        (out / f"{name}.jsonl").write_text(text)
         counts = count_rows(rows)
-        print(f"  {out}/{name}.jsonl: {json.dumps(counts)}")
+        print(f"  {name}.jsonl: {json.dumps(counts)}")
         report["files"][name] = {**counts, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    watchdog.write(part / "report.json", json.dumps(report, indent=1) + "\n")
-    shutil.rmtree(out, ignore_errors=True)
-    part.rename(out)
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")

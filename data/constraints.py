@@ -1,4 +1,4 @@
-"""Draws IFEval's constraints (arXiv 2311.07911): arguments for their checkers, and a wording of our own.
+"""Draws constraints of IFEval's families (arXiv 2311.07911): arguments for their checkers, and our own wording.
 
 `data.make_instructions` puts them behind prompts. Numbers fit answers of up to about 200 tokens.
 """
@@ -46,18 +46,24 @@ YES_OR_NO = re.compile(r"(is|are|was|were|do|does|did|should|has|have)\b.*\?", r
 
 @dataclass
 class Draw:
-    """Draws the arguments of one row's constraints."""
+    """Holds what the arguments of one row's constraints are drawn from."""
 
     rng: random.Random
     prompt: str
     words: list[str]
-    """Words for constraints, in random order; none contains another, and each is used once."""
+    """Words for constraints, in random order. None contains another, as checkers also count inside of words."""
 
     def word(self) -> str:
+        """Draws a word that no other constraint of the row has."""
         return self.words.pop()
 
     def relation(self) -> str:
         return self.rng.choice(("at least", "less than"))
+
+    def number(self, relation: str, most: int) -> int:
+        """Draws a number up to `most`: from 2, as "at least 1" asks for little, or 3, as "less than 2" is harsh."""
+        fewest = {"at least": 2, "less than": 3}[relation]
+        return self.rng.randint(fewest, most)
 
 
 def words_for(prompt: str, rng: random.Random) -> list[str]:
@@ -65,12 +71,12 @@ def words_for(prompt: str, rng: random.Random) -> list[str]:
     topics = [word for word in re.findall(r"\b[a-z]{5,12}\b", prompt) if word not in NOT_A_TOPIC]
     candidates = sorted(set(topics)) + rng.sample(COMMON_WORDS, 10)
     rng.shuffle(candidates)
-    taken_words = " ".join(END_PHRASES + FIRST_WORDS).lower()
+    of_other_families = " ".join(END_PHRASES + FIRST_WORDS).lower()  # one may demand what another forbids
 
     words: list[str] = []
     for candidate in candidates:
         overlaps = [word for word in words if candidate in word or word in candidate]
-        if not overlaps and candidate not in taken_words:
+        if not overlaps and candidate not in of_other_families:
             words.append(candidate)
     return words
 
@@ -86,8 +92,7 @@ def draw_keywords(draw: Draw) -> dict:
 
 def draw_keyword_frequency(draw: Draw) -> dict:
     relation = draw.relation()
-    fewest = {"at least": 2, "less than": 3}[relation]
-    return {"keyword": draw.word(), "frequency": draw.rng.randint(fewest, 4), "relation": relation}
+    return {"keyword": draw.word(), "frequency": draw.number(relation, 4), "relation": relation}
 
 
 def draw_forbidden_words(draw: Draw) -> dict:
@@ -110,8 +115,7 @@ def draw_language(draw: Draw) -> dict:
 
 def draw_sentences(draw: Draw) -> dict:
     relation = draw.relation()
-    fewest = {"at least": 2, "less than": 3}[relation]
-    return {"num_sentences": draw.rng.randint(fewest, 7), "relation": relation}
+    return {"num_sentences": draw.number(relation, 7), "relation": relation}
 
 
 def draw_words(draw: Draw) -> dict:
@@ -161,20 +165,21 @@ def draw_end_phrase(draw: Draw) -> dict:
 
 def draw_capital_words(draw: Draw) -> dict:
     relation = draw.relation()
-    fewest = {"at least": 2, "less than": 3}[relation]
-    return {"capital_frequency": draw.rng.randint(fewest, 6), "capital_relation": relation}
+    return {"capital_frequency": draw.number(relation, 6), "capital_relation": relation}
 
 
-# --- 2. families: what they draw, and how they are worded
+# --- 2. families of constraints: what each draws, and its wordings
 
 
 @dataclass(frozen=True)
 class Family:
     draw: Callable[[Draw], dict]
+    """Draws the arguments of the family's checker."""
     wordings: tuple[str, ...]
-    """Templates of the checker's arguments and {amount}, "3 or more"; {words} is a list of quoted words."""
+    """Templates of those arguments. {amount} is their number and relation, such as "3 or more"; {words} are their
+    words in quotes."""
     relation: str = ""
-    """How {amount} relates to the family's number where its checker has no argument for it."""
+    """The relation, if the checker has no argument for it. Without any relation there is no {amount}."""
 
 
 FAMILIES = {
@@ -265,7 +270,7 @@ FAMILIES = {
         draw_postscript,
         (
             "Add a postscript that begins with {postscript_marker} when you are done.",
-            "Close with a postscript, marked {postscript_marker}.",
+            "Close with a postscript that is marked {postscript_marker}",
             "After your answer, write a postscript. Start it with {postscript_marker}",
         ),
     ),
@@ -426,7 +431,7 @@ def say(name: str, kwargs: dict, rng: random.Random) -> str:
             values["words"] = say_words(value)
         if argument == "language":
             values["language_name"] = LANGUAGES[value]
-    if relation:
+    if relation:  # such a family has one number
         number = next(value for value in kwargs.values() if isinstance(value, int))
         values["amount"] = say_amount(number, relation, rng)
     return rng.choice(family.wordings).format(**values)
@@ -434,7 +439,7 @@ def say(name: str, kwargs: dict, rng: random.Random) -> str:
 
 # --- 3. families that go together
 
-# What IFEval's table lacks: pairs that exclude each other, or that read as if they did. A family is named by its last part.
+# Families that exclude each other, or read as if they did, and that IFEval's table lacks; by the last part of the name.
 MORE_CONFLICTS = {
     "english_lowercase": {"multiple_sections", "postscript", "end_checker"},
     "english_capital": {"multiple_sections", "nth_paragraph_first_word", "end_checker"},
@@ -457,13 +462,13 @@ MORE_CONFLICTS = {
     },
     "number_paragraphs": {"multiple_sections", "number_highlighted_sections", "number_bullet_lists"},
     "number_sentences": {"number_bullet_lists", "multiple_sections", "nth_paragraph_first_word"},
-    "repeat_prompt": {"no_comma"},  # the request may have one
+    "repeat_prompt": {"no_comma"},  # the request may have a comma
 }
 
 
 def conflicts() -> dict[str, set[str]]:
     """Returns, for each family, those that it cannot be drawn with; exits with 2 if nltk's data is missing."""
-    ifeval.ifeval_checkers()
+    ifeval.ifeval_checkers()  # makes IFEval's modules importable without those of lm-eval's other tasks
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_CONFLICTS, conflict_make
 
     by_last_part = {name.partition(":")[2]: name for name in FAMILIES}
@@ -474,8 +479,8 @@ def conflicts() -> dict[str, set[str]]:
 
 
 def draw_families(prompt: str, excludes: dict[str, set[str]], rng: random.Random) -> list[str]:
-    """Returns one to three families that go together and with the prompt, as often as in IFEval."""
-    wanted = rng.choices((1, 2, 3), weights=(305, 179, 57))[0]
+    """Returns one to three families that go together, and with the prompt."""
+    wanted = rng.choices((1, 2, 3), weights=(305, 179, 57))[0]  # so many of IFEval's prompts have 1, 2 and 3
     names = list(FAMILIES)
     rng.shuffle(names)
     if not YES_OR_NO.fullmatch(prompt):
@@ -487,7 +492,7 @@ def draw_families(prompt: str, excludes: dict[str, set[str]], rng: random.Random
             drawn.append(name)
         if len(drawn) == wanted:
             break
-    if REPEAT in drawn:  # it speaks of what is above it, so it comes first
+    if REPEAT in drawn:  # it speaks of "the request above", so no other constraint may come before it
         drawn.remove(REPEAT)
         drawn.insert(0, REPEAT)
     return drawn

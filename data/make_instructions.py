@@ -5,9 +5,10 @@
 
 Each row is a prompt, unchanged, with one to three constraints behind it. They are of IFEval's 25 families (arXiv
 2311.07911), in our own words, with numbers that fit answers of up to about 200 tokens. `--rewards instructions`
-checks them. Constraints that exclude each other are not drawn together (IFEval's table, and ours). Prompts that
-would contradict a constraint are left out: those with constraints of their own, on code, to translate or to edit a
-text, of several lines, or in another language. That is told by words, so some slip through.
+checks them. Constraints that exclude each other are not drawn together (IFEval's table, and ours).
+
+Prompts that could contradict a constraint are left out: those with constraints of their own, about code, to
+translate or edit a text, of several lines, or in another language. Single words decide that, so some slip through.
 """
 
 import random
@@ -84,9 +85,8 @@ UNFIT = {
     "other_language": OTHER_LANGUAGE,
     "text_to_edit": EDITING,
 }
-OTHER_SCRIPT = re.compile(
-    "[^\x20-\x7e\u2018\u2019\u201c\u201d\u2013\u2014\u2026]"
-)  # typographic marks may stay
+# Anything but ASCII and the typographic quotes, dashes and ellipsis.
+OTHER_SCRIPT = re.compile("[^\x20-\x7e\u2018\u2019\u201c\u201d\u2013\u2014\u2026]")
 N_GRAM = 13  # words, as in GPT-3's search for test sets in its training data (2005.14165, appendix C)
 
 
@@ -126,44 +126,8 @@ def read_excluded(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
     return found
 
 
-# --- 2. rows
-
-
-def make_row(
-    prompt: dict, number: int, excludes: dict[str, set[str]], longest: int, rng: random.Random
-) -> dict:
-    """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for."""
-    text = prompt["messages"][0]["content"].strip()
-    draw = constraints.Draw(rng, text, constraints.words_for(text, rng))
-    names = []
-    arguments = []
-    separator = rng.choice(("\n", "\n\n"))
-    if text[-1] in ".?!":
-        separator = rng.choice((" ", "\n", "\n\n"))
-    for name in constraints.draw_families(text, excludes, rng):
-        kwargs = constraints.FAMILIES[name].draw(draw)
-        constraint = constraints.say(name, kwargs, rng)
-        if name == constraints.REPEAT:
-            separator = "\n\n"
-        if names:
-            separator = " "
-        if len(text) + len(separator) + len(constraint) > longest:
-            break
-        text += separator + constraint
-        names.append(name)
-        arguments.append(kwargs)
-    return {
-        "id": f"{prompt['id']}-{number}",
-        "messages": [{"role": "user", "content": text}],
-        "source": prompt.get("source", ""),
-        "instruction_id_list": names,
-        "kwargs": arguments,
-    }
-
-
-def make_rows(args: Args) -> list[dict]:
-    """Returns the rows; prints why prompts are left out. Exits with 2 if none is left."""
-    excludes = constraints.conflicts()
+def read_usable(args: Args) -> list[dict]:
+    """Returns the prompts that can carry a constraint; prints why others cannot, exits with 2 if none can."""
     excluded_n_grams = read_excluded(args.exclude)
     usable = []
     dropped: Counter[str] = Counter()
@@ -179,7 +143,49 @@ def make_rows(args: Args) -> list[dict]:
         print(f"  left out {count:6d}  {reason}")
     if not usable:
         runs.fail(f"--prompts {args.prompts}: none of its prompts can carry a constraint; give others")
+    return usable
 
+
+# --- 2. rows
+
+
+def make_row(
+    prompt: dict, number: int, excludes: dict[str, set[str]], longest: int, rng: random.Random
+) -> dict:
+    """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for."""
+    text = prompt["messages"][0]["content"].strip()
+    draw = constraints.Draw(rng, text, constraints.words_for(text, rng))
+    separator = rng.choice(("\n", "\n\n"))
+    if text[-1] in ".?!":
+        separator = rng.choice((" ", "\n", "\n\n"))
+    families = constraints.draw_families(text, excludes, rng)
+    if families[0] == constraints.REPEAT:  # the request that is to be repeated must be a paragraph
+        separator = "\n\n"
+
+    names = []
+    arguments = []
+    for name in families:
+        kwargs = constraints.FAMILIES[name].draw(draw)
+        constraint = constraints.say(name, kwargs, rng)
+        if len(text) + len(separator) + len(constraint) > longest:
+            break
+        text += separator + constraint
+        separator = " "
+        names.append(name)
+        arguments.append(kwargs)
+    return {
+        "id": f"{prompt['id']}-{number}",
+        "messages": [{"role": "user", "content": text}],
+        "source": prompt.get("source", ""),
+        "instruction_id_list": names,
+        "kwargs": arguments,
+    }
+
+
+def make_rows(args: Args) -> list[dict]:
+    """Returns the rows: each usable prompt in turn, with new constraints each time."""
+    excludes = constraints.conflicts()  # before the prompts are read: it also seeds langdetect, which draws
+    usable = read_usable(args)
     rng = random.Random(args.seed)
     rng.shuffle(usable)
     made: list[dict] = []
@@ -193,8 +199,10 @@ def make_rows(args: Args) -> list[dict]:
 def main(args: Args) -> None:
     if args.out.exists():
         runs.fail(f"{args.out} exists; name another file with --out")
-    if args.n < 1 or args.max_characters < 500:
-        runs.fail("--n must be 1 or more, and --max-characters 500 or more: a constraint takes up to 250")
+    if args.n < 1 or args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
+        runs.fail(
+            "--n must be 1 or more, and --max-characters 500 or more: some constraints need a third of that"
+        )
     made = make_rows(args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     runs.write_jsonl(args.out, made)

