@@ -11,7 +11,7 @@ import ppo_worker
 import pytest
 import torch
 from datasets import Dataset
-from script_runs import killed_after
+from script_runs import killed_after, run_here
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -372,10 +372,10 @@ def without_clocks(run: Path) -> list[dict]:
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
-    finished(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
+    run_here(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
     broken = tmp_path / "broken"
     killed_after(1, whole, broken)
-    finished(command([], prompts, broken, "--steps", "3", "--resume"))
+    run_here(command([], prompts, broken, "--steps", "3", "--resume"))
 
     # what the second and third step log depends on the critic and its optimizer
     assert without_clocks(whole) == without_clocks(broken)
