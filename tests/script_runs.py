@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,13 @@ def in_this_process():
         patch.setattr(watchdog, "RUN", watchdog.Run())
         yield
     watchdog._LOCK_FILES.clear()
+
+
+def run_here(command: list[str]) -> None:
+    """Runs a command [python, script.py, flags ...] in this process: a start of its own takes ten seconds of CPU time."""
+    with in_this_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command[1:])
+        runpy.run_path(command[1], run_name="__main__")
 
 
 def killed_after(step: int, whole: Path, killed: Path) -> None:

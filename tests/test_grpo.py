@@ -4,17 +4,16 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 import update_worker
-from script_runs import killed_after, metrics_of, weights_of
+from script_runs import killed_after, metrics_of, run_here, weights_of
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl", reason="requirements-test.txt has TRL")
@@ -394,19 +393,6 @@ def held_out(tmp_path_factory) -> Path:
 LORA = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2"]
 
 
-def kill_after_checkpoint(command: list[str], folder: Path) -> None:
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    while not (folder / "complete").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    workers = psutil.Process(process.pid).children(recursive=True)  # they have sessions of their own
-    for each in [*workers, process]:
-        each.kill()
-    process.wait()
-
-
 def check_same_bits(whole: Path, broken: Path) -> None:
     expected = weights_of(whole / "model")
     found = weights_of(broken / "model")
@@ -418,10 +404,11 @@ def check_same_bits(whole: Path, broken: Path) -> None:
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path):
     """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
-    more = [*LORA, "--gold-prompts", str(held_out)]
+    more = [*LORA, "--gold-prompts", str(held_out), "--keep-checkpoints", "0"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(start([], prompts, whole, *more))
-    kill_after_checkpoint(start([], prompts, broken, *more), broken / "checkpoint-3")
+    killed_after(3, whole, broken)
+    shutil.rmtree(broken / "adapter")
     assert "resumes from" in finished(start([], prompts, broken, *more, "--resume"))
 
     check_same_bits(whole, broken)
@@ -459,9 +446,9 @@ def test_a_run_in_bfloat16(prompts, tmp_path):
     assert json.loads((run / "config.json").read_text())["args"]["dtype"] == "bfloat16"
 
 
-def test_what_a_run_writes_and_training_on(prompts, tmp_path):
+def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
     run = tmp_path / "run"
-    finished(start([], prompts, run, "--steps", "2"))
+    run_here(start([], prompts, run, "--steps", "2"))
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["steps"] == 2 and config["constants"]["MAX_GRAD_NORM"] == 1.0
     rows = rows_of(run, "completions.jsonl")
@@ -501,8 +488,9 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path):
         reloaded.model.embed_tokens.weight, weights_of(run / "model")["model.embed_tokens.weight"]
     )
 
-    printed = finished(start([], prompts, run, "--steps", "3", "--resume"))
-    assert "goes on with steps (2 -> 3)" in printed
+    capsys.readouterr()
+    run_here(start([], prompts, run, "--steps", "3", "--resume"))
+    assert "goes on with steps (2 -> 3)" in capsys.readouterr().out
     assert [row["step"] for row in rows_of(run, "metrics.jsonl")] == [1, 2, 3]
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
 

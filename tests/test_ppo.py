@@ -10,7 +10,7 @@ from pathlib import Path
 import ppo_worker
 import pytest
 import torch
-from script_runs import killed_after, metrics_of, without_measurements
+from script_runs import killed_after, metrics_of, run_here, without_measurements
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -369,10 +369,10 @@ def rows_of(run: Path, log: str) -> list[dict]:
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
-    finished(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
+    run_here(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
     broken = tmp_path / "broken"
     killed_after(1, whole, broken)
-    finished(command([], prompts, broken, "--steps", "3", "--resume"))
+    run_here(command([], prompts, broken, "--steps", "3", "--resume"))
 
     # what the second and third step log depends on the critic and its optimizer
     assert metrics_of(whole) == metrics_of(broken)

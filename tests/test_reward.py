@@ -2,12 +2,9 @@
 
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,7 +269,7 @@ def start(pairs: Path, out: Path, *launcher: str) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(pairs, tmp_path_factory) -> Path:
     """A run that nothing disturbs."""
-    return train(pairs, tmp_path_factory.mktemp("whole") / "run")
+    return train(pairs, tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=0)
 
 
 def test_what_a_run_writes(whole):
@@ -299,15 +296,9 @@ def test_what_a_run_writes(whole):
 
 def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
     broken = tmp_path / "broken"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(start(pairs, broken), cwd=ROOT, **quiet)
     second_epoch = len(metrics_of(whole)) // 2 + 2
-    while not (broken / f"checkpoint-{second_epoch}" / "complete").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    train(pairs, broken, resume=True)
+    killed_after(second_epoch, whole, broken)
+    train(pairs, broken, resume=True, keep_checkpoints=0)
     assert "resumes from" in capsys.readouterr().out
 
     expected = weights_of(whole / "model")

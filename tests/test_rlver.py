@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from script_runs import killed_after
+from script_runs import killed_after, run_here
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -464,14 +464,14 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
-    finish(start([], users, whole, *more, "--keep-checkpoints", "0"))
+    run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
     rates = [metrics["learning_rate"] for metrics in rows_of(whole, "metrics.jsonl")]
     assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
     broken = tmp_path / "broken"
     killed_after(1, whole, broken)
-    finish(start([], users, broken, *more, "--resume"))
+    run_here(start([], users, broken, *more, "--resume"))
     expected = weights_of(whole)
     found = weights_of(broken)
     assert expected.keys() == found.keys() and len(expected) > 10
