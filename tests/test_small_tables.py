@@ -34,7 +34,7 @@ def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
         reward_model=proxy,
         reward_on="response",
         think_format="plain",
-        max_tokens=200,  # most of the answers end before
+        max_tokens=128,  # about half of the answers end before
         max_invalid=1.0,
         seed=seed,
         out=str(run),
@@ -227,7 +227,7 @@ def test_the_page_of_samples_has_every_answer_of_every_model(reward_models, tmp_
         assert page.count(f"### {row['id']}\n\n{row['messages'][0]['content']}\n") == 1
     assert page.count("**sft-plain**") == page.count("**grpo-plain-s0**") == 20
     assert (
-        "temperatures [0.7], top_p 1.0, seed 0, max_tokens 200" in page and "cut after 30 characters" in page
+        "temperatures [0.7], top_p 1.0, seed 0, max_tokens 128" in page and "cut after 30 characters" in page
     )
 
     missing = dataclasses.replace(args, names=(*names, "instruct"))
