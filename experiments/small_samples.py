@@ -3,7 +3,7 @@
 python -m experiments.small_samples --results results/small
 
 eval_wildbench.py has sampled one answer of each model to each prompt (experiments/small.sh, stage samples).
-Nothing is picked: the page has all models and all prompts, in the order of their file.
+Nothing is picked: the page has all models and all prompts, in the order of their ids.
 """
 
 import json
@@ -39,7 +39,8 @@ def read_samples(folder: Path, names: tuple[str, ...]) -> tuple[list[dict], dict
         run = folder / f"samples-{name}"
         if not (run / "summary.json").exists():
             runs.fail(f"{run} is not finished; STAGES=samples bash experiments/small.sh writes it")
-        by_model[name] = runs.read_log(run / "generations.jsonl")
+        rows = runs.read_log(run / "generations.jsonl")  # in the order in which they were finished
+        by_model[name] = sorted(rows, key=lambda row: row["id"])
         used = json.loads((run / "config.json").read_text())["args"]
         samplings[name] = {flag: used[flag] for flag in SAMPLING}
 

@@ -168,10 +168,9 @@ def cell(line: pd.Series, name: str, digits: int, is_difference: bool) -> str:
     error = line[f"{name}_se"]
     if math.isnan(mean):
         return MISSING
-    if not is_difference:
-        return f"{mean:.{digits}f} ± {error:.{digits}f}"
-    text = f"{mean:+.{digits}f} ± {error:.{digits}f}"
-    if abs(mean) > 2 * error:
+    sign = "+" if is_difference else ""
+    text = f"{mean:{sign}.{digits}f} ± {error:.{digits}f}".replace("nan", MISSING)  # one task has no error
+    if is_difference and abs(mean) > 2 * error:
         text = f"**{text}**"
     return text
 
@@ -234,9 +233,9 @@ def explanation(rows: pd.DataFrame) -> str:
         "other instructions, of answers in good format; n of them. Proxy: the reward that RLMT and RLHF are trained "
         "on, of the same answers. Format ok: the share of answers in good format. IFEval: the share of "
         f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 and greedy. "
-        "Each task is averaged over the seeds first; the gold of each seed is in brackets. ± is one standard error "
-        "over the tasks, which does not cover how other seeds differ. Differences are taken task by task, where both "
-        "rows have a value; those beyond two standard errors are bold."
+        "Each task is averaged first over the seeds that have a value; the gold of each seed is in brackets. ± is "
+        "one standard error over the tasks, which does not cover how other seeds differ. Differences are taken task "
+        "by task, where both rows have a value; those beyond two standard errors are bold."
     )
 
 
