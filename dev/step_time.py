@@ -1,6 +1,7 @@
 """Computes the seconds of a GRPO step of Llama-3.1-8B on eight GPUs of 80 GB, part by part, from rates of one GPU.
 
-    python -m dev.step_time    # with a column for each results/gpu/<card>.json that `make gpu-check` has written
+    python -m dev.step_time                    # a further column for each results/gpu/<card>.json of `make gpu-check`
+    python -m dev.step_time --compute 450e12   # with a rate of your own
 
 Nothing here was measured on eight GPUs. docs/gpu.md says where each number comes from.
 """
@@ -8,6 +9,8 @@ Nothing here was measured on eight GPUs. docs/gpu.md says where each number come
 import json
 from dataclasses import dataclass
 from pathlib import Path
+
+import tyro
 
 PARAMETERS = 8_030_261_248
 POLICY = 7_504_924_672  # weights that a token is multiplied with: all but the table of embeddings
@@ -19,8 +22,8 @@ LONGEST = 4096  # tokens: with this limit (table 7) one of the completions nearl
 
 
 @dataclass
-class Rates:
-    """Holds what one GPU does in a second. The defaults are assumed."""
+class Args:
+    """Holds what one GPU does in a second. The defaults are assumptions."""
 
     compute: float = 0.4 * 700e12 * 8 / 6
     """Operations, recomputed activations included: without those the update has 40 % of a matrix product's rate."""
@@ -32,7 +35,7 @@ class Rates:
     """Bytes written to a disk, by all processes together."""
 
 
-DATA_SHEET = Rates(compute=989e12, memory=3.35e12, link=450e9)  # of an H100 SXM
+DATA_SHEET = Args(compute=989e12, memory=3.35e12, link=450e9)  # of an H100 SXM
 
 
 def bytes_read(n_tokens: float) -> float:
@@ -43,16 +46,16 @@ def bytes_read(n_tokens: float) -> float:
     return LONGEST * 2 * POLICY + n_tokens * n_tokens / COMPLETIONS / 2 * CACHE
 
 
-def measured(numbers: dict[str, float]) -> Rates:
+def measured(numbers: dict[str, float]) -> Args:
     """Returns the rates that `step-8b-lora` of dev/gpu_check.py has measured; link and disk stay assumed."""
     # a weight and token: reference 2, forward 2, again 2, backward 2, as frozen weights have no gradient
-    rates = Rates(compute=8 * POLICY * numbers["tokens"] / numbers["time/update"])
+    rates = Args(compute=8 * POLICY * numbers["tokens"] / numbers["time/update"])
     if "logprob gap" in numbers:  # vLLM sampled
         rates.memory = bytes_read(numbers["tokens"]) / numbers["time/rollout"]
     return rates
 
 
-def seconds_by_part(rates: Rates) -> dict[str, float]:
+def seconds_by_part(rates: Args) -> dict[str, float]:
     """Returns {part: seconds} of a step."""
     return {
         "weight sync": 4 * PARAMETERS * 7 / 8 / rates.link,
@@ -64,8 +67,8 @@ def seconds_by_part(rates: Rates) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    columns = {"data sheet": seconds_by_part(DATA_SHEET), "assumed": seconds_by_part(Rates())}
+def main(args: Args) -> None:
+    columns = {"data sheet": seconds_by_part(DATA_SHEET), "assumed": seconds_by_part(args)}
     for path in sorted(Path("results/gpu").glob("*.json")):
         step = json.loads(path.read_text())["steps"].get("step-8b-lora", {})
         if step.get("result") == "PASS":
@@ -79,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Args))

@@ -21,7 +21,7 @@ def test_the_constants_are_those_of_the_model(tmp_path):
 
 def test_seconds_by_hand():
     """8.03e9 x 4 x 7/8 / 1e11; 61.5e12 of weights and 12.1e12 of cache; 7.50e9 x 2 and x 8 x 108,800 / 1e14."""
-    rates = step_time.Rates(compute=1e14, memory=1e12, link=1e11, disk=1e9)
+    rates = step_time.Args(compute=1e14, memory=1e12, link=1e11, disk=1e9)
     seconds = step_time.seconds_by_part(rates)
     assert seconds["weight sync"] == pytest.approx(0.2811, abs=1e-4)
     assert seconds["rollout"] == pytest.approx(61.480 + 12.121, abs=1e-3)
@@ -36,7 +36,7 @@ def test_rates_of_a_card_by_hand():
     numbers = {"tokens": 64_000.0, "time/update": 16.0, "time/rollout": 40.0}
     without_vllm = step_time.measured(numbers)
     assert without_vllm.compute == pytest.approx(240.16e12, rel=1e-4)
-    assert without_vllm.memory == step_time.Rates().memory
+    assert without_vllm.memory == step_time.Args().memory
     with_vllm = step_time.measured(numbers | {"logprob gap": 0.01})
     assert with_vllm.memory == pytest.approx((61.480e12 + 4.194e12) / 40, rel=1e-4)
 
@@ -44,5 +44,5 @@ def test_rates_of_a_card_by_hand():
 def test_the_page_has_what_is_printed(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[1] / "docs/gpu.md").read_text()
     monkeypatch.chdir(tmp_path)  # without the results of a card
-    step_time.main()
+    step_time.main(step_time.Args())
     assert capsys.readouterr().out in page
