@@ -8,7 +8,8 @@ A checkpoint is run/checkpoint-<step>/:
     complete                                         the key of the run and the CRC-32 of each file; written last
 
 No random state is stored: `rows_of_step` and `seed_step` let rows, sampling and micro-batches follow from (seed, step).
-All processes call these functions together, and all see the same disk. Each writes its part and checks it.
+All processes call these functions together, and all see the same disk (`check_shared_disk`). Each writes its part and
+checks it.
 
     folder, first_step = checkpoint.resume(run, args, accelerator)
     model = policy.load_policy(args.model, ..., resume_from=folder)
@@ -30,8 +31,10 @@ All processes call these functions together, and all see the same disk. Each wri
 import contextlib
 import copy
 import json
+import os
 import re
 import shutil
+import socket
 import sys
 import zlib
 from pathlib import Path
@@ -362,8 +365,29 @@ def latest(run: Path) -> Path | None:
     return None
 
 
+def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
+    """Exits with 2 if a process does not see what rank 0 writes into the run's folder.
+
+    A machine with a disk of its own would keep its part of each checkpoint and of the model to itself.
+    """
+    host = socket.gethostname()
+    mark = run / broadcast_object_list([f"seen-from-{host}-{os.getpid()}"])[0]  # a name that no file ever had
+    if accelerator.is_main_process:
+        mark.touch()
+    accelerator.wait_for_everyone()
+    blind = [name for name in gather_object(["" if mark.exists() else host]) if name]
+    if accelerator.is_main_process:
+        mark.unlink()
+    if blind:
+        runs.fail(
+            f"{run} on {blind[0]} is not the folder that process 0 writes; all machines need --out on a disk "
+            "that they share"
+        )
+
+
 def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
     """Returns the checkpoint to continue from and its step, or (None, 0) at a start; cuts the logs back to it."""
+    check_shared_disk(run, accelerator)
     folder = None
     first_step = 0
     if args.resume:

@@ -879,6 +879,7 @@ def main(args: Args) -> None:
     if args.dry_run:
         return
     run = runs.start_run(start)
+    checkpoint.check_shared_disk(run, accelerator)  # before a round samples
     runs.write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

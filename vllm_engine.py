@@ -88,8 +88,10 @@ class Engine:
                 budgets[place] = request["budget"]
         closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
         while engine.has_unfinished_requests():
+            results = engine.step()
+            # behind the step: the first compiles kernels, and until a run's first beat more time may pass
             watchdog.beat()
-            for result in engine.step():
+            for result in results:
                 place = int(result.request_id)
                 output = result.outputs[0]
                 if result.finished:

@@ -1,5 +1,6 @@
 """plan.py: memory of runs that no machine of the tests could hold. tests/test_grpo.py measures that of a small one."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +124,16 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
     parts = plan.rl_gib(args, rewards.reward_options(args), use_vllm=True, has_reference=True)
     assert set(parts) == {"policy", "reference", "reward model", "vLLM"}
     assert sum(parts.values()) < 0.85 * there
+
+    # the table of docs/gpu.md: GiB held and left by phase, and held in the phase when vLLM sleeps
+    gradient = parts["policy"] * 4 / 16
+    page = (Path(__file__).parents[1] / "docs/gpu.md").read_text()
+    for held, asleep in (
+        (sum(parts.values()) - gradient, sum(parts.values()) - gradient),
+        (sum(parts.values()), sum(parts.values()) - parts["vLLM"]),
+        (sum(parts.values()) - gradient, sum(parts.values()) - gradient - parts["vLLM"]),
+    ):
+        assert f"| {held:.1f} | {there - held:.1f} | {asleep:.1f} |" in page
 
     args = train_ppo.Args(**train_ppo.PRESETS["table3/llama3.1-8b-rlmt-ppo"] | models)
     parts = plan.rl_gib(args, rewards.reward_options(args), use_vllm=True, has_reference=True)

@@ -1,0 +1,48 @@
+"""dev/step_time.py against values worked by hand, and against what docs/gpu.md says."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
+
+import plan
+from dev import bench_work, step_time
+
+
+def test_the_constants_are_those_of_the_model(tmp_path):
+    config = LlamaConfig(**bench_work.SHAPE_8B, num_labels=1, pad_token_id=0, eos_token_id=1)
+    config.save_pretrained(tmp_path)
+    assert plan.count_parameters(str(tmp_path), AutoModelForCausalLM).whole == step_time.PARAMETERS
+    assert bench_work.n_multiplied(AutoModelForCausalLM, tmp_path) == step_time.POLICY
+    assert bench_work.n_multiplied(AutoModelForSequenceClassification, tmp_path) == step_time.REWARD_MODEL
+    n_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert step_time.CACHE == 2 * n_numbers == 131_072
+
+
+def test_seconds_by_hand():
+    """8.03e9 x 4 x 7/8 / 1e11; 61.5e12 of weights and 12.1e12 of cache; 7.50e9 x 2 and x 8 x 108,800 / 1e14."""
+    rates = step_time.Args(compute=1e14, memory=1e12, link=1e11, disk=1e9)
+    seconds = step_time.seconds_by_part(rates)
+    assert seconds["weight sync"] == pytest.approx(0.2811, abs=1e-4)
+    assert seconds["rollout"] == pytest.approx(61.480 + 12.121, abs=1e-3)
+    assert seconds["reward"] == pytest.approx(15.188, abs=1e-3)
+    assert seconds["reference"] == pytest.approx(16.331, abs=1e-3)
+    assert seconds["update"] == pytest.approx(65.323, abs=1e-3)
+    assert seconds["checkpoint"] == pytest.approx(4.818, abs=1e-3)
+
+
+def test_rates_of_a_card_by_hand():
+    """64 completions and their prompts, 64,000 tokens: 8 x 7.50e9 x 64,000 operations in 16 s; 61.5e12 + 4.2e12 bytes in 40 s."""
+    numbers = {"tokens": 64_000.0, "time/update": 16.0, "time/rollout": 40.0}
+    without_vllm = step_time.measured(numbers)
+    assert without_vllm.compute == pytest.approx(240.16e12, rel=1e-4)
+    assert without_vllm.memory == step_time.Args().memory
+    with_vllm = step_time.measured(numbers | {"logprob gap": 0.01})
+    assert with_vllm.memory == pytest.approx((61.480e12 + 4.194e12) / 40, rel=1e-4)
+
+
+def test_the_page_has_what_is_printed(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs/gpu.md").read_text()
+    monkeypatch.chdir(tmp_path)  # without the results of a card
+    step_time.main(step_time.Args())
+    assert capsys.readouterr().out in page
