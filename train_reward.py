@@ -33,6 +33,7 @@ import runs  # first: it sets environment variables that the libraries below rea
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 import checkpoint
@@ -469,9 +470,13 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -
     Returns its calibration, and how it compares with length.
     """
     model = RewardModel(str(folder), device=device, dtype=dtype)
-    chosen = model.score_ids([pair.chosen_ids for pair in pairs])
-    rejected = model.score_ids([pair.rejected_ids for pair in pairs])
-    margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
+    margins = []
+    n_at_once = 64  # the bar moves this often
+    for start in tqdm(range(0, len(pairs), n_at_once), desc=f"held-out pairs by {n_at_once}"):
+        some = pairs[start : start + n_at_once]
+        chosen = model.score_ids([pair.chosen_ids for pair in some])
+        rejected = model.score_ids([pair.rejected_ids for pair in some])
+        margins += [better - worse for better, worse in zip(chosen, rejected, strict=True)]
     return calibration(margins) | compare_with_length(margins, pairs)
 
 
