@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
 import watchdog
@@ -17,9 +18,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @contextlib.contextmanager
+def new_accelerator():
+    """Lets a script start an accelerator of its own dtype; the tests around it have theirs again behind it."""
+    states = [state._shared_state for state in (AcceleratorState, PartialState, GradientState)]
+    before = [dict(state) for state in states]
+    for state in states:
+        state.clear()
+    try:
+        yield
+    finally:
+        for state, old in zip(states, before, strict=True):
+            state.clear()
+            state.update(old)
+
+
+@contextlib.contextmanager
 def in_this_process():
     """Lets this process, which has the libraries already, run a script more than once."""
-    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch, new_accelerator():
         patch.setattr(watchdog, "RUN", watchdog.Run())
         yield
     watchdog._LOCK_FILES.clear()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from script_runs import in_this_process, weights_of
 from test_make_instructions import nltk_data  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
@@ -174,7 +173,6 @@ def warm_started(smollm2, tmp_path_factory) -> Iterator[Path]:
     with in_this_process():
         values = train_sft_warmstart.PRESETS["small"] | changes
         train_sft_warmstart.main(train_sft_warmstart.Args(**values, preset="small"))
-    AcceleratorState._reset_state(reset_partial_state=True)  # other tests compute in float32
     shutil.rmtree(folder / "run" / "checkpoint-1")  # 1.6 GB
     yield folder / "run"
     shutil.rmtree(folder)  # pytest keeps the folders of three sessions
