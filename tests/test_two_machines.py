@@ -7,12 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from script_runs import weights_of
+
+import runs
+from data.toy import world
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def train_on_two(outs: list[Path]) -> tuple[list[int], list[str]]:
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    for number, _, text, _ in world.orders_of("rl", 8, 0):
+        runs.append_jsonl(path, [{"id": number, "messages": [{"role": "user", "content": text}]}])
+    return path
+
+
+def train_on_two(prompts: Path, outs: list[Path]) -> tuple[list[int], list[str]]:
     """Trains two steps of GRPO together; `outs`: the run's folder as each machine sees it.
 
     Returns the exit codes of both launchers and what they printed.
@@ -22,46 +34,12 @@ def train_on_two(outs: list[Path]) -> tuple[list[int], list[str]]:
         port = free.getsockname()[1]
     machines = []
     for rank, out in enumerate(outs):
-        command = [
-            *[sys.executable, "-m", "accelerate.commands.launch"],
-            *[
-                "--config_file",
-                "accelerate/2nodes_fsdp2.yaml",
-                "--num_processes",
-                "2",
-                "--mixed_precision",
-                "no",
-            ],
-            *[
-                "--machine_rank",
-                str(rank),
-                "--main_process_ip",
-                "127.0.0.1",
-                "--main_process_port",
-                str(port),
-            ],
-            *[
-                "tests/fsdp_on_cpu.py",
-                "train_grpo.py",
-                "--preset",
-                "toy",
-                "--model",
-                "data/toy/base",
-                "--gold",
-                "",
-            ],
-            *[
-                "--steps",
-                "2",
-                "--prompts-per-step",
-                "4",
-                "--group-size",
-                "4",
-                "--max-completion-tokens",
-                "24",
-            ],
-            *["--allow-truncation", "--on-bad-format", "score", "--out", str(out)],
-        ]
+        launch = f"""-m accelerate.commands.launch --config_file accelerate/2nodes_fsdp2.yaml --num_processes 2
+            --mixed_precision no --machine_rank {rank} --main_process_ip 127.0.0.1 --main_process_port {port}"""
+        script = f"""tests/fsdp_on_cpu.py train_grpo.py --preset toy --model data/toy/base --prompts {prompts} --steps 2
+            --prompts-per-step 4 --group-size 4 --max-completion-tokens 24 --allow-truncation
+            --on-bad-format score --out {out}"""
+        command = [sys.executable, *launch.split(), *script.split()]
         machines.append(
             subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
@@ -69,9 +47,13 @@ def train_on_two(outs: list[Path]) -> tuple[list[int], list[str]]:
     return [machine.returncode for machine in machines], printed
 
 
-def test_two_machines_write_one_run(tmp_path):
+def shapes_of(model: Path) -> dict[str, tuple]:
+    return {name: tuple(weight.shape) for name, weight in weights_of(model).items()}
+
+
+def test_two_machines_write_one_run(prompts, tmp_path):
     run = tmp_path / "run"
-    codes, printed = train_on_two([run, run])
+    codes, printed = train_on_two(prompts, [run, run])
     assert codes == [0, 0], printed[0][-3000:] + printed[1][-3000:]
 
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -83,15 +65,12 @@ def test_two_machines_write_one_run(tmp_path):
     assert "step 2/2" in printed[0] and "step " not in printed[1]
     written = {path.name for path in (run / "checkpoint-2").iterdir()}
     assert {"optimizer-rank0.pt", "optimizer-rank1.pt", "complete"} < written
-    trained = weights_of(run / "model")
-    assert {name: weight.shape for name, weight in trained.items()} == {
-        name: weight.shape for name, weight in weights_of(ROOT / "data/toy/base").items()
-    }
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert shapes_of(run / "model") == shapes_of(ROOT / "data/toy/base")
+    assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "run"}
 
 
-def test_a_machine_that_does_not_share_the_disk_is_named(tmp_path):
-    codes, printed = train_on_two([tmp_path / "a", tmp_path / "b"])
+def test_a_machine_that_does_not_share_the_disk_is_named(prompts, tmp_path):
+    codes, printed = train_on_two(prompts, [tmp_path / "a", tmp_path / "b"])
     reason = f"on {socket.gethostname()} is not the folder that process 0 writes"
     assert 0 not in codes and all(reason in text for text in printed), printed[0][-3000:]
     assert not list(tmp_path.glob("*/checkpoint-*")) and not (tmp_path / "a" / "metrics.jsonl").exists()
