@@ -261,15 +261,15 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "stall_minutes": 5.0,
 }
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
-SMALL = {
+ONE_CARD = {
     "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
     "reward_on": "response",  # equation 3
     "lora_r": 64,
     "learning_rate": 1e-5,
     "vllm_memory": 0.4,
 }
-CARD_24GB = {**SMALL, "prompts_per_step": 32, "max_completion_tokens": 2048}
-CARD_80GB = {**SMALL, "micro_batch_tokens": 32768}
+CARD_24GB = {**ONE_CARD, "prompts_per_step": 32, "max_completion_tokens": 2048}
+CARD_80GB = {**ONE_CARD, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
     "table1/llama3.1-8b-rlmt": PAPER,
