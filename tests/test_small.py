@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from script_runs import in_this_process, weights_of
+from script_runs import in_this_process, run_vllm_here, weights_of
 from test_make_instructions import nltk_data  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
 
@@ -30,7 +29,6 @@ from data import make_instructions
 from rollout import Sample
 from thinking_budget import ThinkingBudget
 
-ROOT = Path(__file__).parents[1]
 ABILITIES = torch.cpu.get_capabilities()
 DTYPE = "bfloat16" if ABILITIES.get("avx512_bf16") or ABILITIES.get("amx_bf16") else "float32"
 
@@ -199,7 +197,7 @@ def checksum(rows):
 
 def test_a_step_of_grpo_with_vllm(warm_started, tokenizer, tmp_path):
     (tmp_path / "own.py").write_text(REWARD)
-    asked = ["Name 3 colours 🧙", "\n".join(ODD)]
+    asked = ["Name 3 colours 🧙", ODD[0] + ODD[4]]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": text[:4], "messages": user(text)}) + "\n" for text in asked))
     run = tmp_path / "run"
@@ -207,8 +205,7 @@ def test_a_step_of_grpo_with_vllm(warm_started, tokenizer, tmp_path):
     command += ["--prompts", str(prompts), "--rewards", f"{tmp_path}/own.py:checksum:1", "--dtype", DTYPE]
     command += ["--steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--max-prompt-tokens", "512"]
     command += ["--max-completion-tokens", "16", "--allow-truncation", "--on-bad-format", "score"]
-    done = subprocess.run([*command, "--out", str(run)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    run_vllm_here([*command, "--out", str(run)])
     shutil.rmtree(run / "checkpoint-1")  # 1.6 GB
 
     [metrics] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
