@@ -1,7 +1,9 @@
 """Runs of a training script in the test's process, and what they leave behind."""
 
 import contextlib
+import gc
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -46,6 +48,25 @@ def run_here(command: list[str]) -> None:
     with in_this_process(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", command[1:])
         runpy.run_path(command[1], run_name="__main__")
+
+
+def run_vllm_here(command: list[str]) -> None:
+    """Runs a command whose samples come from vLLM in this process, and frees vLLM."""
+    try:
+        run_here(command)
+    finally:
+        forget_vllm()
+
+
+def forget_vllm() -> None:
+    """Frees the vLLM engines of this process, and removes the variables of a distributed launch that they set."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    gc.unfreeze()
+    gc.collect()
+    cleanup_dist_env_and_memory()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def killed_after(step: int, whole: Path, killed: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import update_worker
-from script_runs import killed_after, metrics_of, run_here, weights_of
+from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl", reason="requirements-test.txt has TRL")
@@ -402,14 +402,16 @@ def check_same_bits(whole: Path, broken: Path) -> None:
     assert metrics_of(broken) == metrics_of(whole)
 
 
-def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path):
+def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path, capfd):
     """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
     more = [*LORA, "--gold-prompts", str(held_out), "--keep-checkpoints", "0"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finished(start([], prompts, whole, *more))
+    run_vllm_here(start([], prompts, whole, *more))
     killed_after(3, whole, broken)
     shutil.rmtree(broken / "adapter")
-    assert "resumes from" in finished(start([], prompts, broken, *more, "--resume"))
+    capfd.readouterr()
+    run_vllm_here(start([], prompts, broken, *more, "--resume"))
+    assert "resumes from" in capfd.readouterr().out
 
     check_same_bits(whole, broken)
     gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
@@ -422,8 +424,8 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path):
 
 
 def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
-    """Weights and optimizer are sharded, and vLLM runs in both processes."""
-    more = ["--rollout", "vllm", "--steps", "2"]
+    """Weights and optimizer are sharded."""
+    more = ["--steps", "2"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(start(FSDP2, prompts, whole, *more, "--keep-checkpoints", "0"))
     killed_after(1, whole, broken)
@@ -435,7 +437,7 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
 def test_a_run_in_bfloat16(prompts, tmp_path):
     """Its sampler is vLLM; weights and Adam's moments in its files are float32."""
     run = tmp_path / "run"
-    finished(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
+    run_vllm_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
     for metrics in rows_of(run, "metrics.jsonl"):
         assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
         assert 0 < metrics["sampling/logprob_gap"] < rollout.MAX_LOGPROB_GAP["bfloat16"]

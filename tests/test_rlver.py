@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from script_runs import killed_after, run_here
+from script_runs import killed_after, run_here, run_vllm_here
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -489,7 +489,7 @@ def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
 def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
     """The check of the sampler counts the policy's tokens alone: the user's have no log-probability."""
     run = tmp_path / "run"
-    finish(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
+    run_vllm_here(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
     check_files(run, 4, ("kl",))
     for metrics in rows_of(run, "metrics.jsonl"):
         assert 0 < metrics["sampling/logprob_gap"] < 1e-4

@@ -4,7 +4,6 @@ Engines of vLLM run for real on the CPU, and transformers is compared with a pla
 """
 
 import dataclasses
-import gc
 import json
 import math
 import os
@@ -24,6 +23,7 @@ import pytest
 import requests
 import torch
 from accelerate.state import AcceleratorState
+from script_runs import forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -44,14 +44,8 @@ TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_no_trace():
-    """Removes the variables of a distributed launch, which an engine in this process sets."""
     yield
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    cleanup_dist_env_and_memory()
-    gc.unfreeze()
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
+    forget_vllm()
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

@@ -8,14 +8,13 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from script_runs import in_this_process, weights_of
+from script_runs import in_this_process, run_vllm_here, weights_of
 from test_make_instructions import nltk_data  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
 
@@ -29,7 +28,6 @@ from data import make_instructions
 from rollout import Sample
 from thinking_budget import ThinkingBudget
 
-ROOT = Path(__file__).parents[1]
 ABILITIES = torch.cpu.get_capabilities()
 DTYPE = "bfloat16" if ABILITIES.get("avx512_bf16") or ABILITIES.get("amx_bf16") else "float32"
 
@@ -205,8 +203,7 @@ def test_a_step_of_grpo_with_vllm(warm_started, tokenizer, tmp_path):
     command += ["--prompts", str(prompts), "--rewards", f"{tmp_path}/own.py:checksum:1", "--dtype", DTYPE]
     command += ["--steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--max-prompt-tokens", "512"]
     command += ["--max-completion-tokens", "16", "--allow-truncation", "--on-bad-format", "score"]
-    done = subprocess.run([*command, "--out", str(run)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    run_vllm_here([*command, "--out", str(run)])
     shutil.rmtree(run / "checkpoint-1")  # 1.6 GB
 
     [metrics] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
