@@ -175,11 +175,14 @@ class Check:
             self.train("sft", "train_sft_warmstart.py", "--preset", "toy", "--epochs", epochs)
         return run / "model"
 
+    def toy_grpo_words(self) -> list:
+        """Returns the words of a GRPO run of the warm-started toy model."""
+        prompts = 16 if ON_GPU else 2
+        return [*TOY_GRPO, "--model", self.warm_start(), "--prompts-per-step", prompts]
+
     def toy_grpo(self, name: str, *words, launch: tuple = ()) -> list[dict]:
         """Trains the warm-started toy model by GRPO; `words` are further flags."""
-        prompts = 16 if ON_GPU else 2
-        flags = ["--model", self.warm_start(), "--prompts-per-step", prompts]
-        return self.train(name, *TOY_GRPO, *flags, *words, launch=launch)
+        return self.train(name, *self.toy_grpo_words(), *words, launch=launch)
 
     def random_models(self, size: str) -> Path:
         """Returns a folder with policy/, reward/ and prompts.jsonl of a size of dev.bench, made if it is not there."""
@@ -258,9 +261,7 @@ def resume(check: Check) -> dict:
     flags = ["--rollout", "hf", "--steps", 4, "--save-steps", 1]
     whole = check.toy_grpo("resume-whole", *flags)
     out = check.folder / "resume"
-    prompts = 16 if ON_GPU else 2
-    words = [*TOY_GRPO, "--model", check.warm_start(), "--prompts-per-step", prompts, *flags]
-    words += ["--dtype", utils.DTYPE, "--out", out]
+    words = [*check.toy_grpo_words(), *flags, "--dtype", utils.DTYPE, "--out", out]
     process = check.start("resume-killed", [*words, "--overwrite"])
     try:
         # the third step begins behind the second checkpoint, and an old run is deleted before the first
@@ -280,10 +281,11 @@ def resume(check: Check) -> dict:
 
 
 def n_logged(run: Path) -> int:
-    """Counts the steps that a run has logged."""
-    if not (run / "metrics.jsonl").exists():
+    """Counts the steps that a run has logged so far; it may be writing its log now."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
         return 0
-    return len(runs.read_log(run / "metrics.jsonl"))
+    return path.read_text().count("\n")
 
 
 def fsdp(check: Check) -> dict:
@@ -510,6 +512,13 @@ STEPS = {
 # --- results
 
 
+def what_it_said(step: dict) -> str:
+    """Returns the numbers of a step that passed, else the reason why it did not."""
+    if step["reason"]:
+        return step["reason"]
+    return ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
+
+
 def table(folder: Path) -> str:
     """Returns the results of all cards in a folder as Markdown."""
     lines = []
@@ -522,9 +531,8 @@ def table(folder: Path) -> str:
             if name not in card["steps"]:
                 continue
             step = card["steps"][name]
-            numbers = ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
-            reason = step["reason"].replace("|", "\\|")
-            lines.append(f"| {name} | {step['result']} | {step['seconds']:.0f} | {numbers or reason} |")
+            said = what_it_said(step).replace("|", "\\|")
+            lines.append(f"| {name} | {step['result']} | {step['seconds']:.0f} | {said} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -577,8 +585,7 @@ def main(args: Args) -> int:
             print(f"{name} and what follows: not tried, as --minutes {args.minutes:g} are over")
             break
         step = steps[name]
-        numbers = ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
-        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {step['reason']}{numbers}", flush=True)
+        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {what_it_said(step)}", flush=True)
         path.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
         (path.parent / "table.md").write_text(table(path.parent))
     return int(any(step["result"] == "FAIL" for step in steps.values()))

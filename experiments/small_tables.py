@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
+import runs
 from experiments.demo_tables import completions_per_step, markdown_table
 
 
@@ -69,15 +70,10 @@ def is_finished(run: Path) -> bool:
     return (run / "summary.json").exists()
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    with open(path) as file:
-        return [json.loads(line) for line in file]
-
-
 def read_answers(evaluation: Path) -> pd.DataFrame:
     """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
     by_task = {}
-    for row in read_jsonl(evaluation / "verdicts.jsonl"):
+    for row in runs.read_log(evaluation / "verdicts.jsonl"):
         by_task[row["id"]] = {
             "gold": row["score"],
             "proxy": row.get("reward"),
@@ -95,14 +91,14 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
     return pd.DataFrame({name: met["mean"].array}, index="ifeval-" + met["task"])
 
 
-def read_run(runs: Path, name: str) -> pd.DataFrame:
+def read_run(run_folders: Path, name: str) -> pd.DataFrame:
     """Returns what the finished evaluations measured of a run: one line a task, NaN for what was not measured."""
     parts = [pd.DataFrame(columns=list(COLUMNS), dtype=float)]
-    if is_finished(runs / f"eval-{name}"):
-        parts.append(read_answers(runs / f"eval-{name}"))
+    if is_finished(run_folders / f"eval-{name}"):
+        parts.append(read_answers(run_folders / f"eval-{name}"))
     for prefix in ("ifeval", "ifeval-greedy"):
-        if is_finished(runs / f"{prefix}-{name}"):
-            parts.append(read_ifeval(runs / f"{prefix}-{name}", prefix.replace("-", "_")))
+        if is_finished(run_folders / f"{prefix}-{name}"):
+            parts.append(read_ifeval(run_folders / f"{prefix}-{name}", prefix.replace("-", "_")))
     return pd.concat(parts)
 
 
@@ -111,14 +107,14 @@ def run_names(row: str, seeds: tuple[int, ...]) -> list[str]:
     return list(dict.fromkeys(ROWS[row].format(seed=seed) for seed in seeds))
 
 
-def list_missing(runs: Path, seeds: tuple[int, ...]) -> list[str]:
+def list_missing(run_folders: Path, seeds: tuple[int, ...]) -> list[str]:
     """Returns the names of the runs that the table needs and that are not finished."""
     needed = ["reward-proxy", "reward-gold"]
     for row in ROWS:
         for name in run_names(row, seeds):
             needed += [f"eval-{name}", f"ifeval-{name}"]
     needed += [f"ifeval-greedy-{name}" for name in GREEDY]
-    return [name for name in needed if not is_finished(runs / name)]
+    return [name for name in needed if not is_finished(run_folders / name)]
 
 
 # --- 2. table
@@ -139,14 +135,14 @@ def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> d
     return line
 
 
-def collect(runs: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def collect(run_folders: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns the rows of the table, and their differences, which are taken task by task.
 
     A task that only one of two rows has a value for is left out of their difference.
     """
     measured = {}
     for row in ROWS:
-        measured[row] = [read_run(runs, name) for name in run_names(row, seeds)]
+        measured[row] = [read_run(run_folders, name) for name in run_names(row, seeds)]
     averages = {row: average(by_seed) for row, by_seed in measured.items()}
 
     rows = [summarize(row, averages[row], measured[row]) for row in ROWS]
@@ -213,11 +209,11 @@ def verdict_on_gold(held_out: dict) -> str:
     return "Gold does not count: on pairs of about equal length it may be guessing. IFEval and lengths are the evidence."
 
 
-def explain_reward_models(runs: Path) -> str:
+def explain_reward_models(run_folders: Path) -> str:
     """Says what the finished reward models are worth."""
     sentences = []
     for name in ("proxy", "gold"):
-        path = runs / f"reward-{name}" / "summary.json"
+        path = run_folders / f"reward-{name}" / "summary.json"
         if path.exists():
             held_out = json.loads(path.read_text())["held_out"]
             sentences.append(describe_reward_model(name.capitalize(), held_out))
@@ -242,11 +238,11 @@ def explanation(rows: pd.DataFrame) -> str:
 # --- 3. curves
 
 
-def read_curves(runs: Path) -> pd.DataFrame:
+def read_curves(run_folders: Path) -> pd.DataFrame:
     """Reads what every RL run measured on the held-out prompts, by the completions that it had trained on."""
     curves = [pd.DataFrame(columns=["run", "completions"])]
-    for path in sorted(runs.glob("*/held_out.jsonl")):
-        curve = pd.DataFrame(read_jsonl(path)).apply(pd.to_numeric)  # a null is NaN
+    for path in sorted(run_folders.glob("*/held_out.jsonl")):
+        curve = pd.DataFrame(runs.read_log(path)).apply(pd.to_numeric)  # a null is NaN
         curve.insert(0, "run", path.parent.name)
         curve.insert(1, "completions", curve["step"] * completions_per_step(path.parent))
         curves.append(curve)
@@ -267,22 +263,22 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
 
 
 def main(args: Args) -> None:
-    runs = args.results / "runs"
-    rows, differences = collect(runs, args.seeds)
+    run_folders = args.results / "runs"
+    rows, differences = collect(run_folders, args.seeds)
     pd.concat([rows, differences]).round(4).to_csv(args.results / "table.csv", index=False)
     paragraphs = [
         markdown(rows, is_difference=False),
         markdown(differences, is_difference=True),
         explanation(rows),
-        explain_reward_models(runs),
+        explain_reward_models(run_folders),
     ]
-    missing = list_missing(runs, args.seeds)
+    missing = list_missing(run_folders, args.seeds)
     if missing:
         paragraphs.append(f"Not finished: {', '.join(missing)}.")
     text = "\n\n".join(filter(None, paragraphs)) + "\n"
     (args.results / "table.md").write_text(text)
 
-    curves = read_curves(runs)
+    curves = read_curves(run_folders)
     if not curves.empty:
         curves.round(5).to_csv(args.results / "curves.csv", index=False)
         plot_curves(curves, args.results / "overoptimisation.png")

@@ -1,14 +1,9 @@
-"""Two PPO updates on stored conversations; prints what came out as JSON.
+"""Two PPO updates on stored conversations; tests/test_two_processes.py runs them."""
 
-tests/test_ppo.py calls it in one process, and starts it on two with DDP and with FSDP2: they must agree.
-"""
-
-import json
 import math
 
 from update_worker import stored_completions
 
-import checkpoint
 import policy
 import rollout
 import train_ppo
@@ -58,9 +53,3 @@ def main() -> dict:
         for key, weight in policy.whole_weights(learner):
             weights[f"{name}.{key}"] = weight.double().norm().item()
     return {"steps": results, "weights": weights}
-
-
-if __name__ == "__main__":
-    found = main()
-    policy.PartialState().print(json.dumps(found))
-    checkpoint.leave()

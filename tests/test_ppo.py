@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +25,13 @@ from data.toy import world
 from rewards import dense
 
 ROOT = Path(__file__).parents[1]
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-LAUNCH = ["-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
-DDP = [*LAUNCH, "accelerate/2cpu.yaml"]
-FSDP2 = [
-    *[*LAUNCH, "accelerate/8gpu_fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"],
-    "tests/fsdp_on_cpu.py",
+DDP = [
+    "-m",
+    "accelerate.commands.launch",
+    "--main_process_port",
+    "0",
+    "--config_file",
+    "accelerate/2cpu.yaml",
 ]
 
 
@@ -318,23 +318,6 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
         assert not row[len(expected) :].any()
 
 
-@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
-def test_two_processes_make_the_updates_of_one(launcher, one_process):
-    command = [sys.executable, *launcher, "tests/ppo_worker.py"]
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    for expected, step in zip(one_process["steps"], found["steps"], strict=True):
-        assert step == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    for name, norm in one_process["weights"].items():
-        assert found["weights"][name] == pytest.approx(norm, rel=1e-4), name
-
-
-@pytest.fixture(scope="module")
-def one_process(accelerator) -> dict:
-    return ppo_worker.main()
-
-
 # --- the script
 
 
@@ -359,7 +342,7 @@ def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[s
 
 
 def finished(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 

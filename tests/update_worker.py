@@ -1,9 +1,4 @@
-"""Three GRPO updates on stored completions of unequal lengths, and whole weights; prints what came out as JSON.
-
-tests/test_grpo.py calls it in one process, and starts it on two with DDP and with FSDP2: they must agree.
-"""
-
-import json
+"""Three GRPO updates on stored completions of unequal lengths, and whole weights; tests/test_two_processes.py runs them."""
 
 import numpy as np
 import torch
@@ -12,7 +7,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSequenceClassification
 
-import checkpoint
 import plan
 import policy
 import rollout
@@ -162,9 +156,3 @@ def main() -> dict:
     if accelerator.is_fsdp2:
         found["bfloat16 reference"] = bfloat16_reference(accelerator)
     return found
-
-
-if __name__ == "__main__":
-    found = main()
-    policy.PartialState().print(json.dumps(found))
-    checkpoint.leave()

@@ -1,0 +1,74 @@
+"""The updates of GRPO and of PPO on two processes, with DDP and with FSDP2, are those of one.
+
+    accelerate launch --config_file accelerate/2cpu.yaml tests/test_two_processes.py
+
+prints what they are, as JSON.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ppo_worker
+import pytest
+import update_worker
+
+import checkpoint
+import policy
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = ["-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
+DDP = [*LAUNCH, "accelerate/2cpu.yaml"]
+FSDP2 = [
+    *[*LAUNCH, "accelerate/8gpu_fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"],
+    "tests/fsdp_on_cpu.py",
+]
+
+
+def updates() -> dict:
+    ppo = ppo_worker.main()  # first: under FSDP2 the other ends in bfloat16
+    return {"ppo": ppo, "grpo": update_worker.main()}
+
+
+@pytest.fixture(scope="module")
+def one_process() -> dict:
+    return updates()
+
+
+@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
+def test_two_processes_make_the_updates_of_one(launcher, one_process):
+    command = [sys.executable, *launcher, "tests/test_two_processes.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3)):
+        expected = one_process[algorithm]
+        for expected_step, step in zip(expected["steps"], found[algorithm]["steps"], strict=True):
+            assert step == pytest.approx(expected_step, rel=tolerance, abs=0.01 * tolerance)
+        assert found[algorithm]["weights"] == pytest.approx(expected["weights"], rel=0.1 * tolerance)
+    check_what_each_process_holds(launcher, one_process["grpo"], found["grpo"])
+
+
+def check_what_each_process_holds(launcher: list[str], one_process: dict, found: dict) -> None:
+    assert any(name.startswith("LoRA") for name in found["weights"])
+    for expected, statistics in zip(one_process["statistics"], found["statistics"], strict=True):
+        assert statistics == pytest.approx(expected, rel=1e-4)
+    assert found["gradients are summed in"] == "torch.float32"  # in bfloat16 a sum of 1,500 is off by a nat
+
+    # sharded, a model is read by one process; the others wait for their shards without weights
+    assert found["loaded to"] == (["cpu", "meta"] if launcher is FSDP2 else ["cpu", "cpu"])
+    assert found["reward model"] == pytest.approx(2 * one_process["reward model"])  # whole on each of them
+    # where forwards run in bfloat16, a reference of that dtype is the policy to the bit
+    if launcher is FSDP2:
+        assert found["bfloat16 reference"] == ["torch.bfloat16", 0.0]
+    for result in (one_process, found):
+        for held in result["bytes held"]:
+            assert held == pytest.approx(result["bytes planned"], rel=0.05)
+
+
+if __name__ == "__main__":
+    found = updates()
+    policy.PartialState().print(json.dumps(found))
+    checkpoint.leave()
