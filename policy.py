@@ -356,7 +356,9 @@ def prepare_trained(
     if optim == "adamw_8bit":
         optimizer = _adamw_8bit(model, trained, learning_rate, weight_decay, betas)
     else:
-        optimizer = torch.optim.AdamW(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+        optimizer = torch.optim.AdamW(
+            trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+        )
     return model, accelerator.prepare_optimizer(optimizer)
 
 
@@ -468,17 +470,15 @@ class Policy(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        logits = logits / self.temperature
-        normaliser = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
+        all_logprobs = (logits / self.temperature).log_softmax(-1)
+        logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            probabilities = (logits - normaliser.unsqueeze(-1)).exp()
-            entropies = normaliser - (probabilities * logits).sum(-1)
+            entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
         if extra == "likeliest":
-            return logprobs, entropies, (logits.argmax(-1) == targets).to(logits.dtype)
+            return logprobs, entropies, (all_logprobs.argmax(-1) == targets).to(logits.dtype)
         if extra == "kl_uniform":
-            return logprobs, entropies, normaliser - logits.mean(-1) - math.log(logits.size(-1))
+            return logprobs, entropies, -all_logprobs.mean(-1) - math.log(all_logprobs.size(-1))
         return logprobs, entropies
 
 

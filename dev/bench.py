@@ -226,6 +226,8 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     words = [*script, *flag_words(options)]
     if case == "grpo":
         words.append("--allow-truncation")
+    if not size["gradient_checkpointing"]:
+        words.append("--no-gradient-checkpointing")
     return words
 
 

@@ -91,6 +91,7 @@ SIZES = {
         "traces": 8,
         "pairs": 8,
         "texts": 16,
+        "gradient_checkpointing": True,
         "lora_r": 0,
     },
     "cpu": {
@@ -106,13 +107,15 @@ SIZES = {
         "traces": 64,
         "pairs": 32,
         "texts": 128,
+        "gradient_checkpointing": True,
         "lora_r": 0,
     },
     "small": {  # a real model and real prompts, see copy_models and copy_prompts
         "prompts": 4,
         "group_size": 4,
         "peer_micro_batch": 8,  # TRL's default
-        "micro_batch_tokens": 8192,  # ours
+        "micro_batch_tokens": 1024,  # that of train_grpo.py's preset of this name
+        "gradient_checkpointing": False,  # so has the preset
         "max_prompt_tokens": 128,
         "max_tokens": 96,
         "lora_r": 0,
@@ -130,6 +133,7 @@ SIZES = {
         "traces": 128,
         "pairs": 64,
         "texts": 512,
+        "gradient_checkpointing": True,
         "lora_r": 0,
     },
 }
