@@ -50,11 +50,11 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-import runs  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import tyro
 
 import utils
@@ -156,38 +156,9 @@ class Args:
     cost at most, and stop."""
 
 
-WILDBENCH_FLAGS = (  # flags that eval_wildbench.py has too; wildbench-g passes them on
-    "model",
-    "model_url",
-    "think_format",
-    "chat_template",
-    "chat_template_args",
-    "rollout",
-    "top_p",
-    "max_tokens",
-    "max_thinking_tokens",
-    "reward_model",
-    "reward_on",
-    "limit",
-    "batch_size",
-    "data_parallel",
-    "tensor_parallel",
-    "judge",
-    "judge_url",
-    "judge_tensor_parallel",
-    "key_env",
-    "protocol",
-    "template",
-    "concurrency",
-    "budget",
-    "price",
-    "max_invalid",
-    "seed",
-    "out",
-    "resume",
-    "overwrite",
-    "dry_run",
-)
+# `wildbench_command` translates or refuses these; eval_wildbench.py has all other flags too
+NOT_IN_WILDBENCH = ("name", "data", "temperature", "samples", "judge_max_tokens", "from_")
+WILDBENCH_FLAGS = [field.name for field in fields(Args) if field.name not in NOT_IN_WILDBENCH]
 
 
 # --- 1. before anything is loaded or asked
@@ -210,6 +181,8 @@ def check_args(args: Args) -> None:
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
+    if args.samples < 1:
+        runs.fail(f"--samples {args.samples}: use 1 or more")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         runs.fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
@@ -242,13 +215,6 @@ def task_prompt(args: Args, task: dict) -> str:
     return BENCHMARKS[args.name].prompt.format(**task)
 
 
-def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
-    """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    template = judge_template_for(args, task)
-    make = BENCHMARKS[args.name].judge_requests
-    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
-
-
 def judge_template_for(args: Args, task: dict) -> str:
     """Returns the text of --template for a task; "" without one. Exits with 2 if it cannot be filled in."""
     if not args.template:
@@ -258,6 +224,13 @@ def judge_template_for(args: Args, task: dict) -> str:
         path = path / f"{task['category']}.txt"
     placeholders = BENCHMARKS[args.name].placeholders[args.protocol]
     return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
+
+
+def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
+    """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
+    template = judge_template_for(args, task)
+    make = BENCHMARKS[args.name].judge_requests
+    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
@@ -270,9 +243,9 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what comparable numbers share: prompts, judge, its instructions and the baseline's answers.
+    """Hashes what two runs must share to be compared: prompts, judge, its instructions, the baseline's answers.
 
-    A thinking budget and the choice of the best answer by a reward model belong to it.
+    It also has the thinking budget and the choice of the best answer. It has no model, sampling or seed.
     """
     content = [
         args.name,
@@ -298,16 +271,16 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
     Their `response` is what is judged: "" for a completion without one.
     """
-    asked = []
-    asked_tasks = []
+    requests = []
+    requested_tasks = []
     for task in tasks:
         messages = [{"role": "user", "content": task_prompt(args, task)}]
         for sample in range(args.samples):
-            asked.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
-            asked_tasks.append(task)
-    rows = shared.generate(args, asked, args.temperature, run)
+            requests.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
+            requested_tasks.append(task)
+    rows = shared.generate(args, requests, args.temperature, run)
     answers = []
-    for row, request, task in zip(rows, asked, asked_tasks):
+    for row, request, task in zip(rows, requests, requested_tasks):
         answers.append(row | {"task": task, "sample": request["sample"], "response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
@@ -340,10 +313,11 @@ def scored_row(args: Args, row: dict) -> dict:
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of this run in results/runs.csv, one a metric."""
     rows = []
+    # pass@k is left out, as it has no interval
     at_k = [name for name in numbers if re.fullmatch(r"(maj|best)@\d+", name)]
     for metric in [*BENCHMARKS[args.name].metrics, *at_k]:
         interval_key = f"{metric}_interval"
-        if metric in ("accuracy", "prompt_strict"):
+        if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
             interval_key = "interval"
         low, high = numbers.get(interval_key) or (None, None)
         row = {
@@ -384,11 +358,11 @@ def score_stored(args: Args) -> None:
 
 
 def wildbench_command(args: Args) -> list[str]:
-    """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing."""
+    """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing or refused."""
+    if args.samples != 1:
+        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
     command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
     command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
-    if args.samples > 1:
-        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
     if args.from_:
         command += ["--from-judgments", args.from_]
     else:
@@ -419,7 +393,7 @@ def main(args: Args) -> None:
         return
     shared.require(args, model="the model to evaluate; or name stored rows by --from")
 
-    # --- 1. everything is checked before anything is generated; say what it costs
+    # --- check everything before anything is generated, and print what the judge may cost
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
@@ -441,7 +415,7 @@ def main(args: Args) -> None:
         return
     run = runs.start_run(start)
 
-    # --- 2. generate, judge, score
+    # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]
     answers = respond(args, tasks, run)
     scored = answers
@@ -452,7 +426,7 @@ def main(args: Args) -> None:
     rows = [scored_row(args, row) for row in scored]
     numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
 
-    # --- 3. write
+    # --- write
     with open(run / "rows.jsonl", "w") as file:
         for row, result in zip(rows, numbers["rows"]):
             file.write(json.dumps(row | result) + "\n")

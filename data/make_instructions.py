@@ -78,7 +78,7 @@ EDITING = re.compile(
     r"|summari[sz]e\w*|following|below|above|this (?:text|email|message)|make (?:it|this)|change|continue)\b",
     re.IGNORECASE,
 )
-UNFIT = {
+UNFIT = {  # reason: pattern; the first that is found in a prompt is counted
     "constraint_of_its_own": OWN_CONSTRAINT,
     "long_answer": LONG_ANSWER,
     "code_or_formula": CODE,
@@ -117,7 +117,7 @@ def n_grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + N_GRAM]) for start in range(len(words) - N_GRAM + 1)}
 
 
-def read_excluded(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
+def read_excluded_n_grams(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
     """Returns all runs of N_GRAM words in the prompts of these benchmarks."""
     found = set()
     for path in paths:
@@ -128,7 +128,7 @@ def read_excluded(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
 
 def read_usable(args: Args) -> list[dict]:
     """Returns the prompts that can carry a constraint; prints why others cannot, exits with 2 if none can."""
-    excluded_n_grams = read_excluded(args.exclude)
+    excluded_n_grams = read_excluded_n_grams(args.exclude)
     usable = []
     dropped: Counter[str] = Counter()
     for prompt in read_prompts(args.prompts):
@@ -152,7 +152,10 @@ def read_usable(args: Args) -> list[dict]:
 def make_row(
     prompt: dict, number: int, excludes: dict[str, set[str]], longest: int, rng: random.Random
 ) -> dict:
-    """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for."""
+    """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for.
+
+    `number` is how many rows the prompt has already.
+    """
     text = prompt["messages"][0]["content"].strip()
     draw = constraints.Draw(rng, text, constraints.words_for(text, rng))
     separator = rng.choice(("\n", "\n\n"))
@@ -188,25 +191,25 @@ def make_rows(args: Args) -> list[dict]:
     usable = read_usable(args)
     rng = random.Random(args.seed)
     rng.shuffle(usable)
-    made: list[dict] = []
+    rows = []
     for i in range(args.n):
         prompt = usable[i % len(usable)]
-        made.append(make_row(prompt, i // len(usable), excludes, args.max_characters, rng))
+        rows.append(make_row(prompt, i // len(usable), excludes, args.max_characters, rng))
     print(f"{len(usable)} prompts carry {args.n} rows")
-    return made
+    return rows
 
 
 def main(args: Args) -> None:
     if args.out.exists():
         runs.fail(f"{args.out} exists; name another file with --out")
-    if args.n < 1 or args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
-        runs.fail(
-            "--n must be 1 or more, and --max-characters 500 or more: some constraints need a third of that"
-        )
-    made = make_rows(args)
+    if args.n < 1:
+        runs.fail(f"--n {args.n}: use 1 or more")
+    if args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
+        runs.fail(f"--max-characters {args.max_characters}: use 500 or more, or some constraints do not fit")
+    rows = make_rows(args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_jsonl(args.out, made)
-    families = Counter(name for row in made for name in row["instruction_id_list"])
+    runs.write_jsonl(args.out, rows)
+    families = Counter(name for row in rows for name in row["instruction_id_list"])
     for name, count in families.most_common():
         print(f"  {count:6d}  {name}")
 

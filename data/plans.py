@@ -20,19 +20,7 @@ MAX_ASKED_WORDS = 16
 MAX_POINTS = 6
 MAX_POINT_WORDS = 4
 MAX_POINTS_CHARACTERS = 160  # of all points together
-LENGTHS = (
-    10,
-    20,
-    30,
-    40,
-    50,
-    75,
-    100,
-    125,
-    150,
-    200,
-    250,
-)  # words; an answer's number is rounded to the nearest
+LENGTHS = (10, 20, 30, 40, 50, 75, 100, 125, 150, 200, 250)  # words; an answer's number is rounded to one
 
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NUMBERED = re.compile(r"^\s*\**\d+[.)]\s+(.+)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The judge of experiments/small.sh: the gold reward model, on which nothing is trained.
+"""Judges the answers of experiments/small.sh by the gold reward model, on which nothing is trained.
 
 GOLD=results/small/runs/reward-gold/model python eval_wildbench.py --judge experiments/small_judge.py:judge ...
 """
@@ -9,17 +9,18 @@ from functools import cache
 import runs
 from rewards.preference import RewardModel
 
-# checked when this file is loaded: the first answer is judged only after all of them are generated
-if "GOLD" not in os.environ:
+# checked when this file is loaded, as the first answer is judged only after all of them are generated
+GOLD = os.environ.get("GOLD", "")
+if not GOLD:
     runs.fail(
-        "experiments/small_judge.py reads the folder of the gold reward model from the environment: GOLD=FOLDER"
+        "experiments/small_judge.py reads the gold reward model's folder from the environment: GOLD=FOLDER"
     )
-GOLD = os.environ["GOLD"]
 runs.or_fail(RewardModel.check, GOLD)
 
 
 @cache
 def gold_model() -> RewardModel:
+    """Loads the gold reward model once, when the first answer is judged."""
     return RewardModel(GOLD, reward_on="response", think_format="plain")
 
 

@@ -1,4 +1,4 @@
-"""Writes what several models answered to the prompts of small_prompts.jsonl: samples.md, uncut in samples.jsonl.
+"""Writes what several models answered to small_prompts.jsonl into samples.md, and uncut into samples.jsonl.
 
 python -m experiments.small_samples --results results/small
 
@@ -23,7 +23,7 @@ class Args:
     results: Path = Path("results/small")
     """Folder whose runs/ has the folders samples-NAME, and into which the files are written."""
     names: tuple[str, ...] = ("instruct", "sft-think", "sft-plain", "grpo-think-s0", "grpo-plain-s0")
-    """The models, in the order of the page."""
+    """The models, by the NAME of their folders, in the order of the page."""
     characters: int = 400
     """Characters that the page keeps of each text."""
 
@@ -51,8 +51,9 @@ def read_samples(folder: Path, names: tuple[str, ...]) -> tuple[list[dict], dict
             runs.fail(f"samples-{name} has other prompts or other sampling than samples-{names[0]}")
 
     samples = []
-    for rows in zip(*by_model.values(), strict=True):
-        samples += [{"model": name, **row} for name, row in zip(names, rows, strict=True)]
+    for number in range(len(prompts)):
+        for name in names:
+            samples.append({"model": name, **by_model[name][number]})
     return samples, sampling
 
 
@@ -66,8 +67,17 @@ def quote(text: str, characters: int) -> str:
     return textwrap.indent("\n".join(lines), "    ", lambda line: True)
 
 
+def texts_to_show(sample: dict) -> list[tuple[str, str]]:
+    """Returns (what it is, text) for thinking and response, or for the unsplit text of an answer in bad format."""
+    if sample["status"] != "ok":
+        return [(f", {sample['status']}", sample["text"])]
+    if sample["thinking"]:
+        return [(", thinking", sample["thinking"]), (", response", sample["response"])]
+    return [("", sample["response"])]
+
+
 def markdown(samples: list[dict], sampling: dict, args: Args) -> str:
-    """Writes the page; a text that is not in good format is shown whole, with its status."""
+    """Writes the page for people."""
     settings = ", ".join(f"{flag} {value}" for flag, value in sampling.items())
     parts = [
         f"One answer of each of these models to each prompt of experiments/small_prompts.jsonl: {', '.join(args.names)}. "
@@ -79,12 +89,7 @@ def markdown(samples: list[dict], sampling: dict, args: Args) -> str:
         if sample["id"] != prompt:
             prompt = sample["id"]
             parts.append(f"### {prompt}\n\n{sample['messages'][-1]['content']}")
-        texts = {"": sample["response"]}
-        if sample["status"] != "ok":
-            texts = {f", {sample['status']}": sample["text"]}
-        elif sample["thinking"]:
-            texts = {", thinking": sample["thinking"], ", response": sample["response"]}
-        for what, text in texts.items():
+        for what, text in texts_to_show(sample):
             parts.append(f"**{sample['model']}**{what}\n\n{quote(text, args.characters)}")
     return "\n\n".join(parts) + "\n"
 

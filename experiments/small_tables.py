@@ -50,7 +50,7 @@ DIFFERENCES = (  # pairs of rows: the second is subtracted from the first
     ("RLMT: GRPO, thinking", "RLHF: GRPO, no thinking"),
     ("RLMT: DPO, thinking", "RLHF: DPO, no thinking"),
 )
-GREEDY = ("sft-plain", "rlvr-plain")  # runs whose IFEval is also measured with greedy answers
+GREEDY = ("sft-plain", "rlvr-plain")  # RLVR and its start, whose IFEval is also measured with greedy answers
 COLUMNS = {  # measure of a task: its title in table.md, and how many digits it gets there
     "gold": ("gold", 2),
     "proxy": ("proxy", 2),
@@ -99,7 +99,8 @@ def read_run(run_folders: Path, name: str) -> pd.DataFrame:
     for prefix in ("ifeval", "ifeval-greedy"):
         if is_finished(run_folders / f"{prefix}-{name}"):
             parts.append(read_ifeval(run_folders / f"{prefix}-{name}", prefix.replace("-", "_")))
-    return pd.concat(parts)
+    # a task of IFEval is in two parts if it also has a greedy answer
+    return pd.concat(parts).groupby(level=0).first()
 
 
 def run_names(row: str, seeds: tuple[int, ...]) -> list[str]:
@@ -126,12 +127,18 @@ def average(measured: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> dict:
-    """Returns a line of the table: for each measure its mean over tasks, the standard error, and the number of tasks."""
+    """Returns a line of the table: for each measure its mean over tasks, the standard error, and the number of tasks.
+
+    `by_task` has the tasks averaged over the seeds, `by_seed` those of each seed.
+    """
     line = {"row": row, "seeds": sum(measured.notna().any(axis=None) for measured in by_seed)}
     for name in COLUMNS:
         values = by_task[name]
         line |= {name: values.mean(), f"{name}_se": values.sem(), f"{name}_n": values.count()}
-    line["gold_by_seed"] = ", ".join(f"{measured['gold'].mean():.2f}" for measured in by_seed)
+    line["gold_by_seed"] = ""
+    if line["gold_n"]:
+        golds = ", ".join(f"{measured['gold'].mean():.2f}" for measured in by_seed)
+        line["gold_by_seed"] = golds.replace("nan", MISSING)
     return line
 
 
@@ -140,21 +147,20 @@ def collect(run_folders: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd
 
     A task that only one of two rows has a value for is left out of their difference.
     """
-    measured = {}
+    by_seed = {}
     for row in ROWS:
-        measured[row] = [read_run(run_folders, name) for name in run_names(row, seeds)]
-    averages = {row: average(by_seed) for row, by_seed in measured.items()}
+        by_seed[row] = [read_run(run_folders, name) for name in run_names(row, seeds)]
+    by_task = {row: average(by_seed[row]) for row in ROWS}
 
-    rows = [summarize(row, averages[row], measured[row]) for row in ROWS]
+    rows = [summarize(row, by_task[row], by_seed[row]) for row in ROWS]
     differences = []
     for after, before in DIFFERENCES:
-        if len(measured[before]) == len(measured[after]):
-            before_by_seed = measured[before]
-        else:  # all seeds started from the same run
-            before_by_seed = measured[before] * len(measured[after])
-        by_seed = [one - other for one, other in zip(measured[after], before_by_seed, strict=True)]
+        before_by_seed = by_seed[before]
+        if len(before_by_seed) == 1:  # all seeds started from the same run
+            before_by_seed = before_by_seed * len(by_seed[after])
+        by_seed_difference = [one - other for one, other in zip(by_seed[after], before_by_seed, strict=True)]
         name = f"{after} − {before}"
-        differences.append(summarize(name, averages[after] - averages[before], by_seed))
+        differences.append(summarize(name, by_task[after] - by_task[before], by_seed_difference))
     return pd.DataFrame(rows), pd.DataFrame(differences)
 
 
@@ -174,16 +180,16 @@ def cell(line: pd.Series, name: str, digits: int, is_difference: bool) -> str:
 def markdown(results: pd.DataFrame, is_difference: bool) -> str:
     """Writes the table of the rows, or that of their differences, for people."""
     columns = ["", "seeds", "n", *[title for title, _ in COLUMNS.values()]]
-    lines = []
+    cells_by_line = []
     for _, line in results.iterrows():
         cells = [line["row"], str(line["seeds"]), str(line["gold_n"])]
         for name, (_, digits) in COLUMNS.items():
             text = cell(line, name, digits, is_difference)
-            if name == "gold" and line["seeds"] > 1:
+            if name == "gold" and line["seeds"] > 1 and line["gold_by_seed"]:
                 text += f" ({line['gold_by_seed']})"
             cells.append(text)
-        lines.append(cells)
-    return markdown_table(columns, lines)
+        cells_by_line.append(cells)
+    return markdown_table(columns, cells_by_line)
 
 
 def describe_reward_model(name: str, held_out: dict) -> str:
@@ -202,7 +208,7 @@ def describe_reward_model(name: str, held_out: dict) -> str:
 
 
 def verdict_on_gold(held_out: dict) -> str:
-    """Says whether the gold reward model knows more than length: right above chance by two standard errors."""
+    """Says whether gold is right above chance, by two standard errors, on pairs whose length says little."""
     equal = held_out["equal_length"]
     if equal and equal["accuracy"] - 2 * equal["standard_error"] > 0.5:
         return "Gold counts: on pairs of about equal length it is right more often than not by two standard errors."
@@ -251,11 +257,11 @@ def read_curves(run_folders: Path) -> pd.DataFrame:
 
 def plot_curves(curves: pd.DataFrame, path: Path) -> None:
     """Plots gold against proxy: where gold falls while the proxy rises, the reward is over-optimised."""
-    figure, (over, lengths) = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure, (rewards, lengths) = plt.subplots(1, 2, figsize=(11, 4.2))
     for name, part in curves.groupby("run"):
-        over.errorbar(part["proxy"], part["gold"], part["gold_se"], marker=".", label=name, linewidth=1)
+        rewards.errorbar(part["proxy"], part["gold"], part["gold_se"], marker=".", label=name, linewidth=1)
         lengths.plot(part["completions"], part["response_tokens"], marker=".", label=name)
-    over.set(xlabel="proxy reward", ylabel="gold reward", title="held-out prompts along training")
+    rewards.set(xlabel="proxy reward", ylabel="gold reward", title="held-out prompts along training")
     lengths.set(xlabel="completions sampled before", ylabel="response tokens", title="length")
     lengths.legend(fontsize=7)
     figure.tight_layout()

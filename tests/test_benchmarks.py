@@ -1391,6 +1391,7 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
         (["gsm8k", "--data", ".", "--model", "m", "--judge", "j"], "has no judge"),
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),
         (["ifeval", "--data", ".", "--model", "m", "--samples", "2"], "one answer a task"),
+        (["gsm8k", "--data", ".", "--model", "m", "--samples", "0"], "use 1 or more"),
         (["wildbench-g", "--data", ".", "--judge", "j"], "--model is missing"),
         (["wildbench-g", "--data", ".", "--judge", "j", "--samples", "2"], "one answer a task"),
     ],
@@ -1403,6 +1404,7 @@ def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
     """Its command is one that eval_wildbench.py takes, with the values of this script."""
     args = eval_benchmarks.Args("wildbench-g", "t.jsonl", "m", temperature=0.5, judge="j", price=(2.0, 8.0))
     args.resume, args.judge_max_tokens, args.key_env = True, 50, ("a.org=HOME", "b.org:80=HOME")
+    args.dtype = "float32"
     monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
     wildbench = runs.parse_args(eval_wildbench.Args, {})
     for name in eval_benchmarks.WILDBENCH_FLAGS:

@@ -140,7 +140,7 @@ def test_what_is_not_measured_is_missing_and_never_zero(folder, table):
         row for row in small_tables.ROWS if row not in ("SFT, no thinking", "RLHF: GRPO, no thinking")
     ]
     assert len(unmeasured) == 6
-    assert table.loc[unmeasured, measured].isna().all(axis=None)
+    assert table.loc[unmeasured, [*measured, "gold_by_seed"]].isna().all(axis=None)
     assert np.isnan(table.loc["RLHF: GRPO, no thinking", "ifeval_greedy"])
     assert np.isnan(table.loc["RLMT: GRPO, thinking − RLHF: GRPO, no thinking", "gold"])
 
@@ -158,6 +158,15 @@ def test_what_is_not_measured_is_missing_and_never_zero(folder, table):
         assert name in missing
     assert "eval-sft-plain" not in missing and "ifeval-greedy-sft-plain" not in missing
     assert not (folder / "curves.csv").exists()
+
+
+def test_a_seed_that_is_not_measured_is_a_dash(folder, table):
+    rows, differences = small_tables.collect(folder / "runs", seeds=(0, 1, 2))
+    line = rows.set_index("row").loc["RLHF: GRPO, no thinking"]
+    by_seed = f"{table.loc['RLHF: GRPO, no thinking', 'gold_by_seed']}, –"
+    assert (line["seeds"], line["gold_by_seed"]) == (2, by_seed)
+    assert f"({by_seed})" in small_tables.markdown(rows, is_difference=False)
+    assert "nan" not in small_tables.markdown(differences, is_difference=True)
 
 
 def held_out_of(right: list[bool]) -> dict:
@@ -244,6 +253,8 @@ def test_a_quoted_text_cannot_become_markdown():
 def test_the_judge_wants_a_gold_model_before_anything_is_generated(monkeypatch, exits):
     monkeypatch.delenv("GOLD", raising=False)
     judge = str(ROOT / "experiments/small_judge.py:judge")
+    assert "GOLD=FOLDER" in exits(run_folders.load_function, judge)
+    monkeypatch.setenv("GOLD", "")
     assert "GOLD=FOLDER" in exits(run_folders.load_function, judge)
     monkeypatch.setenv("GOLD", "results/nowhere")
     assert "results/nowhere" in exits(run_folders.load_function, judge)
