@@ -26,7 +26,7 @@ CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NUMBERED = re.compile(r"^\s*\**\d+[.)]\s+(.+)", re.MULTILINE)
 BULLET = re.compile(r"^\s*[-*•+]\s+(.+)", re.MULTILINE)
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]?\s+(?=[\"“(A-Z0-9])|\n+")
-CLAUSE_END = re.compile(r"[:;.!?(]|\s[-–—]\s")
+CLAUSE_END = re.compile(r"[:;.!?](?!\w)|\(|\s[-–—]\s")
 WORD = re.compile(r"\w+(?:['’.,/-]\w+)*[%$€]?")
 # Negations are not among them: without its "not" a point would say the opposite of the answer.
 FUNCTION_WORDS = frozenset(

@@ -558,6 +558,11 @@ PLANS = [
         "| Item | Price |\n|---|---|\n| Shirt. Red | 10 |",
         "Asked: A table\nForm: 3 lines, about 10 words.\nPoints: Item Price; Shirt.",
     ),
+    (
+        "The tip?",
+        "The bill was 47.50 at shop.com. The tip is at 9:30: 6.65!",
+        "Asked: The tip?\nForm: one paragraph of 2 sentences, about 10 words.\nPoints: bill 47.50 shop.com; tip 9 30.",
+    ),
     ("Say hi", "Hello to you.", "Asked: Say hi\nForm: one sentence, about 10 words."),
     (
         " ".join(f"w{i}" for i in range(20)),
