@@ -1,24 +1,24 @@
 """Tries this project on one GPU: real commands, the most valuable first, each step under eight minutes.
 
-    python -m dev.gpu_check                                # all steps; `make gpu-check`
-    python -m dev.gpu_check --steps sft grpo --resume      # those alone, and only what has not passed yet
-    python -m dev.gpu_check --cpu                          # a machine without a GPU: toy sizes, to try this script
+    python -m dev.gpu_check                              # all steps; `make gpu-check`
+    python -m dev.gpu_check --steps sft grpo --resume    # those alone, and only what has not passed yet
+    python -m dev.gpu_check --cpu                        # without a GPU: toy sizes, to try this script
 
 | step | what it shows |
 |---|---|
 | sft, grpo, ppo, dpo, reward | each script trains the toy preset in bfloat16, without vLLM |
 | resume | a GRPO run that kill -9 ended goes on from its checkpoint |
-| fsdp, fsdp-lora | FSDP2 with one process logs the loss and gradient norm of a run without it |
+| fsdp, fsdp-lora | FSDP2 with one process: loss within 2 % and gradient norm within 10 % of SFT without it |
 | fsdp-grpo | GRPO's loop runs under FSDP2 |
-| memory, memory-lora | the bytes that a GRPO step holds are those of plan.py, within 10 % |
-| step-0.5b, step-1.5b, step-8b-lora | a GRPO step with random weights, as a share of a matrix product's rate |
+| memory, memory-lora | a GRPO step of 0.5B holds the bytes that plan.py says, within 10 %; the peak of each phase |
+| step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights, and its share of the card's rate |
 | vllm, vllm-sleep, vllm-lora | a colocated engine gets the policy's weights, gives its memory back, works with LoRA |
 | logprob-gap | vLLM and trainer agree on the toy model, on 0.5B, and on the folders in --models |
-| tests | the tests that need a GPU: pytest -m gpu tests/test_gpu.py |
-| second-engine | an engine, and a reward model, find the memory that an earlier engine has freed |
+| tests | pytest -m gpu tests/test_gpu.py: a card's numbers are a CPU's; a second engine in one process |
+| second-engine | two rounds of DPO with vLLM: engine, reward model, policy, and again |
 
-Prints PASS, FAIL or SKIP with the reason. Writes <card>.json after each step and table.md into --out, and what the commands
-print into --runs. Exits with 1 if a step failed, with 2 without a GPU.
+Prints PASS, FAIL or SKIP with the reason. Writes <card>.json after each step and table.md into --out. The output of
+the commands goes into --runs. Exits with 1 if <card>.json has a FAIL, now or from before, with 2 without a GPU.
 """
 
 import importlib.util
@@ -49,11 +49,12 @@ from dev import bench, bench_work
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = utils.DEVICE == "cuda"
 STEP_SECONDS = 480
-MEMORY_TOLERANCE = 0.1
+MEMORY_TOLERANCE = 0.1  # relative, as those below
 # FSDP2 rounds weights to bfloat16, where autocast rounds them for each operation
 LOSS_TOLERANCE = 0.02
 NORM_TOLERANCE = 0.1
 FSDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"]
+# completions may be cut off after so short an SFT; the gold reward costs time and shows nothing here
 TOY_GRPO = ("train_grpo.py", "--preset", "toy", "--allow-truncation", "--gold", "")
 
 
@@ -90,8 +91,8 @@ class Args:
 # --- commands
 
 
-class Check:
-    """Runs the commands of steps, each with what is left of the step's time."""
+class Runner:
+    """Runs the commands of a step, and ends them when the time of the step is over."""
 
     def __init__(self, args: Args):
         self.args = args
@@ -102,20 +103,18 @@ class Check:
             self.ends = time.monotonic() + 60 * args.minutes
         self.step_ends = math.inf
 
-    def begin(self) -> None:
-        """Starts the clock of a step."""
-        self.step_ends = time.monotonic() + STEP_SECONDS
-
     def start(self, name: str, words: list) -> subprocess.Popen:
         """Starts `python WORDS`, which prints into NAME.log."""
         command = [sys.executable, *map(str, words)]
+        # a launcher starts scripts without this folder on their path
+        python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         with open(self.folder / f"{name}.log", "w") as log:
             log.write(shlex.join(command) + "\n")
             log.flush()
             return subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": python_path},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that what it starts can be ended with it
@@ -130,10 +129,7 @@ class Check:
             raise Failed(f"took longer than {STEP_SECONDS} s")
 
     def run(self, name: str, words: list) -> None:
-        """Runs `python WORDS`.
-
-        Raises Failed with the line of its error if it exits with another code than 0, Skipped if this card is too small.
-        """
+        """Runs `python WORDS`. Raises Failed if it exits with an error, Skipped if plan.py says that it does not fit."""
         process = self.start(name, words)
         try:
             while process.poll() is None:
@@ -142,19 +138,19 @@ class Check:
         finally:
             kill(process)
         if process.returncode:
-            last_line = why_it_ended((self.folder / f"{name}.log").read_text())
-            if "GiB are needed of a GPU's" in last_line:  # plan.py refused to start
-                raise Skipped(last_line)
-            raise Failed(f"{last_line} (exit code {process.returncode}, {name}.log)")
+            error = error_line((self.folder / f"{name}.log").read_text())
+            if "GiB are needed of a GPU's" in error:  # plan.check_memory refused to start
+                raise Skipped(error)
+            raise Failed(f"{error} (exit code {process.returncode}, {name}.log)")
 
     def train(self, name: str, *words, launch: tuple = ()) -> list[dict]:
-        """Runs a training script and returns what it logged; Failed if a loss or gradient norm is not finite."""
+        """Runs a training script and returns what it logged. Raises Failed if a loss is not finite."""
         out = self.folder / name
         self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, "--overwrite"])
-        logged = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
-        if not logged.exists():
-            logged = out / "metrics.jsonl"
-        lines = runs.read_log(logged)
+        logs = sorted(out.glob("round-*/metrics.jsonl"))  # train_dpo.py logs its steps by round
+        lines = []
+        for log in logs or [out / "metrics.jsonl"]:
+            lines += runs.read_log(log)
         for line in lines:
             for key in ("loss", "grad_norm"):
                 if key in line and (line[key] is None or not math.isfinite(line[key])):
@@ -184,21 +180,36 @@ class Check:
         """Trains the warm-started toy model by GRPO; `words` are further flags."""
         return self.train(name, *self.toy_grpo_words(), *words, launch=launch)
 
+    def toy_dpo(self, name: str, *words) -> list[dict]:
+        """Trains the warm-started toy model by DPO; `words` are further flags."""
+        prompts = 128 if ON_GPU else 16
+        flags = ["--model", self.warm_start(), "--prompts-per-round", prompts, *words]
+        return self.train(name, "train_dpo.py", "--preset", "toy", *flags)
+
     def random_models(self, size: str) -> Path:
-        """Returns a folder with policy/, reward/ and prompts.jsonl of a size of dev.bench, made if it is not there."""
+        """Returns a folder with a policy, a reward model and prompts of a size of dev.bench; makes it once."""
         folder = self.folder / f"models-{size}"
-        if not (folder / "prompts.jsonl").exists():
-            code = (
-                "import sys, pathlib; from dev import bench_work as w; "
-                "folder = pathlib.Path(sys.argv[1]); folder.mkdir(exist_ok=True); size = w.SIZES[sys.argv[2]]; "
-                "w.make_models(folder, size, 0); w.make_rows(folder, size, 0)"
-            )
-            self.run(f"models-{size}", ["-c", code, folder, size])
+        if not (folder / "prompts.jsonl").exists():  # it is written after the models
+            code = "import sys; from dev import gpu_check; gpu_check.make_random_models(*sys.argv[1:])"
+            try:
+                self.run(f"models-{size}", ["-c", code, folder, size])
+            except Failed as reason:
+                if "OutOfMemoryError" in str(reason):  # they are made in float32, on the card
+                    raise Skipped(str(reason)) from None
+                raise
         return folder
 
 
-def why_it_ended(log: str) -> str:
-    """Returns the last line of a log that names an error; torchrun prints more behind it. Else the last line."""
+def make_random_models(folder: str, size_name: str) -> None:
+    """Writes what `random_models` returns; runs in a process that gives the card's memory back as it ends."""
+    size = bench_work.SIZES[size_name]
+    Path(folder).mkdir(exist_ok=True)
+    bench_work.make_models(Path(folder), size, seed=0)
+    bench_work.make_rows(Path(folder), size, seed=0)
+
+
+def error_line(log: str) -> str:
+    """Returns the last line of a log that names an error, as torchrun prints more after it; else the last line."""
     lines = log.strip().splitlines()
     for line in reversed(lines):
         if re.match(r"(\S*Error|error): \S", line):
@@ -215,64 +226,59 @@ def kill(process: subprocess.Popen) -> None:
     process.wait()
 
 
-# --- steps: each returns numbers for the table
+# --- steps: each gets its name and its flags in STEPS, and returns numbers for the table
 
 
-def sft(check: Check) -> dict:
-    check.warm_start()
-    losses = [line["loss"] for line in runs.read_log(check.folder / "sft" / "metrics.jsonl")]
+def sft(runner: Runner, name: str) -> dict:
+    shutil.rmtree(runner.folder / name, ignore_errors=True)  # else `warm_start` keeps an earlier run
+    runner.warm_start()
+    losses = [line["loss"] for line in runs.read_log(runner.folder / name / "metrics.jsonl")]
     if losses[-1] >= losses[0]:
         raise Failed(f"the loss did not fall: {losses[0]:.3f}, {losses[-1]:.3f}")
     return {"first loss": losses[0], "last loss": losses[-1]}
 
 
-def grpo(check: Check) -> dict:
-    lines = check.toy_grpo("grpo", "--rollout", "hf", "--steps", 3)
+def grpo(runner: Runner, name: str) -> dict:
+    lines = runner.toy_grpo(name, "--rollout", "hf", "--steps", 3)
     return {"reward": lines[-1]["reward"]}
 
 
-def ppo(check: Check) -> dict:
+def ppo(runner: Runner, name: str) -> dict:
     prompts = 128 if ON_GPU else 4
     flags = ["--rollout", "hf", "--steps", 3, "--prompts-per-step", prompts, "--allow-truncation"]
-    lines = check.train("ppo", "train_ppo.py", "--preset", "toy", "--model", check.warm_start(), *flags)
+    lines = runner.train(name, "train_ppo.py", "--preset", "toy", "--model", runner.warm_start(), *flags)
     return {"reward": lines[-1]["reward"]}
 
 
-def dpo(check: Check) -> dict:
-    lines = toy_dpo(check, "dpo", "--rollout", "hf", "--rounds", 1)
+def dpo(runner: Runner, name: str) -> dict:
+    lines = runner.toy_dpo(name, "--rollout", "hf", "--rounds", 1)
     return {"last loss": lines[-1]["loss"]}
 
 
-def toy_dpo(check: Check, name: str, *words) -> list[dict]:
-    prompts = 128 if ON_GPU else 16
-    flags = ["--model", check.warm_start(), "--prompts-per-round", prompts, *words]
-    return check.train(name, "train_dpo.py", "--preset", "toy", *flags)
-
-
-def reward(check: Check) -> dict:
-    check.make_world()
+def reward(runner: Runner, name: str) -> dict:
+    runner.make_world()
     epochs = 0.5 if ON_GPU else 0.02
-    lines = check.train("reward", "train_reward.py", "--preset", "toy", "--epochs", epochs)
+    lines = runner.train(name, "train_reward.py", "--preset", "toy", "--epochs", epochs)
     return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
 
 
-def resume(check: Check) -> dict:
-    """Kills a run behind its second checkpoint, and compares the whole run with one that nobody killed."""
+def resume(runner: Runner, name: str) -> dict:
+    """Kills a run when its third step is logged, and compares the resumed run with one that nobody killed."""
     flags = ["--rollout", "hf", "--steps", 4, "--save-steps", 1]
-    whole = check.toy_grpo("resume-whole", *flags)
-    out = check.folder / "resume"
-    words = [*check.toy_grpo_words(), *flags, "--dtype", utils.DTYPE, "--out", out]
-    process = check.start("resume-killed", [*words, "--overwrite"])
+    whole = runner.toy_grpo(f"{name}-whole", *flags)
+    out = runner.folder / name
+    shutil.rmtree(out, ignore_errors=True)  # else the log of an earlier run is counted
+    words = [*runner.toy_grpo_words(), *flags, "--dtype", utils.DTYPE, "--out", out]
+    process = runner.start(f"{name}-killed", words)
     try:
-        # the third step begins behind the second checkpoint, and an old run is deleted before the first
-        while not (out / "checkpoint-2").exists() or n_logged(out) != 3:
-            check.check_time()
+        while n_logged(out) < 3:  # then the second checkpoint is whole
+            runner.check_time()
             if process.poll() is not None:
-                raise Failed("it ended before it was killed (resume-killed.log)")
+                raise Failed(f"it ended before it was killed ({name}-killed.log)")
             time.sleep(0.05)
     finally:
         kill(process)
-    check.run("resume", [*words, "--resume"])
+    runner.run(name, [*words, "--resume"])
     lines = runs.read_log(out / "metrics.jsonl")
     if len(lines) != 4:
         raise Failed(f"{len(lines)} steps are logged in place of 4")
@@ -288,28 +294,20 @@ def n_logged(run: Path) -> int:
     return path.read_text().count("\n")
 
 
-def fsdp(check: Check) -> dict:
-    return same_as_one_process(check, "fsdp")
-
-
-def fsdp_lora(check: Check) -> dict:
-    return same_as_one_process(check, "fsdp-lora", "--lora-r", 8)
-
-
 def launched_with_fsdp() -> tuple:
-    """Returns the words that launch a script with FSDP2; raises Skipped where there is no GPU."""
+    """Returns the words that launch a script with FSDP2: one process on a GPU, else two."""
     if ON_GPU:
         return (*FSDP, "--num_processes", "1")
     # one process of a CPU is not distributed; tests/fsdp_on_cpu.py makes accelerate shard on a CPU
     return (*FSDP, "--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py")
 
 
-def same_as_one_process(check: Check, name: str, *words) -> dict:
+def same_as_one_process(runner: Runner, name: str, *words) -> dict:
     """Compares the first step of SFT with that of a run without FSDP2: the rows are the same."""
-    check.make_world()
+    runner.make_world()
     script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", 0.02, *words]
-    alone = check.train(f"{name}-alone", *script)[0]
-    sharded = check.train(name, *script, launch=launched_with_fsdp())[0]
+    alone = runner.train(f"{name}-alone", *script)[0]
+    sharded = runner.train(name, *script, launch=launched_with_fsdp())[0]
     numbers = {}
     for key, tolerance in (("loss", LOSS_TOLERANCE), ("grad_norm", NORM_TOLERANCE)):
         difference = abs(sharded[key] / alone[key] - 1)
@@ -319,27 +317,18 @@ def same_as_one_process(check: Check, name: str, *words) -> dict:
     return numbers
 
 
-def fsdp_grpo(check: Check) -> dict:
-    words = ["--rollout", "hf", "--steps", 2]
-    lines = check.toy_grpo("fsdp-grpo", *words, launch=launched_with_fsdp())
+def fsdp_grpo(runner: Runner, name: str) -> dict:
+    lines = runner.toy_grpo(name, "--rollout", "hf", "--steps", 2, launch=launched_with_fsdp())
     return {"reward": lines[-1]["reward"]}
 
 
-def memory(check: Check) -> dict:
-    return held_against_plan(check, "memory")
-
-
-def memory_lora(check: Check) -> dict:
-    return held_against_plan(check, "memory-lora", "--lora-r", 64)
-
-
-def held_against_plan(check: Check, name: str, *words) -> dict:
-    """Compares what is allocated as the optimizer steps with plan.py's parts, which the run prints."""
+def held_against_plan(runner: Runner, name: str, *words) -> dict:
+    """Compares what is allocated as the optimizer steps with the sum of plan.py's parts; the run prints both."""
     if not ON_GPU:
         raise Skipped("torch counts the memory of a GPU alone; tests/test_grpo.py compares a CPU's")
-    # an engine in the same process would be counted
-    lines = measured_step(check, name, "0.5b", False, *words)
-    printed = (check.folder / f"{name}.log").read_text()
+    # without vLLM: an engine's memory would be counted
+    lines = measured_step(runner, name, "0.5b", False, *words)
+    printed = (runner.folder / f"{name}.log").read_text()
     listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
     planned = sum(float(part.split()[-1]) for part in listed.split(", "))
     held = float(re.findall(r"held ([\d.]+) GiB", printed)[-1])
@@ -360,90 +349,88 @@ def train_grpo_and_print_held() -> None:
     train_grpo.main(runs.parse_args(train_grpo.Args, train_grpo.PRESETS, train_grpo.RELEASED))
 
 
-def measured_step(check: Check, name: str, size: str, use_vllm: bool, *words) -> list[dict]:
+def measured_step(runner: Runner, name: str, size: str, use_vllm: bool, *words) -> list[dict]:
     """Runs two steps of GRPO with random weights, and returns what they logged; the first warms up."""
-    folder = check.random_models(size)
     bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)
-    command = bench.our_command("grpo", folder, check.folder / name, bench_args)
-    command[:1] = ["-c", "from dev import gpu_check; gpu_check.train_grpo_and_print_held()"]
+    _, *flags = bench.our_command("grpo", runner.random_models(size), runner.folder / name, bench_args)
     if not use_vllm:
-        place = command.index("--vllm-memory")
-        del command[place : place + 2]
+        place = flags.index("--vllm-memory")  # refused without vLLM
+        del flags[place : place + 2]
         # transformers samples slowly, and all completions to the end of the longest
-        command[command.index("--rollout") + 1] = "hf"
-        limit = command.index("--max-completion-tokens") + 1
-        command[limit] = str(min(int(command[limit]), 512))
-    lines = check.train(name, *command, *words)
-    shutil.rmtree(check.folder / name)  # checkpoint and model of 1.5B are 25 GB
+        limit = min(bench_work.SIZES[size]["max_tokens"], 512)
+        flags += ["--rollout", "hf", "--max-completion-tokens", limit]  # the last of a flag counts
+    script = ["-c", "from dev import gpu_check; gpu_check.train_grpo_and_print_held()"]
+    lines = runner.train(name, *script, *flags, *words)
+    shutil.rmtree(runner.folder / name)  # checkpoint and model of 1.5B are 25 GB
     return lines
 
 
-def step_0_5b(check: Check) -> dict:
-    return share_of_rate(check, "0.5b")
+def operations_per_token(folder: Path, lora: bool) -> tuple[float, float]:
+    """Counts the arithmetic of a GRPO step per token: of the update with its reference, and of the whole step.
+
+    A weight costs 2 operations in a forward and 4 in a backward; a frozen one 2, as it has no gradient.
+    Recomputed activations do not count.
+    """
+    n_weights = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, folder / "policy")
+    of_update = 8 * n_weights
+    of_step = bench_work.flops_per_token(folder)
+    if lora:
+        of_update -= 2 * n_weights
+        of_step -= 2 * n_weights
+    return of_update, of_step
 
 
-def step_1_5b(check: Check) -> dict:
-    return share_of_rate(check, "1.5b")
-
-
-def step_8b_lora(check: Check) -> dict:
-    return share_of_rate(check, "8b")
-
-
-def share_of_rate(check: Check, size: str) -> dict:
+def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     """Measures a GRPO step, and the update alone, as shares of the rate of a large matrix product."""
     if not ON_GPU:
         size = "tiny"
     use_vllm = has_vllm()
-    lines = measured_step(check, f"step-{size}", size, use_vllm)
-    folder = check.folder / f"models-{size}"
+    lines = measured_step(runner, name, size, use_vllm)
     n_tokens = lines[-1]["num_tokens"] - lines[-2]["num_tokens"]
     seconds = lines[-1]["step_time"]
+    of_update, of_step = operations_per_token(
+        runner.random_models(size), lora=bool(bench_work.SIZES[size]["lora_r"])
+    )
     rate = bench_work.matrix_rate(utils.DTYPE)
-    n_weights = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, folder / "policy")
-    # Operations a weight: 2 of the reference and 6; LoRA computes no gradient of the frozen ones.
-    # Recomputed activations do not count.
-    per_weight = 6 if bench_work.SIZES[size]["lora_r"] else 8
-    update_rate = per_weight * n_weights * n_tokens / lines[-1]["time/update"]
-    step_rate = bench_work.flops_per_token(folder) * n_tokens / seconds
-    times = {key: value for key, value in lines[-1].items() if key.startswith("time/")}
     numbers = {
         "seconds": seconds,
         "tokens": n_tokens,
         "matrix product TFLOP/s": rate / 1e12,
-        "share, step": step_rate / rate,
-        "share, update": update_rate / rate,
+        "share, step": of_step * n_tokens / seconds / rate,
+        "share, update": of_update * n_tokens / lines[-1]["time/update"] / rate,
     }
     if use_vllm:
         numbers["logprob gap"] = largest_gap(lines)
+    times = {key: value for key, value in lines[-1].items() if key.startswith("time/")}
     return numbers | times
 
 
-def logprob_gap(check: Check) -> dict:
-    """Measures how far vLLM and the trainer are apart in GRPO, model by model."""
+def logprob_gap(runner: Runner, name: str) -> dict:
+    """Measures how far vLLM and the trainer are apart in a step of GRPO, model by model."""
     needs_vllm()
-    numbers = {"toy": largest_gap(check.toy_grpo("gap-toy", "--rollout", "vllm", "--steps", 1))}
+    flags = ["--rollout", "vllm", "--steps", 1]
+    numbers = {"toy": largest_gap(runner.toy_grpo(f"{name}-toy", *flags))}
     size = "0.5b" if ON_GPU else "tiny"
-    numbers[size] = largest_gap(measured_step(check, f"gap-{size}", size, True))
-    for number, model in enumerate(check.args.models):
-        flags = ["--model", model, "--rollout", "vllm", "--steps", 1, "--think-format", "plain"]
-        lines = check.train(f"gap-{number}", *TOY_GRPO, *flags)
-        numbers[Path(model).name] = largest_gap(lines)
+    numbers[size] = largest_gap(measured_step(runner, f"{name}-{size}", size, True))
+    for number, model in enumerate(runner.args.models):
+        words = [*TOY_GRPO, "--model", model, "--think-format", "plain", *flags]
+        numbers[model] = largest_gap(runner.train(f"{name}-{number}", *words))
     limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
     for model, gap in numbers.items():
-        if gap > limit:
+        if gap > limit:  # a run ends by itself only if two steps in a row exceed it
             raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}")
     return numbers
 
 
 def largest_gap(lines: list[dict]) -> float:
+    """Returns the largest distance of vLLM's log-probabilities from the trainer's, a step's mean in nats a token."""
     return max(line["sampling/logprob_gap"] for line in lines)
 
 
-def vllm_run(check: Check, name: str, *words) -> dict:
+def vllm_engine(runner: Runner, name: str, *words) -> dict:
     """Trains the toy model with a colocated engine; the run ends by itself if weights do not reach it."""
     needs_vllm()
-    lines = check.toy_grpo(name, "--rollout", "vllm", "--steps", 3, "--vllm-memory", 0.3, *words)
+    lines = runner.toy_grpo(name, "--rollout", "vllm", "--steps", 3, "--vllm-memory", 0.3, *words)
     return {"logprob gap": largest_gap(lines)}
 
 
@@ -456,63 +443,51 @@ def needs_vllm() -> None:
         raise Skipped("vLLM is not installed")
 
 
-def vllm(check: Check) -> dict:
-    return vllm_run(check, "vllm")
-
-
-def vllm_sleep(check: Check) -> dict:
-    return vllm_run(check, "vllm-sleep", "--vllm-sleep")
-
-
-def vllm_lora(check: Check) -> dict:
-    return vllm_run(check, "vllm-lora", "--lora-r", 8)
-
-
-def tests(check: Check) -> dict:
+def tests(runner: Runner, name: str) -> dict:
     """Runs the tests that are marked as in need of a GPU."""
     if not ON_GPU:
         raise Skipped("needs a GPU")
     if not importlib.util.find_spec("pytest"):
         raise Skipped("pytest is not installed")
-    check.run("tests", ["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/test_gpu.py"])
+    runner.run(name, ["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/test_gpu.py"])
     return {}
 
 
-def second_engine(check: Check) -> dict:
+def second_engine(runner: Runner, name: str) -> dict:
     """Runs two rounds of DPO: each starts engines that reserve most of the card, and then a reward model."""
     needs_vllm()
-    toy_dpo(check, "second-engine", "--rollout", "vllm", "--rounds", 2, "--vllm-memory", 0.85)
+    runner.toy_dpo(name, "--rollout", "vllm", "--rounds", 2, "--vllm-memory", 0.85)
     return {}
 
 
-STEPS = {
-    "sft": sft,
-    "grpo": grpo,
-    "ppo": ppo,
-    "dpo": dpo,
-    "reward": reward,
-    "resume": resume,
-    "fsdp": fsdp,
-    "fsdp-lora": fsdp_lora,
-    "fsdp-grpo": fsdp_grpo,
-    "memory": memory,
-    "memory-lora": memory_lora,
-    "step-0.5b": step_0_5b,
-    "step-1.5b": step_1_5b,
-    "step-8b-lora": step_8b_lora,
-    "vllm": vllm,
-    "vllm-sleep": vllm_sleep,
-    "vllm-lora": vllm_lora,
-    "logprob-gap": logprob_gap,
-    "tests": tests,
-    "second-engine": second_engine,
+STEPS = {  # name: its function, and what follows the runner and the name in a call
+    "sft": [sft],
+    "grpo": [grpo],
+    "ppo": [ppo],
+    "dpo": [dpo],
+    "reward": [reward],
+    "resume": [resume],
+    "fsdp": [same_as_one_process],
+    "fsdp-lora": [same_as_one_process, "--lora-r", 8],
+    "fsdp-grpo": [fsdp_grpo],
+    "memory": [held_against_plan],
+    "memory-lora": [held_against_plan, "--lora-r", 64],
+    "step-0.5b": [share_of_rate, "0.5b"],
+    "step-1.5b": [share_of_rate, "1.5b"],
+    "step-8b-lora": [share_of_rate, "8b"],
+    "vllm": [vllm_engine],
+    "vllm-sleep": [vllm_engine, "--vllm-sleep"],
+    "vllm-lora": [vllm_engine, "--lora-r", 8],
+    "logprob-gap": [logprob_gap],
+    "tests": [tests],
+    "second-engine": [second_engine],
 }
 
 
 # --- results
 
 
-def what_it_said(step: dict) -> str:
+def numbers_or_reason(step: dict) -> str:
     """Returns the numbers of a step that passed, else the reason why it did not."""
     if step["reason"]:
         return step["reason"]
@@ -525,25 +500,28 @@ def table(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         card = json.loads(path.read_text())
         versions = ", ".join(f"{name} {number}" for name, number in card["versions"].items() if number)
-        lines += [f"## {card['device']}", "", f"Commit {card['commit'][:7]}; {versions}.", ""]
-        lines += ["| step | result | s | numbers, or the reason |", "|---|---|---|---|"]
+        lines += [f"## {card['device']}", "", f"Packages at the last call: {versions}.", ""]
+        lines += ["| step | result | s | numbers, or the reason | commit |", "|---|---|---|---|---|"]
         for name in STEPS:
             if name not in card["steps"]:
                 continue
             step = card["steps"][name]
-            said = what_it_said(step).replace("|", "\\|")
-            lines.append(f"| {name} | {step['result']} | {step['seconds']:.0f} | {said} |")
+            said = numbers_or_reason(step).replace("|", "\\|")
+            seconds = f"{step['seconds']:.0f}"
+            lines.append(f"| {name} | {step['result']} | {seconds} | {said} | {step['commit'][:7]} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def try_step(check: Check, name: str) -> dict:
+def try_step(runner: Runner, name: str) -> dict:
     """Runs a step and returns its entry of <card>.json."""
+    # each entry has its commit: a later call with --resume may be of another
+    entry = {"result": "PASS", "reason": "", "numbers": {}, "commit": bench.commit_of(ROOT)}
     started = time.monotonic()
-    entry = {"result": "PASS", "reason": "", "numbers": {}}
-    check.begin()
+    runner.step_ends = started + STEP_SECONDS
+    function, *words = STEPS[name]
     try:
-        entry["numbers"] = STEPS[name](check)
+        entry["numbers"] = function(runner, name, *words)
     except Skipped as reason:
         entry |= {"result": "SKIP", "reason": str(reason)}
     except Failed as reason:
@@ -569,23 +547,23 @@ def main(args: Args) -> int:
     steps = {}
     if path.exists():
         steps = json.loads(path.read_text())["steps"]  # steps that are not asked for stay in the table
-    about = {"device": device, "commit": bench.commit_of(ROOT), "versions": bench.installed_versions()}
+    about = {"device": device, "versions": bench.installed_versions()}
     if ON_GPU:
         about["GiB"] = torch.cuda.get_device_properties(0).total_memory / plan.GIB
 
-    check = Check(args)
+    runner = Runner(args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the command of a step ends too
     for name in args.steps or STEPS:
         if args.resume and steps.get(name, {}).get("result") == "PASS":
             print(f"PASS {name} (before)", flush=True)
             continue
         try:
-            steps[name] = try_step(check, name)
+            steps[name] = try_step(runner, name)
         except OutOfTime:
             print(f"{name} and what follows: not tried, as --minutes {args.minutes:g} are over")
             break
         step = steps[name]
-        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {what_it_said(step)}", flush=True)
+        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {numbers_or_reason(step)}", flush=True)
         path.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
         (path.parent / "table.md").write_text(table(path.parent))
     return int(any(step["result"] == "FAIL" for step in steps.values()))

@@ -1,6 +1,7 @@
-"""Tests what a GPU does otherwise than a CPU: python -m pytest -m gpu tests/test_gpu.py
+"""Tests what differs on a GPU: python -m pytest -m gpu tests/test_gpu.py
 
-tests/conftest.py hides the card from all other tests, whose numbers are a CPU's. `GPU_TESTS_ON_CPU=1` runs these on a CPU.
+tests/conftest.py hides the card from all other tests, whose numbers are a CPU's. With GPU_TESTS_ON_CPU=1 in front of
+the command these tests run on a CPU.
 """
 
 import os
@@ -69,7 +70,7 @@ def test_a_seed_draws_the_same_completions_again(tokenizer):
 
 
 def test_a_second_engine_starts_where_the_first_was_closed(tokenizer):
-    """The first frees its memory, and the second samples in the same process."""
+    """The first frees its memory when it is closed; then the second samples in the same process."""
     pytest.importorskip("vllm")
     for _ in range(2):
         sampler = rollout.Sampler(

@@ -1,13 +1,15 @@
-"""dev/gpu_check.py on a machine without a GPU: it says so, tries its steps there, and repeats none that passed."""
+"""Tests dev/gpu_check.py on a machine without a GPU."""
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
-from dev import gpu_check
+from dev import bench, bench_work, gpu_check
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +31,7 @@ def test_a_step_passes_once_and_is_not_repeated(tmp_path):
     assert "PASS reward" in done.stdout and "SKIP memory" in done.stdout
     written = json.loads((tmp_path / "cpu.json").read_text())
     assert written["steps"]["reward"]["numbers"]["last loss"] > 0
+    assert written["steps"]["reward"]["commit"] == bench.commit_of(ROOT)
     assert "| reward | PASS |" in (tmp_path / "table.md").read_text()
 
     done = start("--cpu", "--steps", "reward", "--out", tmp_path, "--resume")
@@ -36,25 +39,67 @@ def test_a_step_passes_once_and_is_not_repeated(tmp_path):
 
 
 @pytest.fixture
-def check(tmp_path) -> gpu_check.Check:
-    check = gpu_check.Check(gpu_check.Args(out=str(tmp_path)))
-    check.begin()
-    return check
+def runner(tmp_path) -> gpu_check.Runner:
+    return gpu_check.Runner(gpu_check.Args(out=str(tmp_path)))
 
 
-def test_a_command_that_fails_gives_its_last_line(check):
+def test_a_command_that_fails_gives_its_last_line(runner):
     with pytest.raises(gpu_check.Failed, match=r"the remedy \(exit code 3, wrong.log\)"):
-        check.run("wrong", ["-c", "print('the remedy'); raise SystemExit(3)"])
+        runner.run("wrong", ["-c", "print('the remedy'); raise SystemExit(3)"])
 
 
-def test_a_command_ends_with_the_time_of_its_step(check):
-    check.step_ends = 0
+def test_a_command_ends_with_the_time_of_its_step(runner):
+    runner.step_ends = 0
     with pytest.raises(gpu_check.Failed, match="took longer than 480 s"):
-        check.run("slow", ["-c", "import time; time.sleep(60)"])
+        runner.run("slow", ["-c", "import time; time.sleep(60)"])
 
 
-def test_every_step_is_in_both_tables():
-    page = (ROOT / "docs/gpu.md").read_text()
-    for name in gpu_check.STEPS:
+def test_a_command_imports_from_the_folders_of_the_caller(runner, tmp_path, monkeypatch):
+    (tmp_path / "carried.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    runner.run("import", ["-c", "import carried, plan"])
+
+
+def test_sft_is_trained_again_when_it_is_asked_for(runner):
+    """It starts a training, which has no time here, in place of passing with the log of an earlier run."""
+    earlier = runner.folder / "sft"
+    earlier.mkdir()
+    (earlier / "summary.json").write_text("{}")
+    (earlier / "metrics.jsonl").write_text('{"loss": 2.0}\n{"loss": 1.0}\n')
+    runner.step_ends = 0
+    with pytest.raises(gpu_check.Failed, match="took longer"):
+        gpu_check.sft(runner, "sft")
+
+
+def test_a_card_too_small_for_random_weights_skips(runner, monkeypatch):
+    def run_out_of_memory(name, words):
+        raise gpu_check.Failed("torch.OutOfMemoryError: CUDA out of memory.")
+
+    monkeypatch.setattr(runner, "run", run_out_of_memory)
+    with pytest.raises(gpu_check.Skipped, match="out of memory"):
+        runner.random_models("8b")
+
+
+def test_every_round_of_dpo_is_read(runner, monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda name, words: None)
+    for number in (1, 2):
+        folder = runner.folder / "dpo" / f"round-{number}"
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(f'{{"loss": {number}}}\n')
+    assert runner.train("dpo", "train_dpo.py") == [{"loss": 1}, {"loss": 2}]
+
+
+def test_frozen_weights_have_no_gradient(tmp_path):
+    config = LlamaConfig(**bench_work.SHAPE_TINY, num_labels=1, pad_token_id=0, eos_token_id=1)
+    for model in ("policy", "reward"):
+        config.save_pretrained(tmp_path / model)
+    n_policy = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, tmp_path / "policy")
+    of_step = bench_work.flops_per_token(tmp_path)
+    assert gpu_check.operations_per_token(tmp_path, lora=False) == (8 * n_policy, of_step)
+    assert gpu_check.operations_per_token(tmp_path, lora=True) == (6 * n_policy, of_step - 2 * n_policy)
+
+
+def test_every_step_is_in_the_table_and_can_be_called():
+    for name, (function, *words) in gpu_check.STEPS.items():
         assert name in gpu_check.__doc__, name
-        assert f"`{name}`" in page, name
+        inspect.signature(function).bind("runner", name, *words)

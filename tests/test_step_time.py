@@ -1,4 +1,4 @@
-"""dev/step_time.py against values worked by hand, and against what docs/gpu.md says."""
+"""Compares dev/step_time.py with values worked by hand, and with docs/gpu.md."""
 
 from pathlib import Path
 
@@ -13,14 +13,15 @@ def test_the_constants_are_those_of_the_model(tmp_path):
     config = LlamaConfig(**bench_work.SHAPE_8B, num_labels=1, pad_token_id=0, eos_token_id=1)
     config.save_pretrained(tmp_path)
     assert plan.count_parameters(str(tmp_path), AutoModelForCausalLM).whole == step_time.PARAMETERS
-    assert bench_work.n_multiplied(AutoModelForCausalLM, tmp_path) == step_time.POLICY
-    assert bench_work.n_multiplied(AutoModelForSequenceClassification, tmp_path) == step_time.REWARD_MODEL
+    assert bench_work.n_multiplied(AutoModelForCausalLM, tmp_path) == step_time.POLICY_WEIGHTS
+    assert bench_work.n_multiplied(AutoModelForSequenceClassification, tmp_path) == step_time.REWARD_WEIGHTS
     n_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert step_time.CACHE == 2 * n_numbers == 131_072
+    assert step_time.CACHE_BYTES == 2 * n_numbers == 131_072
 
 
 def test_seconds_by_hand():
-    """8.03e9 x 4 x 7/8 / 1e11; 61.5e12 of weights and 12.1e12 of cache; 7.50e9 x 2 and x 8 x 108,800 / 1e14."""
+    # the sync is 8.03e9 x 4 x 7/8 / 1e11; a rollout reads 61.5e12 of weights and 12.1e12 of cache;
+    # reference and update are 7.50e9 x 108,800 / 1e14, times 2 and 8
     rates = step_time.Args(compute=1e14, memory=1e12, link=1e11, disk=1e9)
     seconds = step_time.seconds_by_part(rates)
     assert seconds["weight sync"] == pytest.approx(0.2811, abs=1e-4)
@@ -32,12 +33,12 @@ def test_seconds_by_hand():
 
 
 def test_rates_of_a_card_by_hand():
-    """64 completions and their prompts, 64,000 tokens: 8 x 7.50e9 x 64,000 operations in 16 s; 61.5e12 + 4.2e12 bytes in 40 s."""
+    # 8 x 7.50e9 x 64,000 operations in 16 s; 61.5e12 + 4.2e12 bytes in 40 s
     numbers = {"tokens": 64_000.0, "time/update": 16.0, "time/rollout": 40.0}
-    without_vllm = step_time.measured(numbers)
+    without_vllm = step_time.rates_of_card(numbers)
     assert without_vllm.compute == pytest.approx(240.16e12, rel=1e-4)
     assert without_vllm.memory == step_time.Args().memory
-    with_vllm = step_time.measured(numbers | {"logprob gap": 0.01})
+    with_vllm = step_time.rates_of_card(numbers | {"logprob gap": 0.01})
     assert with_vllm.memory == pytest.approx((61.480e12 + 4.194e12) / 40, rel=1e-4)
 
 
