@@ -49,10 +49,10 @@ from dev.bench_work import (
     SIZES,
     copy_models,
     copy_prompts,
-    flops_per_token,
     make_models,
     make_rows,
     matrix_rate,
+    operations_per_token,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -309,7 +309,7 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             ratios.append(other.seconds_per_token / ours.seconds_per_token)
         result[f"{name} / ours"] = spread(ratios)
     if case == "grpo":
-        result["flops_per_token"] = flops_per_token(folder)
+        _, result["operations_per_token"] = operations_per_token(folder, bool(SIZES[args.size]["lora_r"]))
         result["matrix_rate"] = matrix_rate(utils.compute_dtype(args.dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
     result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]
@@ -453,7 +453,7 @@ def lines_of_phases(bench: dict) -> list[str]:
         if not phases:
             continue
         seconds = " | ".join(f"{phases[phase]:.2f}" for phase in PHASES)
-        rate = result["flops_per_token"] * result[side]["tokens_per_second"]["median"]
+        rate = result["operations_per_token"] * result[side]["tokens_per_second"]["median"]
         share = rate / result["matrix_rate"]
         name = bench["peers"].get(side, "ours")
         lines.append(

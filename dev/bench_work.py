@@ -266,14 +266,18 @@ def n_multiplied(auto_class, path: Path) -> int:
     return count
 
 
-def flops_per_token(folder: Path) -> float:
-    """Counts the arithmetic of a GRPO step per token of prompt and completion, without attention's scores.
+def operations_per_token(folder: Path, lora: bool) -> tuple[float, float]:
+    """Counts the arithmetic of a GRPO step per token of prompt and completion: of the update, and of the whole step.
 
-    A weight costs 2 operations in a forward (sampling, reference, reward) and 6 in an update.
+    A weight costs 2 operations in a forward and 4 in a backward; a frozen one 2, as it has no gradient. The
+    update has a forward of the reference. Attention's scores and recomputed activations do not count.
     """
     n_policy = n_multiplied(AutoModelForCausalLM, folder / "policy")
     n_reward = n_multiplied(AutoModelForSequenceClassification, folder / "reward")
-    return (2 + 2 + 6) * n_policy + 2 * n_reward
+    backward = 2 if lora else 4
+    of_update = (2 + 2 + backward) * n_policy
+    sampling = 2 * n_policy
+    return of_update, sampling + of_update + 2 * n_reward
 
 
 def matrix_rate(dtype: str) -> float:

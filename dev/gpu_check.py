@@ -365,21 +365,6 @@ def measured_step(runner: Runner, name: str, size: str, use_vllm: bool, *words) 
     return lines
 
 
-def operations_per_token(folder: Path, lora: bool) -> tuple[float, float]:
-    """Counts the arithmetic of a GRPO step per token: of the update with its reference, and of the whole step.
-
-    A weight costs 2 operations in a forward and 4 in a backward; a frozen one 2, as it has no gradient.
-    Recomputed activations do not count.
-    """
-    n_weights = bench_work.n_multiplied(bench_work.AutoModelForCausalLM, folder / "policy")
-    of_update = 8 * n_weights
-    of_step = bench_work.flops_per_token(folder)
-    if lora:
-        of_update -= 2 * n_weights
-        of_step -= 2 * n_weights
-    return of_update, of_step
-
-
 def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     """Measures a GRPO step, and the update alone, as shares of the rate of a large matrix product."""
     if not ON_GPU:
@@ -388,7 +373,7 @@ def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     lines = measured_step(runner, name, size, use_vllm)
     n_tokens = lines[-1]["num_tokens"] - lines[-2]["num_tokens"]
     seconds = lines[-1]["step_time"]
-    of_update, of_step = operations_per_token(
+    of_update, of_step = bench_work.operations_per_token(
         runner.random_models(size), lora=bool(bench_work.SIZES[size]["lora_r"])
     )
     rate = bench_work.matrix_rate(utils.DTYPE)

@@ -146,7 +146,11 @@ def test_real_model_and_prompts_take_the_place_of_random_ones(tmp_path):
     if not policy.config.tie_word_embeddings:
         n_policy -= table
     n_reward = sum(weight.numel() for weight in reward.parameters()) - table
-    assert bench_work.flops_per_token(folder) == 10 * n_policy + 2 * n_reward
+    of_update = 8 * n_policy
+    assert bench_work.operations_per_token(folder, lora=False) == (of_update, 10 * n_policy + 2 * n_reward)
+    # a frozen weight has no gradient
+    of_update -= 2 * n_policy
+    assert bench_work.operations_per_token(folder, lora=True) == (of_update, 8 * n_policy + 2 * n_reward)
 
 
 def test_table_shows_where_the_time_goes(tmp_path):
@@ -154,7 +158,7 @@ def test_table_shows_where_the_time_goes(tmp_path):
     seconds = {"rollout": 30.0, "reward": 2.0, "advantage": 3.0, "update": 14.0, "other": 0.25}
     side = {"seconds_per_step": numbers, "tokens_per_second": numbers, "peak_gib": 1.0, "phases": seconds}
     result = {"ours": side, "peer": side | {"phases": {}}, "peer / ours": numbers, "same_tokens": False}
-    result |= {"flops_per_token": 2e9, "matrix_rate": 4e11}
+    result |= {"operations_per_token": 2e9, "matrix_rate": 4e11}
     about = {"case": "grpo-small-bfloat16", "device": "CPU", "commit": "0123456789", "peers": {"peer": "old"}}
     (tmp_path / "grpo-small-bfloat16__cpu.json").write_text(json.dumps(about | {"result": result}))
     line = "| grpo-small-bfloat16 | CPU | ours | 30.00 | 2.00 | 3.00 | 14.00 | 0.25 | 25.0% | 0123456 |"
