@@ -52,7 +52,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 
 import rollout
 import templates

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 
 import utils
 from rows import check_ids, read_rows

@@ -106,13 +106,14 @@ class Engine:
     def _add(self, place: int, request: dict) -> None:
         """Gives vLLM a request of `complete`."""
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         parameters = {name: value for name, value in request.items() if name not in ("prompt", "budget")}
-        detokenize = bool(parameters["stop"])
+        parameters["detokenize"] = bool(parameters["stop"])
+        if "budget" not in request:  # no copy of the growing completion after each token
+            parameters["output_kind"] = RequestOutputKind.FINAL_ONLY
         prompt = {"prompt_token_ids": request["prompt"]}
-        self.llm.llm_engine.add_request(
-            str(place), prompt, SamplingParams(**parameters, detokenize=detokenize)
-        )
+        self.llm.llm_engine.add_request(str(place), prompt, SamplingParams(**parameters))
 
     def _close_thinking(self, place: int, request: dict, output) -> tuple[list[int], list[float]]:
         """Replaces a request whose thinking has used its budget by one that goes on behind the closed thinking.

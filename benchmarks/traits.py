@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import runs  # isort: skip
+import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 from benchmarks import shared, trait_judging
 from benchmarks.judge_template import OUR_WORDING, describe_wording
 from benchmarks.scoring import add_to_index
