@@ -262,12 +262,11 @@ def save(
 
 def writer_of(path: Path) -> int:
     """Returns the rank of the process that wrote a file of a checkpoint."""
-    match = re.fullmatch(r"model-(\d+)-of-\d+\.safetensors|.*optimizer-rank(\d+)\.pt", path.name)
-    if not match:
-        return 0
-    if match[1]:
-        return int(match[1]) - 1
-    return int(match[2])
+    if weights := re.fullmatch(r"model-(\d+)-of-\d+\.safetensors", path.name):
+        return int(weights[1]) - 1  # transformers counts files from 1
+    if optimizer := re.fullmatch(r".*optimizer-rank(\d+)\.pt", path.name):
+        return int(optimizer[1])
+    return 0
 
 
 def own_checksums(folder: Path) -> dict[str, int]:
@@ -315,26 +314,21 @@ def step_of(folder: Path) -> int:
 
 
 def flaw(folder: Path, key: str) -> str:
-    """Returns why a checkpoint cannot be used, "" if it can; each process checks the files that it wrote.
+    """Returns why a checkpoint of the run with this key cannot be used; "" if it can.
 
-    `key`: the run that it must belong to.
+    Each process checks the files that it wrote.
     """
     if not (folder / "complete").exists():
         return "was not written to its end"
     try:
         mark = json.loads((folder / "complete").read_text())
-        key_found = mark["run"]
-        expected = dict(mark["crc32"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"has a damaged list of its files ({type(error).__name__})"
-    if key_found != key:
+    except ValueError:
+        return "has a damaged list of its files"
+    if mark.get("run") != key:
         return "belongs to another run"
 
-    try:
-        found = own_checksums(folder)
-    except OSError as error:
-        return f"cannot be read ({error})"
-    for name, value in expected.items():
+    found = own_checksums(folder)
+    for name, value in mark["crc32"].items():
         if writer_of(Path(name)) != PartialState().process_index:
             continue
         if name not in found:
@@ -352,8 +346,7 @@ def latest(run: Path) -> Path | None:
     key = runs.run_key(runs.read_arguments(run))
     damaged = []
     for folder in reversed(broadcast_object_list([numbered(run)])[0]):
-        with watchdog.patient():
-            reasons = [reason for reason in gather_object([flaw(folder, key)]) if reason]
+        reasons = [reason for reason in gather_object([flaw(folder, key)]) if reason]
         if not reasons:
             return folder
         if (folder / "complete").exists():
@@ -408,8 +401,7 @@ def cut_log(path: Path, last_step: int) -> None:
     """Removes the rows of a log after `last_step`, so that no step is there twice."""
     if not path.exists():
         return
-    rows = [row for row in runs.read_log(path) if row["step"] <= last_step]
-    watchdog.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+    runs.write_jsonl(path, [row for row in runs.read_log(path) if row["step"] <= last_step])
 
 
 def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> None:
@@ -472,21 +464,23 @@ def guard(run: Path, accelerator: Accelerator):
         whole = [folder.name for folder in numbered(run) if (folder / "complete").exists()]
         outlook = f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"
         free = shutil.disk_usage(run).free / 2**20
-        reason = " ".join(str(error).split())[:300]
         print(
-            f"error: the run ended by {type(error).__name__}: {reason}; {free:.0f} MiB are free in {run}; {outlook}",
+            f"error: the run ended by {runs.in_one_line(error)}; {free:.0f} MiB are free in {run}; {outlook}",
             file=sys.stderr,
             flush=True,
         )
         raise
 
 
-_HELD_GROUPS = []  # process groups, held until the process ends
+_HELD_GROUPS = []
 
 
 def _hold_process_group() -> None:
-    # Otherwise a DDP model is the last to hold it and frees it under the GIL, waiting for gloo's thread, which may
-    # itself wait for the GIL: one exit in some dozens hung.
+    """Keeps the process group until the process ends.
+
+    Otherwise a DDP model is the last to hold it. It frees it under the GIL and waits for gloo's thread, which may
+    itself wait for the GIL: one exit in some dozens hung.
+    """
     if torch.distributed.is_initialized():
         _HELD_GROUPS.append(torch.distributed.group.WORLD)
 
@@ -503,10 +497,9 @@ def finish(run: Path, summary: dict, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
     runs.write_summary(run, summary)
     PartialState().wait_for_everyone()
-    is_main_process = PartialState().is_main_process
     if sampler:
         sampler.close()  # vLLM in this process takes the process group with it
     leave()
-    if is_main_process:  # last, as nobody waits for them and nothing is lost with them
+    if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
         runs.or_warn(f"no model card of {run}", model_card.write, run)
         runs.or_warn(f"no page of {run}", page.write, [run], run / "page.html")

@@ -65,8 +65,13 @@ def or_warn(what: str, function, *args) -> None:
     try:
         function(*args)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        print(f"WARNING: {what}: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
+        print(f"WARNING: {what}: {in_one_line(error)}", file=sys.stderr, flush=True)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the type of an error and the first 300 characters of its message."""
+    reason = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {reason}"
 
 
 AT_LEAST_ONE = (
@@ -92,6 +97,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
 
     Unknown names and impossible values exit with 2.
     """
+    # --flag=value becomes --flag value
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
     preset, values = _read_preset(words, presets, released or {})
     default = dataclasses.replace(args_class(), **values)
@@ -99,9 +105,7 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
         flag = "--" + field.name.replace("_", "-")
         n_given = sum(word.replace("_", "-") == flag for word in words)
         if isinstance(getattr(default, field.name), tuple) and n_given > 1:
-            fail(
-                f"{flag} is given {n_given} times, of which the last would count; write all values after one"
-            )
+            fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
     args = tyro.cli(args_class, default=default)
     for field in dataclasses.fields(args):  # so that 2 and 2.0 are the same run
         if field.type is float:
@@ -114,10 +118,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
 
     turned_on_lora = getattr(args, "lora_r", 0) and not default.lora_r
     if is_first_process and turned_on_lora and args.learning_rate == default.learning_rate:
-        print(
-            f"WARNING: --learning-rate {args.learning_rate:g} is that of full training; LoRA wants about ten times "
-            "as much"
-        )
+        rate = f"--learning-rate {args.learning_rate:g}"
+        print(f"WARNING: {rate} is that of full training; LoRA wants about ten times as much")
     return args
 
 
@@ -127,15 +129,15 @@ def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str,
     for flag, value in zip(words, words[1:]):
         if flag == "--preset":
             preset = value
-    if preset and presets and preset not in presets:
-        fail(f"unknown preset {preset!r}; known: {', '.join(presets)}")
+    if preset and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
     values = presets.get(preset, {})
-    if "--as-released" not in words:
-        return preset, values
-    if preset not in released:
-        known = ", ".join(released) or "none"
-        fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
-    return preset, values | released[preset]
+    if "--as-released" in words:
+        if preset not in released:
+            known = ", ".join(released) or "none"
+            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
+        values = values | released[preset]
+    return preset, values
 
 
 def check_values(args) -> None:
@@ -238,9 +240,6 @@ def write_summary(run: Path, summary: dict) -> None:
         print(json.dumps(summary), flush=True)
 
 
-PROJECT = os.environ.get("WANDB_PROJECT", "rlmt")  # in which W&B and Trackio show the runs
-
-
 def start_tracker(report_to: str, run: Path, first_step: int):
     """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
 
@@ -265,8 +264,9 @@ def start_tracker(report_to: str, run: Path, first_step: int):
         if report_to == "wandb":
             settings |= {"name": name, "id": key, "dir": str(run)}
         else:
-            settings |= {"name": f"{name}-{key}"}  # Trackio knows a run by its name
-        tracker = LOGGER_TYPE_TO_CLASS[report_to](PROJECT, **settings)
+            settings["name"] = f"{name}-{key}"  # Trackio knows a run by its name
+        project = os.environ.get("WANDB_PROJECT", "rlmt")
+        tracker = LOGGER_TYPE_TO_CLASS[report_to](project, **settings)
     tracker.start()
     return tracker
 
@@ -325,12 +325,10 @@ class StepLogger:
             return
         elapsed = time.monotonic() - self.started
         self.n_tokens += n_tokens
-        line = {"step": step, "seconds": round(elapsed, 2), **metrics}
-        line |= {"num_tokens": self.n_tokens, "step_time": seconds}
-        append_jsonl(self.run / "metrics.jsonl", [line])
+        metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
+        append_jsonl(self.run / "metrics.jsonl", [{"step": step, "seconds": round(elapsed, 2), **metrics}])
         if self.tracker:
             numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-            numbers |= {"num_tokens": self.n_tokens, "step_time": seconds}
             self.tracker.log(numbers, step=step)
 
         shown = []
@@ -356,7 +354,7 @@ class StepLogger:
 # --- 3. the run's folder
 
 # arguments that say how a run is started, not what it is
-START = ("out", "resume", "overwrite", "dry_run")
+HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
 # arguments whose larger value trains a finished run on
 LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
@@ -413,7 +411,7 @@ def _digest_file(path: Path) -> str:
 
 
 def _digest_weights(folder: Path) -> str:
-    """Digests sizes, beginnings and ends of the weights, as whole gigabytes would take too long."""
+    """Digests sizes, and the first and last MiB of each file, as whole gigabytes would take too long."""
     digest = hashlib.sha256()
     for part in sorted(folder.glob("*.safetensors")):
         size = part.stat().st_size
@@ -439,7 +437,7 @@ def _differences(before: dict, now: dict) -> list[str]:
 
 def _lasting(arguments: dict) -> dict:
     """Returns the arguments that cannot change without making it another run."""
-    return {name: value for name, value in arguments.items() if name not in (*START, *FREE)}
+    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *FREE)}
 
 
 def run_key(arguments: dict) -> str:
@@ -487,10 +485,9 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    arguments = json.loads(
-        json.dumps(dataclasses.asdict(args), default=str)
-    )  # as config.json gives them back
-    run = Path(args.out or Path("results") / _run_name(arguments, script, model))
+    # as config.json gives them back, for the comparison with an earlier start
+    arguments = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    run = Path(args.out or f"results/{_run_name(arguments, script, model)}")
     goes_on = args.resume and (run / "config.json").exists()
     config = {
         "script": script,
@@ -499,9 +496,8 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
         "processes": state.num_processes,
     }
     if state.is_main_process:
-        config["files"] = digest_files(
-            {name: value for name, value in arguments.items() if name not in START}
-        )
+        inputs = {name: value for name, value in arguments.items() if name not in HOW_STARTED}
+        config["files"] = digest_files(inputs)
         if goes_on:
             _check_resume(run, config)
         else:
@@ -533,7 +529,7 @@ def start_run(start: Start) -> Path:
         watchdog.write(run / "config.json", json.dumps(start.config, indent=1))
         with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        _write_environment(run / "env.txt", start.goes_on)
+        _write_environment(run / "env.txt")
 
     state.wait_for_everyone()
     run.mkdir(parents=True, exist_ok=True)  # a second machine may not see the folder on their shared disk yet
@@ -605,8 +601,7 @@ def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
     differences = {}
     without_hash = run.name[:-6]
     for path in sorted(run.parent.glob(f"{without_hash}*/config.json")):
-        other_run = path.parent
-        differences[other_run] = _differences(read_arguments(other_run), _lasting(arguments))
+        differences[path.parent] = _differences(read_arguments(path.parent), _lasting(arguments))
     if differences:
         nearest = min(differences, key=lambda folder: len(differences[folder]))
         print(
@@ -615,7 +610,7 @@ def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
         )
 
 
-def _write_environment(path: Path, goes_on: bool) -> None:
+def _write_environment(path: Path) -> None:
     """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
     root = Path(__file__).parent
 
@@ -631,7 +626,7 @@ def _write_environment(path: Path, goes_on: bool) -> None:
     environment = "\n".join([commit, *gpus, *packages, changes])
 
     earlier = ""
-    if goes_on and path.exists():
+    if path.exists():
         earlier = path.read_text()
     if earlier.endswith(environment):
         return

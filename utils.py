@@ -214,14 +214,14 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 
 
 def read_trained_as(model: str) -> dict:
-    """Returns what a checkpoint, a folder or a hub name, says of how it was trained; {} if it says nothing.
+    """Returns how a model (a folder or hub name) was trained, as its files say; {} if they say nothing.
 
-    That is its think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
+    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
     there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
-    own = _find_file(model, "think_format.json")
-    if own:
-        return json.loads(own.read_text())
+    ours = _find_file(model, "think_format.json")
+    if ours:
+        return json.loads(ours.read_text())
     longcot = _find_file(model, "longcot_config.json")
     if not longcot:
         return {}

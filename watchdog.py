@@ -52,7 +52,7 @@ def write(path: Path, text: str) -> None:
 
 def lock(folder: Path) -> None:
     """Locks the folder for this process; raises ValueError that names the process which has it."""
-    _LOCK_FILES.clear()
+    _LOCK_FILES.clear()  # flock would refuse a second lock to this process as well
     file = open(folder / "lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""runs.py: arguments, the run folder, logs and checkpoints."""
+"""runs.py: arguments, the run folder and logs; utils.read_trained_as."""
 
 import dataclasses
 import importlib.util
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from transformers import GenerationConfig
 
 import rollout
 import runs
-import templates
 import utils
 import watchdog
 
@@ -54,9 +52,8 @@ def test_default_then_preset_then_flag(parse):
     for words in (["--preset", "small", "--steps", "7"], ["--steps=7", "--preset=small"]):
         assert parse(*words) == Args(preset="small", steps=7, rate=0.5, think=False)
     assert parse("--preset", "small", "--think").think
-    assert (
-        parse("--preset", "small", "--steps", "10").steps == 10
-    )  # a flag with the default's value is still a flag
+    # a flag with the default's value is still a flag
+    assert parse("--preset", "small", "--steps", "10").steps == 10
     assert parse("--no-think", "--kind", "b") == Args(think=False, kind="b")
     assert parse("--preset", "empty") == Args(preset="empty")
 
@@ -159,12 +156,6 @@ def test_think_format_of_a_hub_name(tmp_path):
     assert done.stdout == "{'think_format': 'think'}\n", done.stderr
 
 
-def test_load_tokenizer(tmp_path, tokenizer_folders, exits):
-    assert utils.load_tokenizer(str(tokenizer_folders["plain"])).eos_token == "</s>"
-    assert f"{tmp_path} is neither a model folder" in exits(utils.load_tokenizer, str(tmp_path))
-    assert "nobody/nothing is neither a model folder" in exits(utils.load_tokenizer, "nobody/nothing")
-
-
 def test_use_vllm(exits, monkeypatch):
     assert not rollout.use_vllm("hf")
     monkeypatch.setitem(sys.modules, "vllm", None)  # vLLM is not installed
@@ -195,9 +186,8 @@ def test_start_run_writes_what_was_run(here):
     assert config["processes"] == 1 and Args(**config["args"]) == Args()
     assert (run / "command.txt").read_text() == f"{sys.executable} train.py --model 'a b'\n"
     env = (run / "env.txt").read_text()
-    assert (
-        "\ntorch==" in env and "\ntrl==" in env and len(env.split("\n")[0]) in (40, 0)
-    )  # the commit, if there is git
+    assert "\ntorch==" in env and "\ntrl==" in env
+    assert len(env.split("\n")[0]) in (40, 0)  # the commit, if there is git
 
 
 def test_the_same_arguments_find_the_same_folder(here):
@@ -387,24 +377,6 @@ def test_a_resume_may_raise_the_budget(here):
     assert start(Paid(budget=2.0, resume=True), "grpo", "org/base") == run
 
 
-def test_a_model_with_several_ends_keeps_them(tmp_path, tokenizer_folders):
-    """Of its generation_config.json, beside the end of turn of the template; and what is saved ends at the same."""
-    import shutil
-
-    shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
-    GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
-    tokenizer = utils.load_tokenizer(str(tmp_path / "m"))
-    own = tokenizer.eos_token_id
-    templates.prepare_tokenizer(tokenizer, "think")
-    assert tokenizer.stop_ids == sorted({3, 5, own, tokenizer.eos_token_id}) and own != tokenizer.eos_token_id
-
-
-def resume_with_constants(exits, run) -> str:
-    """Resumes a run after somebody has edited a constant at the top of its script."""
-    start(Args(out="constants"), "grpo", "org/base", {"LIMIT": 1})
-    return exits(start, Args(out="constants", resume=True), "grpo", "org/base", {"LIMIT": 2})
-
-
 def test_resume_continues_with_equal_arguments_only(here, exits):
     run = start(Args(out="run"), "grpo", "org/base")
     (run / "metrics.jsonl").write_text("old\n")
@@ -416,7 +388,9 @@ def test_resume_continues_with_equal_arguments_only(here, exits):
     exits(start, Args(out="run", resume=True, overwrite=True, kind="b"), "grpo", "org/base")
     assert (run / "metrics.jsonl").read_text() == "old\n"
     assert json.loads((run / "config.json").read_text())["args"]["steps"] == 10
-    assert "LIMIT (1 -> 2)" in resume_with_constants(exits, run)
+    start(Args(out="constants"), "grpo", "org/base", {"LIMIT": 1})
+    error = exits(start, Args(out="constants", resume=True), "grpo", "org/base", {"LIMIT": 2})
+    assert "LIMIT (1 -> 2)" in error
     new = start(Args(resume=True, seed=5), "grpo", "org/base")  # nothing to resume: a fresh run
     assert (new / "config.json").exists()
 

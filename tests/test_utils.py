@@ -547,21 +547,6 @@ def test_templates_without_an_end_and_with_two_beginnings_are_refused(load, tmp_
 # --- 4. loading
 
 
-@pytest.fixture
-def exits(capsys):
-    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
-
-    def exits(function, *args) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            function(*args)
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and error.count("\n") == 1
-        return error
-
-    return exits
-
-
 def test_a_model_with_several_ends_of_turn_keeps_them(tmp_path, tokenizer_folders):
     """Those of its generation config, besides the template's: base models write them."""
     shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")

@@ -33,35 +33,17 @@ from test_endpoint import ChatServer
 
 ROOT = Path(__file__).parents[1]
 DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
-TINY = [
-    *[
-        "train_grpo.py",
-        "--preset",
-        "toy",
-        "--model",
-        "data/toy/base",
-        "--prompts-per-step",
-        "4",
-        "--group-size",
-        "4",
-    ],
-    *[
-        "--max-completion-tokens",
-        "16",
-        "--allow-truncation",
-        "--on-bad-format",
-        "score",
-        "--stall-minutes",
-        "0.1",
-    ],
-]
+TINY = (
+    "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
+    "--max-completion-tokens 16 --allow-truncation --on-bad-format score --stall-minutes 0.1"
+).split()
 
 
-def start(words: list, **environment: str) -> subprocess.Popen:
+def start(words: list) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -378,14 +360,7 @@ def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
     """It answers the check and then nothing more; the client alone would wait 9 times 2 minutes for each."""
     run = tmp_path / "run"
     server = ChatServer(lambda text, n: time.sleep(3600))
-    judge = [
-        "--rewards",
-        "judge_mark:1",
-        "--judge",
-        "m",
-        "--judge-url",
-        server.url,
-    ]
+    judge = ["--rewards", "judge_mark:1", "--judge", "m", "--judge-url", server.url]
     code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run]))
     assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
     stacks = (run / "stacks-rank0.txt").read_text()
