@@ -262,9 +262,11 @@ def save(
 
 def writer_of(path: Path) -> int:
     """Returns the rank of the process that wrote a file of a checkpoint."""
-    if weights := re.fullmatch(r"model-(\d+)-of-\d+\.safetensors", path.name):
+    weights = re.fullmatch(r"model-(\d+)-of-\d+\.safetensors", path.name)
+    if weights:
         return int(weights[1]) - 1  # transformers counts files from 1
-    if optimizer := re.fullmatch(r".*optimizer-rank(\d+)\.pt", path.name):
+    optimizer = re.fullmatch(r".*optimizer-rank(\d+)\.pt", path.name)
+    if optimizer:
         return int(optimizer[1])
     return 0
 
