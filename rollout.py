@@ -1,16 +1,16 @@
-"""Samples completions from the policy, reads them, and measures what is logged of them.
+"""Samples completions, splits them into thinking and response, and computes the metrics of a step.
 
     sampling = Sampling(temperature=0.7, max_tokens=4096)
     sampler = Sampler(args.model, tokenizer, sampling, use_vllm=True, in_process=True)
     sampler.sync(policy)                                  # the sampler has the policy's weights now
-    for place, sample in sampler.sample(prompts):         # as they end, in any order
+    for place, sample in sampler.sample(prompts):         # in the order in which they end
         ...
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-Three things can sample: an engine of vLLM (vllm_engine.py), a vLLM server (vllm_server.py), or generate of
-transformers. Training loops hand over the policy's weights before every rollout. DPO rounds, evaluations and
-local judges load a saved model by `generate`, with a seed for each request.
+An engine of vLLM (vllm_engine.py), a vLLM server (vllm_server.py) or transformers' own generate does the sampling.
+Training loops hand over the policy's weights before every rollout. DPO rounds, evaluations and local judges call
+`generate`, which loads a saved model and seeds every prompt.
 """
 
 import gc
@@ -37,8 +37,8 @@ import vllm_server
 import watchdog
 from thinking_budget import ThinkingBudget
 
-# Nats a token by which sampler and trainer may differ. Rounding makes up to 0.04 in bfloat16, 1e-5 in float32
-# (docs/gpu.md); a sampler with other weights is tenths or more away.
+# Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
+# float32 (docs/gpu.md); other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 
 
@@ -75,7 +75,7 @@ class Completion:
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Each part's value, None where there is none."""
     contributions: dict[str, float | None] = field(default_factory=dict)
-    """What each part adds to the reward, where several are combined."""
+    """What each part adds to the reward, if several are combined."""
     reward: float = math.nan
     """NaN: there is none, and nothing is learned from this completion."""
     correct: float | None = None
@@ -87,10 +87,11 @@ class Completion:
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
     reference_logprobs: list[float] | None = None
+    """Log-probability of each token, nats: by the sampler, the policy at the rollout, the reference."""
     values: list[float] | None = None
-    """PPO: the critic's value of the text before each token, as it is at the rollout."""
+    """PPO: the critic's value of the text before each token, at the rollout."""
     returns: list[float] | None = None
-    """PPO: what those values should have been."""
+    """PPO: the targets of those values."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
@@ -129,7 +130,7 @@ class Completion:
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that end a turn; an unprepared tokenizer, as a judge's, has its EOS token."""
+    """Returns the token ids that end a turn: the `stop_ids` that templates.py sets, or EOS alone, as for a judge."""
     return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
 
 
@@ -175,9 +176,9 @@ class Sampling:
     max_tokens: int
     top_p: float = 1.0
     stop: str = ""
-    """A string that ends a completion, which keeps it; the tokenizer's ends of turn always do."""
+    """A completion ends behind this string too, not only at the tokenizer's ends of turn."""
     budget: ThinkingBudget | None = None
-    """Closes thinking that is too long; None: it may take all tokens. A server does not take one."""
+    """Closes thinking that is too long; None: it may take all tokens. A server takes no budget."""
 
 
 def use_vllm(rollout: str) -> bool:
@@ -205,7 +206,7 @@ class Sampler:
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
-        server: samples in place of an engine; `use_vllm` is False then.
+        server: it samples instead of an engine; `use_vllm` is then False.
     """
 
     def __init__(
@@ -229,8 +230,8 @@ class Sampler:
         self.batch_size = batch_size
         self.dtype = utils.compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.vllm = server  # or an engine, or several; None: transformers samples from self.policy
-        self.policy = None
+        self.vllm = server  # or an engine, or several
+        self.policy = None  # what transformers samples from, if self.vllm is None
         if use_vllm and in_process:
             self.vllm = vllm_engine.Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
@@ -245,22 +246,22 @@ class Sampler:
     ) -> Iterator[tuple[int, Sample]]:
         """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
 
-        `seeds`: one for each prompt, so that leaving out the places in `done` changes no other sample. None:
-        samples follow from torch's generator, by a server from NumPy's.
+        `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
+        samples follow from torch's generator, or with a server from NumPy's.
         """
         if self.vllm is None:
             yield from self._sample_by_transformers(prompts, seeds, done)
             return
 
-        parameters = {  # of vLLM's SamplingParams and of /v1/completions alike
+        parameters = {  # vLLM's SamplingParams and /v1/completions have the same names
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_tokens,
             "stop_token_ids": self.ends,
-            "ignore_eos": True,  # only `ends` count
+            "ignore_eos": True,  # stop_token_ids has every end
             "stop": [self.sampling.stop] if self.sampling.stop else [],
             "include_stop_str_in_output": True,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": 0,  # the sampled token's only
         }
         requests = {}
         for place, prompt in enumerate(prompts):
@@ -278,7 +279,7 @@ class Sampler:
     ) -> Iterator[tuple[int, Sample]]:
         """Samples in batches of about equally long prompts.
 
-        A batch is sampled as a whole if one of its prompts is not done, so its samples stay the same.
+        A batch with a prompt that is not done is sampled whole: its prompts share one seed.
         """
         was_training = self.policy.training
         self.policy.eval()  # else gradient checkpointing turns the KV cache off
@@ -298,7 +299,7 @@ class Sampler:
 
     @torch.no_grad()
     def _generate(self, prompts: list[list[int]]) -> list[list[int]]:
-        """Returns the token ids that generate appends to each prompt, padded behind their ends."""
+        """Returns the token ids that generate appends to each prompt, with padding behind the end of turn."""
         rows = {"input_ids": prompts}
         batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
         width = batch["input_ids"].size(1)
@@ -308,8 +309,8 @@ class Sampler:
             watchdog.beat()
             if not self.sampling.stop:  # generate itself knows the ends of turn
                 return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-            last = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
-            return torch.tensor([self._has_ended(row) for row in last], device=ids.device)
+            last_tokens = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
+            return torch.tensor([self._has_ended(row) for row in last_tokens], device=ids.device)
 
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
@@ -328,7 +329,7 @@ class Sampler:
         if self.sampling.budget:
             options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, policy.Policy):
-            # sharded, no process may stop before all have ended, as each forward gathers weights from all of them
+            # no process of a sharded launch may stop before the last: each forward gathers weights from all
             options["synced_gpus"] = policy.is_sharded_launch()
             sequences = self.policy(generate=options)
         else:
@@ -336,7 +337,7 @@ class Sampler:
         return sequences[:, width:].tolist()
 
     def until_end(self, ids: list[int]) -> tuple[list[int], bool]:
-        """Returns ids up to and with their first end, and whether there is one; the rest is padding."""
+        """Returns ids up to their first end, which they keep, and whether there is one; the rest is padding."""
         for n in range(1, len(ids) + 1):
             if self._has_ended(ids[:n]):
                 return ids[:n], True
@@ -350,7 +351,7 @@ class Sampler:
         return bool(stop) and stop in self.tokenizer.decode(ids[-self._most_stop_tokens() :])
 
     def _most_stop_tokens(self) -> int:
-        """Returns how many tokens the stop string can take: each has at least one byte."""
+        """Returns how many tokens the stop string can take at most: each has a byte or more."""
         return len(self.sampling.stop.encode())
 
     def sync(self, trained: torch.nn.Module) -> None:
@@ -358,7 +359,7 @@ class Sampler:
         if self.vllm:
             self.vllm.update(trained)
         else:
-            self.policy = getattr(trained, "module", trained)  # without DDP
+            self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
 
     def check(self, gap: float, step: int) -> None:
         """Stops the run when sampler and trainer disagree twice in a row: vLLM samples from other weights.
@@ -379,7 +380,7 @@ class Sampler:
         PartialState().print(f"WARNING: {message}; a second time in a row ends the run")
 
     def sleep(self) -> None:
-        """Gives an engine's GPU memory back until the next `sync`, if `sleeps`."""
+        """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
         if isinstance(self.vllm, vllm_engine.Engine):
             self.vllm.sleep()
 
@@ -403,7 +404,7 @@ def policy_sampler(
     sleeps: bool = False,
     server: vllm_server.Server | None = None,
 ) -> Sampler:
-    """Loads what samples in a training loop, whose policy comes to it by `sync`; see Sampling and Sampler."""
+    """Returns the sampler of a training loop, which `sync` gives the policy; see Sampling and Sampler."""
     stop = utils.THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,
@@ -435,17 +436,14 @@ def generate(
     done: Set[int] = frozenset(),
     dtype: str = "auto",
 ) -> Iterator[tuple[int, Sample]]:
-    """Loads a model, yields (place, sample) for each prompt (token ids) as they end, and frees the model.
+    """Loads a model, yields (place, sample) as completions of `prompts` (token ids) end, and frees the model.
 
-    The seed belongs to the prompt's place: neither leaving out the prompts in `done` nor another number of
-    engines changes a completion.
-
-    `gpus`: those of each engine of vLLM, see vllm_engine.gpu_groups; None: one engine on one GPU.
-    `dtype`: that of computation, see utils.compute_dtype.
+    Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
+    completion. See Sampler for the other arguments.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
     if gpus:
-        gpus = gpus[: len(prompts) - len(done)]  # no engine without a prompt
+        gpus = gpus[: len(prompts) - len(done)]  # every engine has a prompt
     sampler = Sampler(
         model,
         tokenizer,
@@ -459,7 +457,7 @@ def generate(
     )
     seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
     try:
-        with tqdm(total=len(prompts), desc="generate", unit="completion") as bar:
+        with tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar:
             for place, sample in sampler.sample(prompts, seeds, done):
                 bar.update()
                 yield place, sample
@@ -467,7 +465,7 @@ def generate(
         sampler.close()
 
 
-# --- 4. completions of a step, and what is logged of them
+# --- 4. the completions of a step and their metrics
 
 
 def share_of(rows: list, accelerator: Accelerator) -> list:
@@ -483,7 +481,7 @@ def sample_completions(
     think_format: str,
     when_ended: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
-    """Samples a completion of each prompt {id, prompt, prompt_ids}; `when_ended` gets every one as it ends."""
+    """Samples a completion of each prompt {id, prompt, prompt_ids}; calls `when_ended` with each as it ends."""
     completions = [None] * len(prompts)
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
         completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
@@ -510,9 +508,9 @@ def mini_batches(
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
-    """Returns metrics of a step's completions, those of all processes: lengths, format, rewards.
+    """Returns metrics of a step's completions, gathered from all processes: lengths, format, rewards.
 
-    Lengths count what the policy wrote.
+    Lengths count the policy's tokens.
     """
     lengths = [c.n_trained_tokens for c in completions]
     ended = [c.n_trained_tokens for c in completions if not c.cut_off] or [0]
@@ -531,26 +529,27 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
         "reward/missing": fmean(math.isnan(c.reward) for c in completions),
     }
+    well_formed = [c for c in completions if c.status == "ok"]
     for name in completions[0].rewards:
-        values = []
-        for c in completions:
-            is_floor = name == "preference" and c.status != "ok"  # says nothing of the text
-            if c.rewards[name] is not None and not is_floor:
-                values.append(c.rewards[name])
-        if values:
-            metrics[f"reward/{name}"] = fmean(values)
+        # the proxy is of well-formed text alone; --on-bad-format says what a malformed completion is scored as
+        counted = well_formed if name == "preference" else completions
+        metrics |= _mean_of_known(f"reward/{name}", [c.rewards[name] for c in counted])
     for name in completions[0].contributions:
-        known = [c.contributions[name] for c in completions if c.contributions[name] is not None]
-        if known:
-            metrics[f"contribution/{name}"] = fmean(known)
+        metrics |= _mean_of_known(f"contribution/{name}", [c.contributions[name] for c in completions])
     return metrics
 
 
-def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
-    """Returns mean and spread of the rewards of a step; NaN (no reward) counts in neither.
+def _mean_of_known(name: str, values: list[float | None]) -> dict[str, float]:
+    """Returns {name: mean of the values that are not None}; {} if all are."""
+    known = [value for value in values if value is not None]
+    return {name: fmean(known)} if known else {}
 
-    `name`: "preference" if that is the only reward, "total" if several are combined. Both are logged again
-    under the key that TRL makes of it.
+
+def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
+    """Returns mean and standard deviation of a step's rewards, without NaN (no reward).
+
+    Both are there a second time under TRL's keys, which have `name`: "preference" if that is the only reward,
+    "total" if several are combined.
     """
     known = rewards_P_G[~rewards_P_G.isnan()]
     if not len(known):
@@ -573,10 +572,10 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 
 
 class FormatGuard:
-    """Ends a run whose first three steps teach nothing: completions are cut off, or none has the format."""
+    """Ends a run if most completions of its first three steps are cut off, or if none has the format."""
 
     def __init__(self, args, limit: str = "max_completion_tokens"):
-        """`args`: a training script's; `limit`: the name of the argument that cuts completions off."""
+        """Takes a training script's `args`, and the name of the one that limits a completion."""
         self.args = args
         self.max_tokens = getattr(args, limit)
         self.flag = "--" + limit.replace("_", "-")

@@ -1,11 +1,11 @@
-"""Closes the thinking of a completion that has used its budget of tokens, so that the model goes on with its answer.
+"""Closes thinking that has used its budget of tokens, so that the model goes on with its answer.
 
-Evaluations do so by --max-thinking-tokens; benchmarks/shared.py knows what closes each style of thinking. Budget
-forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike. Both also write words,
-such as "Final Answer:"; here nothing but the closing tags is written.
+Evaluations do so with --max-thinking-tokens; benchmarks/shared.py knows what closes each style of thinking. Budget
+forcing (s1, arXiv 2501.19393) and the thinking budget of Qwen3 (arXiv 2505.09388) work alike, but also write words
+such as "Final Answer:". Here only the closing tags are written.
 
-Transformers chooses its next tokens by `force_closing`. vLLM's model runners for CPU and GPU take different logits
-processors. So its engine ends the request at the budget, and starts another behind the closed thinking.
+In transformers' generate, `force_closing` sets the scores of the next token. vLLM's model runners for CPU and GPU
+take different logits processors, so vllm_engine.py ends the request and starts another behind the closed thinking.
 """
 
 import math
@@ -17,24 +17,24 @@ import torch
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Says where in a completion its thinking must be closed, how to tell whether it is open, and what closes it."""
+    """Says where in a completion thinking must be closed, how to tell whether it is open, and what closes it."""
 
     end: int
-    """Tokens of the completion up to that place: the budget, and the tag that opens the thinking."""
+    """Tokens of the completion before that place: the budget, and the tag that opens the thinking."""
     opening_tag: str
-    """The text with which the turn of a model that thinks begins."""
+    """A turn with thinking begins with this text."""
     closed_pattern: str
-    """A regular expression that is found in a turn whose thinking is closed."""
+    """A regular expression that matches somewhere in a turn if its thinking is closed."""
     closing: list[int]
     """Token ids that close the thinking and open the answer."""
     from_template: str = ""
-    """The beginning of the turn that the chat template has already written."""
+    """The beginning of the turn, if the chat template has already written it."""
 
     def closing_after(self, ids: list[int], tokenizer) -> list[int]:
         """Returns the token ids that must follow the first `end` ids of a completion.
 
-        They are [] if its thinking is closed by then, or if it never thought. If the model has begun to close its
-        thinking, they are the rest of the closing tokens.
+        They are [] if its thinking is closed by then, or if it has none. If the model has begun to close it, they
+        are the rest of the closing tokens.
         """
         written = ids[: self.end]
         turn = self.from_template + tokenizer.decode(written, skip_special_tokens=False)
@@ -47,11 +47,11 @@ class ThinkingBudget:
         return self.closing
 
     def force_closing(self, written: torch.Tensor, scores: torch.Tensor, tokenizer) -> torch.Tensor:
-        """Returns the scores with which transformers' generate closes thinking that has used its budget.
+        """Leaves one choice to every row that must close its thinking now; a logits processor of transformers.
 
         Args:
             written: token ids (B, T) of the completions so far.
-            scores: (B, V), of the next token; a row that must close has no choice left. Changed in place.
+            scores: (B, V), of the next token; changed in place and returned.
         """
         n_since_end = written.size(1) - self.end
         if not 0 <= n_since_end < len(self.closing):

@@ -1,7 +1,7 @@
 """Samples from vLLM engines on this machine: `Engine` in this process, `Engines` in processes of their own.
 
-Training loops have one engine in their own process, where it takes over the policy's weights. DPO rounds,
-evaluations and local judges start a process for each engine, whose end gives all its GPU memory back.
+Training loops have an engine in their own process, where it can copy the policy's weights. DPO rounds, evaluations
+and local judges start a process for each engine: when it ends, all its GPU memory is free.
 """
 
 import atexit
@@ -48,7 +48,7 @@ class Engine:
         from vllm import LLM  # seconds to import
 
         gc.collect()
-        torch.cuda.empty_cache()  # what torch holds on to is missing in vLLM's pool
+        torch.cuda.empty_cache()  # vLLM cannot take what torch keeps
         on_gpu = utils.DEVICE == "cuda"
         self.sleeps = sleeps and on_gpu  # vLLM cannot sleep on a CPU
         self.asleep = False
@@ -57,7 +57,7 @@ class Engine:
             "dtype": utils.compute_dtype(dtype),
             "load_format": "safetensors",
             "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+            "logprobs_mode": "processed_logprobs",  # after temperature and top-p, as it samples
             "enforce_eager": not on_gpu,
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
@@ -68,11 +68,11 @@ class Engine:
             # a seeded request whose prompt is split among batches fails on a CPU
             options["enable_chunked_prefill"] = False
         if PartialState().num_processes > 1:
-            # vLLM works inside of this launch's processes instead of starting some; each samples its own prompts
+            # vLLM starts no processes of its own: each of this launch samples its own prompts
             options["distributed_executor_backend"] = "external_launcher"
             options["seed"] = PartialState().process_index
         self.llm = LLM(**options)
-        self.sleep()  # its first weights to sample from come by `update`
+        self.sleep()  # until `update` brings the weights to sample from
 
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
@@ -89,8 +89,7 @@ class Engine:
         closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
         while engine.has_unfinished_requests():
             results = engine.step()
-            # behind the step: the first compiles kernels, and until a run's first beat more time may pass
-            watchdog.beat()
+            watchdog.beat()  # after the step: the first one compiles kernels, and a run's first beat may be late
             for result in results:
                 place = int(result.request_id)
                 output = result.outputs[0]
@@ -110,13 +109,13 @@ class Engine:
 
         parameters = {name: value for name, value in request.items() if name not in ("prompt", "budget")}
         parameters["detokenize"] = bool(parameters["stop"])
-        if "budget" not in request:  # no copy of the growing completion after each token
+        if "budget" not in request:  # saves a copy of the completion after each token
             parameters["output_kind"] = RequestOutputKind.FINAL_ONLY
         prompt = {"prompt_token_ids": request["prompt"]}
         self.llm.llm_engine.add_request(str(place), prompt, SamplingParams(**parameters))
 
     def _close_thinking(self, place: int, request: dict, output) -> tuple[list[int], list[float]]:
-        """Replaces a request whose thinking has used its budget by one that goes on behind the closed thinking.
+        """Ends a request at its thinking budget and adds one that goes on behind the closed thinking.
 
         Returns ids and log-probabilities up to there; two empty lists if there is nothing to close.
         """
@@ -130,7 +129,7 @@ class Engine:
         self.llm.llm_engine.abort_request([str(place)])
         self._add(place, request | {"prompt": request["prompt"] + ids, "max_tokens": n_left})
         logprobs = _logprobs(output)[: budget.end]
-        return ids, logprobs + [0.0] * len(closing)  # nothing else could follow
+        return ids, logprobs + [0.0] * len(closing)  # forced tokens have probability 1
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
@@ -139,8 +138,8 @@ class Engine:
         weights = policy.whole_weights(trained)
         if utils.DEVICE == "cuda":
             self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
-        else:  # linear layers pack their weights after loading, which load_weights alone does not do
-            # it warns of layers that get no weights: rotary embeddings, and the tied LM head, which _pack_tied_head renews
+        else:  # linear layers on a CPU keep packed weights, which load_weights alone does not renew
+            # reload_weights warns of layers without weights: rotary embeddings, and the tied LM head (renewed below)
             logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(_pack_tied_head)
@@ -150,7 +149,7 @@ class Engine:
         self.llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Gives vLLM's memory back until the next `update`; untested, as it needs a GPU."""
+        """Frees vLLM's memory until the next `update`; untested, as it needs a GPU."""
         if self.sleeps and not self.asleep:
             self.llm.sleep(level=2)  # weights are dropped: the next ones come by update
             self.asleep = True
@@ -164,13 +163,13 @@ class Engine:
 def _logprobs(output) -> list[float]:
     """Returns the log-probability of each sampled token of a completion by vLLM."""
     logprobs = []
-    for token, likeliest in zip(output.token_ids, output.logprobs, strict=True):
-        logprobs.append(likeliest[token].logprob)
+    for token, logprob_of in zip(output.token_ids, output.logprobs, strict=True):
+        logprobs.append(logprob_of[token].logprob)
     return logprobs
 
 
 def _pack_tied_head(model: torch.nn.Module) -> None:
-    """Renews the packed copy of a tied LM head, which vLLM's reload leaves stale on a CPU."""
+    """Renews the packed copy of a tied LM head, which vLLM's reload on a CPU leaves as it was."""
     head = getattr(model, "lm_head", None)
     if head is not None and getattr(model.config, "tie_word_embeddings", False):
         head.quant_method.process_weights_after_loading(head)
@@ -180,9 +179,9 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
 
 
 def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
-    """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them; "CPU" for each without a GPU.
+    """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. Without a GPU every name is "CPU".
 
-    There are as many engines as the GPUs allow, but `at_most` if that is not 0; without a GPU 0 means one.
+    Makes as many groups as the GPUs allow, but no more than `at_most`; 0 is no limit, or one group on a CPU.
     Process k of an accelerated launch leaves the first k groups to others. Exits with 2 if no group is left.
     """
     if not torch.cuda.is_available():
@@ -214,7 +213,7 @@ class Engines:
         max_length, memory, dtype: as for Engine.
         gpus: those of each engine, see `gpu_groups`.
 
-    RuntimeError if a process dies, here and in `complete`.
+    Raises RuntimeError if a process dies, while models load or in `complete`.
     """
 
     def __init__(
@@ -236,8 +235,8 @@ class Engines:
         }
         context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA if this one has
         self.processes = {}  # connection -> process
-        self.busy = set()  # connections of processes that are at work
-        atexit.register(self.close)  # else the interpreter would wait for the processes at its end
+        self.busy = set()  # connections of processes that load a model or sample
+        atexit.register(self.close)  # else the interpreter waits at its end for the processes
         for group in gpus:
             connection, other_end = context.Pipe()
             process = context.Process(target=_serve, args=(other_end, options, watchdog.RUN))
@@ -246,23 +245,21 @@ class Engines:
             other_end.close()
             self.processes[connection] = process
             self.busy.add(connection)
-        for _ in self._replies():  # there are none yet; the loop ends when all have loaded the model
-            pass
+        list(self._replies())  # empty; waits until all have loaded the model
 
     def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields what Engine.complete yields, from all engines as it comes."""
-        n_engines = len(self.processes)
         for number, connection in enumerate(self.processes):
-            places = list(requests)[number::n_engines]
+            places = list(requests)[number :: len(self.processes)]
             with contextlib.suppress(OSError):  # if the process has died, _replies says so
                 connection.send({place: requests[place] for place in places})
         self.busy = set(self.processes)
         yield from self._replies()
 
     def _replies(self) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields what the processes send, until each that is busy has sent None."""
+        """Yields what the busy processes send, until each has sent None."""
         while self.busy:
-            # the pipe of a dead process stays open while one lives that vLLM forked from it: look every second
+            # a dead process's pipe stays open while a process lives that vLLM forked from it, so look every second
             for connection in multiprocessing.connection.wait(self.busy, timeout=1):
                 try:
                     reply = connection.recv()
@@ -281,21 +278,21 @@ class Engines:
                     )
 
     def close(self) -> None:
-        """Ends the processes, and with them their GPU memory. Those that are at work are killed."""
+        """Ends the processes, and so frees their GPU memory. If one is still busy, all are killed."""
         for connection, process in self.processes.items():
-            connection.close()  # one that waits for requests ends by this
+            connection.close()  # ends a process that waits for requests
             if self.busy:
                 process.kill()
         for process in self.processes.values():
             process.join(timeout=60)
-            process.kill()  # if it has not ended
+            process.kill()  # does nothing if it has ended
             process.join()
         self.processes = {}
 
 
 @contextlib.contextmanager
 def _environment_of_engine(gpus: list[str]):
-    """Sets the environment that an engine's process starts with: its GPUs, and nothing of an accelerated launch."""
+    """Sets an engine's GPUs in the environment, and hides the accelerated launch, while its process starts."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
@@ -310,11 +307,8 @@ def _environment_of_engine(gpus: list[str]):
 
 
 def _serve(connection, options: dict, run: watchdog.Run) -> None:
-    """Runs an engine in a process of its own: answers each dictionary of requests by completions, then None.
-
-    The first None says that the model is loaded.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the main process ends this one
+    """Runs an engine: sends None when the model is loaded; answers each dictionary by its completions, then None."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     watchdog.RUN = run  # so that the engine's steps are progress of the run
     engine = Engine(**options)
@@ -331,6 +325,6 @@ def _serve(connection, options: dict, run: watchdog.Run) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it ends, even by kill -9: it would keep the GPU's memory."""
+    """Ends this process with its parent, even after kill -9; else it would keep the GPU's memory."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)

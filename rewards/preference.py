@@ -1,4 +1,4 @@
-"""The preference reward: a reward model that scores what the policy wrote."""
+"""Scores what the policy wrote by a reward model: the reward `preference`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ import templates
 import utils
 import watchdog
 
-TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # measured on a CPU: larger batches gain nothing
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # larger batches were no faster on a CPU
 
 
 class RewardModel:
@@ -28,7 +28,7 @@ class RewardModel:
         think_format: the policy's, a key of utils.THINK_FORMATS.
         chat_template: a Jinja file, for a reward model that has none.
         max_length: tokens of conversation and completion; 0: as many as the model's context holds.
-        tokens_per_batch: tokens in one forward, padding included; 0: 2048 on a CPU, 16384 on a GPU.
+        tokens_per_batch: tokens in one forward, padding included; 0: see TOKENS_PER_BATCH.
         dtype: that of weights and computation, see utils.compute_dtype.
 
     `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
@@ -51,7 +51,7 @@ class RewardModel:
         model, _ = policy.load_weights(AutoModelForSequenceClassification, path, utils.compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
-        if hasattr(self.model, "score"):  # the scalar itself is computed in float32
+        if hasattr(self.model, "score"):  # computes the scalar itself in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
         self.max_length = max_length or utils.context_length(self.model.config)
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.model.device.type]
@@ -62,9 +62,9 @@ class RewardModel:
     def check(
         path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
     ) -> Tokenizer:
-        """Returns the tokenizer with its chat template, without loading weights.
+        """Returns the tokenizer with its chat template; checks the model without loading weights.
 
-        ValueError if the model could not score such completions. Exits with 2 if the folder cannot be used.
+        Raises ValueError if it cannot score such completions. Exits with 2 if the folder cannot be used.
         """
         tokenizer = utils.load_tokenizer(path)
         config = utils.load_config(path)
@@ -89,8 +89,7 @@ class RewardModel:
     def encode(self, messages: list[dict], completion: str) -> list[int]:
         """Returns the token ids of a conversation in the reward model's own template.
 
-        A conversation longer than `max_length` tokens loses the end of its last turn, but keeps the tokens
-        that close the turn.
+        Tokens beyond `max_length` are cut from the end, but the tokens that close the last turn stay.
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
         turns = templates.without_control(self.tokenizer, turns)
@@ -103,7 +102,7 @@ class RewardModel:
         return ids
 
     def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
-        """Returns the rewards (B,) of completions (raw text of the policy) to prompts (lists of messages)."""
+        """Returns the rewards (B,) of completions (all that the policy wrote) to prompts (lists of messages)."""
         ids = []
         for messages, text in zip(prompts, completions, strict=True):
             if self.reward_on == "response":
@@ -123,7 +122,8 @@ class RewardModel:
     def _forward(self, rows: list[list[int]]) -> list[float]:
         """Scores one batch, padded on the right."""
         width = max(len(row) for row in rows)
-        # The head reads the last token that is not the pad token. So the pad id must end no row.
+        # The head reads the last token that is not the pad token, so the pad id must end no row: of one id more
+        # than there are rows, one does not.
         pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad
@@ -155,7 +155,7 @@ def longest_first(lengths: list[int], tokens_per_batch: int) -> Iterator[list[in
 
 
 def check(args) -> None:
-    """Exits with 2 if the preference is one of the rewards and `args.reward_model` cannot score this format."""
+    """Exits with 2 if the preference is a reward of the run and `args.reward_model` cannot score its format."""
     if "preference" not in rewards.reward_names(args):
         return
     template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
@@ -177,7 +177,7 @@ def check(args) -> None:
 
 
 def load_reward_model(args, device: str) -> RewardModel | None:
-    """Loads `args.reward_model`, which `check` has checked; None if the preference is none of the rewards."""
+    """Loads `args.reward_model`, which `check` has checked; None if the preference is not a reward of the run."""
     if "preference" not in rewards.reward_names(args):
         return None
     options = runs.or_fail(rewards.reward_options, args)["preference"]

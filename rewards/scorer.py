@@ -1,7 +1,6 @@
-"""From completions to one reward each: the reward model, other rewards, and what a malformed completion gets.
+"""Gives each completion its reward: by the reward model, by other rewards, or by a floor if it is malformed.
 
-The training loops use it. The completions of a group are neighbours. A group is the G completions of a prompt
-in GRPO, all completions of a step in PPO.
+A group is the G completions of a prompt in GRPO, next to each other, and all completions of a step in PPO.
 """
 
 import math
@@ -14,6 +13,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 import policy
 import rewards
+import rollout
 import utils
 import watchdog
 from rewards.gold import load_gold
@@ -21,12 +21,7 @@ from rewards.preference import load_reward_model
 
 
 class Scorer:
-    """Rewards the completions of a step.
-
-    Args:
-        args: of a training script: the fields of its block "reward", and `think_format`.
-        run: the run folder, for the judge's replies.
-    """
+    """Rewards the completions of a step; `args` are the training script's, and `run` keeps the judge's replies."""
 
     def __init__(self, args, tokenizer, run: Path, accelerator: Accelerator):
         self.args = args
@@ -39,20 +34,20 @@ class Scorer:
         names = rewards.reward_names(args)
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
 
-        # completions that ended while others are still sampled are scored in a second thread
+        # a second thread scores completions while others are still sampled
         self._thread = ThreadPoolExecutor(1)
         self._stream = None
         if torch.cuda.is_available():
             self._stream = torch.cuda.Stream()
         self._waiting = []  # completions of a batch that is not full yet
-        self._scoring = []  # one future for each batch that the thread has
+        self._scoring = []  # a future for each batch that the thread has been given
 
     # --- the preference
 
     def start(self, completion) -> None:
-        """Takes a completion that has just ended; a full batch of them is scored while others are sampled.
+        """Takes a completion that has just ended, and has each full batch of them scored.
 
-        Which completions are a batch follows from the order in which they end, so runs repeat to the bit.
+        Batches follow from the order in which completions end, so runs repeat to the bit.
         """
         if self.reward_model is None:
             return
@@ -63,11 +58,11 @@ class Scorer:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._scoring.append(self._thread.submit(self._set_preferences, self._waiting))
+            self._scoring.append(self._thread.submit(self._score_by_model, self._waiting))
             self._waiting = []
 
-    def _set_preferences(self, completions: list) -> None:
-        """Sets rewards["preference"]; it stays None for a completion that gets a floor and needs no score."""
+    def _score_by_model(self, completions: list) -> None:
+        """Sets rewards["preference"]; None for a completion that gets a floor and needs no score."""
         texts = [text_to_score(completion, self.args) for completion in completions]
         with torch.cuda.stream(self._stream):  # does nothing without a GPU, where the stream is None
             set_preferences(self.reward_model, completions, texts)
@@ -81,14 +76,14 @@ class Scorer:
         One without a reward (a judge failed) keeps NaN, and nothing is learned from it.
 
         Args:
-            completions: those that `start` took, whole groups of them.
+            completions: whole groups, each of which `start` took; every process has equally many.
             model: the policy, whose entropies some rewards read.
 
         Returns the indicators of collapse, see unsupervised.collapse_indicators.
         """
         self._flush()
         for batch in self._scoring:
-            batch.result()
+            batch.result()  # waits, and raises what the thread raised
         self._scoring = []
         set_gold(self.gold, completions)
 
@@ -104,66 +99,63 @@ class Scorer:
         if self.compose is None:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
-            totals, indicators = self._compose(completions, group_size)
+            totals, indicators = self._totals(completions, group_size)
         self._set_rewards(completions, totals, group_size)
         return indicators
 
-    def _compose(self, completions: list, group_size: int) -> tuple[list[float | None], dict[str, float]]:
-        """Combines all rewards on the main process, which asks the judge; returns this process's totals."""
+    def _totals(self, completions: list, group_size: int) -> tuple[list[float | None], dict[str, float]]:
+        """Combines all rewards on the main process, which asks the judge.
+
+        Returns the totals of this process's completions, and the indicators of collapse.
+        """
         rows = gather_object([completion.row() for completion in completions])
         scores = None
         if self.accelerator.is_main_process:
             scores = self.compose(rows, group_size)
         scores = broadcast_object_list([scores])[0]
 
-        first = self._first_place(completions)
-        for place, completion in enumerate(completions, start=first):
+        own_places = rollout.share_of(list(range(len(rows))), self.accelerator)
+        for place, completion in zip(own_places, completions, strict=True):
             completion.correct = scores.correct[place]
             for name, values in scores.parts.items():
                 completion.rewards[name] = values[place]
             for name, values in scores.contributions.items():
                 completion.contributions[name] = values[place]
-        return scores.totals[first : first + len(completions)], scores.indicators
+        return [scores.totals[place] for place in own_places], scores.indicators
 
     def _set_rewards(self, completions: list, totals: list[float | None], group_size: int) -> None:
-        """Sets `reward`: the total, a floor for a malformed completion, NaN where there is none."""
-        own_rewards = []
+        """Sets `reward`: the total, NaN if there is none, or a floor for a malformed completion."""
+        own_totals = []
         own_floored = []
         for completion, total in zip(completions, totals, strict=True):
             gets_floor = completion.status != "ok" and self.args.on_bad_format == "floor"
-            has_total = total is not None and not gets_floor
-            own_rewards.append(total if has_total else math.nan)
+            own_totals.append(math.nan if total is None else total)
             own_floored.append(gets_floor)
-            if gets_floor:  # it takes the place of what the parts add
+            if gets_floor:  # it takes the place of what the parts add, and the answer counts as wrong
                 completion.contributions = dict.fromkeys(completion.contributions)
-            if gets_floor and completion.correct is not None:
-                completion.correct = 0.0
+                if completion.correct is not None:
+                    completion.correct = 0.0
 
         # a floor depends on the whole group, and PPO's group is spread over all processes
-        all_rewards = torch.tensor(gather_object(own_rewards))
+        all_totals = torch.tensor(gather_object(own_totals))
         all_floored = torch.tensor(gather_object(own_floored))
-        all_rewards = floor_bad(all_rewards, all_floored, group_size, self.args.format_margin).tolist()
-        first = self._first_place(completions)
-        for place, completion in enumerate(completions, start=first):
-            completion.reward = all_rewards[place]
-
-    def _first_place(self, completions: list) -> int:
-        """Returns the place of this process's first completion among those of all processes."""
-        counts = gather_object([len(completions)])
-        return sum(counts[: self.accelerator.process_index])
+        all_rewards = floor_bad(all_totals, all_floored, group_size, self.args.format_margin).tolist()
+        own_rewards = rollout.share_of(all_rewards, self.accelerator)
+        for completion, reward in zip(completions, own_rewards, strict=True):
+            completion.reward = reward
 
     def measure(self, completions: list) -> None:
-        """Sets preference and gold of completions that are not trained on."""
+        """Sets preference and gold of completions that nothing is trained on."""
         if self.reward_model is None:
             for completion in completions:
                 completion.rewards["preference"] = None
         else:
-            self._set_preferences(completions)
-            self._reset_counts()  # the metrics are of training steps only
+            self._score_by_model(completions)
+            self._reset_counts()  # `metrics` counts training steps only
         set_gold(self.gold, completions)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of texts of all processes that the reward model cut since the last call."""
+        """Returns the share of all processes' texts that the reward model cut since the last call."""
         if self.reward_model is None:
             return {}
         counts = [self.reward_model.n_truncated, self.reward_model.n_scored]
@@ -178,12 +170,13 @@ class Scorer:
 
 
 def text_to_score(completion, args) -> str | None:
-    """Returns the text that the reward model scores for a completion; None if that gets a floor instead."""
+    """Returns the text that the reward model scores for a completion; None if it gets a floor instead."""
     if completion.status == "ok" or args.on_bad_format == "score":
         return completion.text
     if args.on_bad_format == "floor":
         return None
-    # strict mode of the released code wants the opening tag and, in a Zero format, the closing one behind it
+    # "null", the strict mode of the released code, wants the tag that opens the response; a Zero format
+    # also needs the one that closes it, behind that
     expected = utils.THINK_FORMATS[args.think_format]
     start = completion.text.find(expected.opens_response)
     if start < 0 or expected.stop not in completion.text[start:]:
@@ -211,7 +204,7 @@ def set_preferences(reward_model, completions: list, texts: list[str | None]) ->
 
 
 def set_gold(measure, completions: list) -> None:
-    """Sets rewards["gold"] by `measure`, see gold.load_gold; does nothing if that is None."""
+    """Sets rewards["gold"] by `measure`, see gold.load_gold; does nothing if it is None."""
     if measure is None:
         return
     messages = [completion.messages for completion in completions]
@@ -225,14 +218,14 @@ def set_gold(measure, completions: list) -> None:
         completion.rewards["gold"] = None if math.isnan(value) else value
 
 
-def floor_bad(rewards: torch.Tensor, is_bad: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
-    """Returns rewards (P*G,) with bad ones set `margin` below the lowest known reward of their group.
+def floor_bad(totals: torch.Tensor, is_bad: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
+    """Returns totals (P*G,) with bad ones set `margin` below the lowest known good one of their group.
 
-    NaN means "not known". In a group without a known reward the floor is -margin.
+    NaN means "not known". In a group without a known good one the floor is -margin.
     """
-    groups = rewards.view(-1, group_size)
+    groups = totals.view(-1, group_size)
     is_bad = is_bad.view(-1, group_size)
     known = ~groups.isnan() & ~is_bad
     lowest = groups.masked_fill(~known, math.inf).amin(1, keepdim=True)
-    lowest = torch.where(lowest.isinf(), 0.0, lowest)
+    lowest = torch.where(lowest.isinf(), 0.0, lowest)  # nothing is known in the group
     return torch.where(is_bad, lowest - margin, groups).view(-1)

@@ -1,4 +1,4 @@
-"""rewards/preference.py: scores equal those of one forward a row; truncation, control tokens, models that are refused."""
+"""Tests rewards/preference.py: its scores against one forward a row, truncation, control tokens, refused models."""
 
 import random
 import shutil
@@ -128,9 +128,8 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
     control = set(templates.control_tokens(model.tokenizer))
 
     def n_control(user: str, completion: str) -> int:
-        return sum(
-            token in control for token in model.encode([{"role": "user", "content": user}], completion)
-        )
+        ids = model.encode([{"role": "user", "content": user}], completion)
+        return sum(token in control for token in ids)
 
     for attack in (
         end,

@@ -607,7 +607,7 @@ def test_metrics_of_a_step_by_hand():
             "think/mean_tokens": 2.5,
             "think/response_tokens": 13.5,
             "reward/missing": 0.5,
-            "reward/preference": 3.0,  # of those in good format; the others have a floor
+            "reward/preference": 3.0,  # of those in good format
             "reward/math": 2 / 3,
             "contribution/math": 4 / 3,  # of those that have one; the others get a floor
         }

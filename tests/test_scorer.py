@@ -1,10 +1,9 @@
-"""rewards/scorer.py: from completions to one reward each, with the toy's reward model and functions of our own."""
+"""Tests rewards/scorer.py with the toy's reward model and functions of our own."""
 
 import dataclasses
 import json
 import math
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -84,17 +83,10 @@ def completions(tokenizer) -> list[rollout.Completion]:
 def test_the_floor_by_hand():
     bad = [False, True, False, False, True, True, True, False]
     rewards = torch.tensor([1.0, NAN, 3.0, -2.0, NAN, NAN, 7.0, NAN])
-    found = floor_bad(rewards, torch.tensor(bad), 4, 0.5)
-    assert found[:7].tolist() == [
-        1.0,
-        -2.5,
-        3.0,
-        -2.0,
-        -0.5,
-        -0.5,
-        -0.5,
-    ]  # in the second group nothing is known
-    assert found[7].isnan()  # not malformed, and without a reward
+    first, second = floor_bad(rewards, torch.tensor(bad), 4, 0.5).view(2, 4)
+    assert first.tolist() == [1.0, -2.5, 3.0, -2.0]
+    assert second[:3].tolist() == [-0.5, -0.5, -0.5]  # nothing is known in this group
+    assert second[3].isnan()  # not malformed, and without a reward
 
 
 def score_all(scorer: Scorer, completions: list) -> None:
@@ -196,18 +188,19 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
 def test_completions_are_scored_while_others_are_sampled(scorer, completions):
     expected = scores(scorer(), completions, [completion.text for completion in completions])
     made = scorer(on_bad_format="score", reward_tokens_per_batch=40)
-    of_model, threads = made.reward_model.score, []
+    score_batch = made.reward_model.score
+    threads = []
 
-    def score(messages, texts):
-        threads.append(threading.current_thread() is threading.main_thread())
-        return of_model(messages, texts)
+    def score_and_note_thread(messages, texts):
+        threads.append(threading.current_thread())
+        return score_batch(messages, texts)
 
-    made.reward_model.score = score
+    made.reward_model.score = score_and_note_thread
     for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
         made.start(completions[place])
-    assert len(threads) > 0 or made._scoring
+    assert made._scoring  # before `score` is called
     made.score(completions, 4, None)
-    assert len(threads) > 2 and not any(threads)
+    assert len(threads) > 2 and threading.main_thread() not in threads
     assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
 
 
@@ -229,7 +222,7 @@ def test_gold_is_a_number_or_nan(scorer, completions, tmp_path):
 
 def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):
     """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
-    name = f"{Path(tmp_path)}/own.py:known_half"
+    name = f"{tmp_path}/own.py:known_half"
     made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
     made.score(completions, 4, None)
     rewards = [completion.reward for completion in completions]

@@ -1,6 +1,6 @@
-"""thinking_budget.py by itself, and by the command of an evaluation, with a tiny model that has learned to think.
+"""Tests thinking_budget.py by itself, and through an evaluation with a tiny model that has learned to think.
 
-test_rollout.py has vLLM and transformers against an oracle, test_foreign.py the models of other families.
+test_rollout.py compares vLLM and transformers with an argmax; test_foreign.py has the models of other families.
 """
 
 import json
@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 from conftest import ROOT, learn_by_heart, tiny_config
-from test_utils import exits  # noqa: F401  (fixture)
 from transformers import LlamaForCausalLM
 
 import eval_benchmarks
@@ -147,7 +146,7 @@ def test_a_resumed_run_has_the_budget_and_the_samples_of_an_unbroken_one(evaluat
     assert sorted(again, key=lambda row: row["id"]) == sorted(rows, key=lambda row: row["id"])
 
 
-def test_what_cannot_be_closed_is_said_first(thinker, exits, tmp_path):  # noqa: F811
+def test_what_cannot_be_closed_is_said_first(thinker, exits):
     def refusal(**flags) -> str:
         return exits(shared.thinking_budget, eval_wildbench.Args(model=thinker, **flags))
 
