@@ -215,7 +215,7 @@ PRESETS: dict[str, dict] = {
         "dtype": "bfloat16",
         "rollout": "vllm",
         "reward_on": "response",
-        "max_prompt_tokens": 128,
+        "max_prompt_tokens": 192,
         "max_completion_tokens": 192,
         "rounds": 2,
         "prompts_per_round": 120,

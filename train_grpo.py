@@ -250,7 +250,7 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "dtype": "bfloat16",
     "rollout": "vllm",
     "reward_on": "response",
-    "max_prompt_tokens": 128,
+    "max_prompt_tokens": 192,
     "max_completion_tokens": 192,
     "steps": 60,
     "prompts_per_step": 4,
