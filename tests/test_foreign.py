@@ -23,7 +23,6 @@ from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.shipped import use_as_shipped
 from rewards import simulated_user
-from test_utils import exits  # noqa: F401  (fixture)
 
 trl = pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 SHIPPED = Path(trl.__file__).parent / "chat_templates"

@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,28 +11,29 @@ from dev import bench, gpu_check
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def start(*words) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "dev.gpu_check", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def check(monkeypatch):
+    """Calls dev.gpu_check with the fields of its Args; it would take SIGTERM over."""
+    monkeypatch.setattr(gpu_check.signal, "signal", lambda *_: None)
+    return lambda **fields: gpu_check.main(gpu_check.Args(**fields))
 
 
-def test_without_a_gpu_it_says_so():
-    done = start("--steps", "sft")
-    assert done.returncode == 2
-    assert "no GPU" in done.stderr and "--cpu" in done.stderr
+def test_without_a_gpu_it_says_so(check, exits):
+    said = exits(check)
+    assert "no GPU" in said and "--cpu" in said
 
 
-def test_a_step_passes_once_and_is_not_repeated(tmp_path):
-    done = start("--cpu", "--steps", "reward", "memory", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "PASS reward" in done.stdout and "SKIP memory" in done.stdout
+def test_a_step_passes_once_and_is_not_repeated(check, tmp_path, capsys):
+    assert check(cpu=True, steps=("reward", "memory"), out=str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "PASS reward" in said and "SKIP memory" in said
     written = json.loads((tmp_path / "cpu.json").read_text())
     assert written["steps"]["reward"]["numbers"]["last loss"] > 0
     assert written["steps"]["reward"]["commit"] == bench.commit_of(ROOT)
     assert "| reward | PASS |" in (tmp_path / "table.md").read_text()
 
-    done = start("--cpu", "--steps", "reward", "--out", tmp_path, "--resume")
-    assert done.stdout == "PASS reward (before)\n"
+    check(cpu=True, steps=("reward",), out=str(tmp_path), resume=True)
+    assert capsys.readouterr().out == "PASS reward (before)\n"
 
 
 @pytest.fixture
