@@ -309,7 +309,8 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             ratios.append(other.seconds_per_token / ours.seconds_per_token)
         result[f"{name} / ours"] = spread(ratios)
     if case == "grpo":
-        _, result["operations_per_token"] = operations_per_token(folder, bool(SIZES[args.size]["lora_r"]))
+        _, of_step = operations_per_token(folder, lora=bool(SIZES[args.size]["lora_r"]))
+        result["operations_per_token"] = of_step
         result["matrix_rate"] = matrix_rate(utils.compute_dtype(args.dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
     result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]

@@ -113,9 +113,8 @@ def shared_options(args: Args) -> dict:
     """Returns the options that have the same name in all of TRL's configurations."""
     on_gpu = torch.cuda.is_available()
     return {
-        "gradient_checkpointing": SIZES[args.size][
-            "gradient_checkpointing"
-        ],  # by default TRL's have it as ours do
+        # by default TRL's trainers recompute activations, as ours do
+        "gradient_checkpointing": SIZES[args.size]["gradient_checkpointing"],
         "output_dir": str(args.out),
         "bf16": utils.compute_dtype(args.dtype) == "bfloat16",
         "use_cpu": not on_gpu,

@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
+import page
 import runs
 from experiments.demo_tables import completions_per_step, markdown_table
 
@@ -248,7 +249,11 @@ def read_curves(run_folders: Path) -> pd.DataFrame:
     """Reads what every RL run measured on the held-out prompts, by the completions that it had trained on."""
     curves = [pd.DataFrame(columns=["run", "completions"])]
     for path in sorted(run_folders.glob("*/held_out.jsonl")):
-        curve = pd.DataFrame(runs.read_log(path)).apply(pd.to_numeric)  # a null is NaN
+        notes: list[str] = []
+        rows = [row for _, row in page.read_lines(path, notes)]  # a run may be writing its last line now
+        for note in notes:
+            print(f"{path.parent.name}: {note}")
+        curve = pd.DataFrame(rows).apply(pd.to_numeric)  # a null is NaN
         curve.insert(0, "run", path.parent.name)
         curve.insert(1, "completions", curve["step"] * completions_per_step(path.parent))
         curves.append(curve)

@@ -213,14 +213,16 @@ def here(monkeypatch, capfd):
 
 @pytest.fixture
 def exits(capsys):
-    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
+    """exits(function, *args): the one line on stderr of a call that ends with exit code 2, or tyro's box."""
 
     def exits(function, *args):
         capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
+        with pytest.raises(SystemExit) as stop:
             function(*args)
-        assert e.value.code == 2
-        return capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert error.count("\n") == 1 or "For full helptext" in error  # tyro's own errors are in a box
+        return error
 
     return exits
 

@@ -45,21 +45,6 @@ def write(path, rows):
     return path
 
 
-@pytest.fixture
-def exits(capsys):
-    """exits(function, *args): the one line on stderr of a call that ends with exit code 2."""
-
-    def exits(function, *args):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            function(*args)
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and error.count("\n") == 1
-        return error
-
-    return exits
-
-
 # --- files
 
 

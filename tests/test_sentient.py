@@ -348,13 +348,14 @@ def judge(dialogue):
 """
 
 
-def test_an_engine_talks_as_transformers_does(tmp_path):
-    """And when a judge is asked, it has ended: a local one needs its memory."""
+def test_two_engines_talk_as_transformers_does(tmp_path):
+    """And when a judge is asked, they have ended: a local one needs their memory."""
     sentient.main(toy_args(tmp_path, temperature=0.0))
     (tmp_path / "judge.py").write_text(JUDGE_WITHOUT_ENGINES)
     changed = {
         "temperature": 0.0,
         "rollout": "vllm",
+        "data_parallel": 2,
         "out": str(tmp_path / "vllm"),
         "judge": f"{tmp_path}/judge.py:judge",
     }
@@ -363,11 +364,12 @@ def test_an_engine_talks_as_transformers_does(tmp_path):
     for name, value in vars(args).items():
         if value != getattr(sentient.Args(), name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    # a process of its own: the engine ends with it
+    # a process of its own: the engines end with it
     command = [sys.executable, "eval_sentient.py", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "vLLM: 2 engines: " in done.stdout
     for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
         dialogues = (tmp_path / "vllm" / name).read_text()
         assert dialogues == (tmp_path / "run" / name).read_text()

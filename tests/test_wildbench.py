@@ -668,17 +668,18 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
     return folder, replies
 
 
-def test_a_local_judge_on_an_engine_judges_as_transformers_does(
+def test_a_local_judge_on_two_engines_judges_as_transformers_does(
     tasks, judge_by_heart, run, tmp_path, monkeypatch
 ):
-    """An engine answers and ends, then one of the judge marks what it said."""
-    monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engine anew
+    """Two engines answer, then two of the judge mark what they said."""
+    monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engines anew
     judge, replies = judge_by_heart
     common = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0]
     common += ["--tasks", tasks, "--limit", 8, "--mode", "score", "--judge", f"local:{judge}"]
     common += ["--template", judge / "template.txt", "--judge-max-tokens", 20, "--max-invalid", 1]
-    run(*common, "--rollout", "vllm", "--out", tmp_path / "vllm")
-    assert multiprocessing.active_children() == []  # both engines have ended
+    done = run(*common, "--rollout", "vllm", "--data-parallel", 2, "--out", tmp_path / "vllm")
+    assert done.stdout.count("vLLM: 2 engines: ") == 2
+    assert multiprocessing.active_children() == []  # all engines have ended
     run(*common, "--rollout", "hf", "--out", tmp_path / "hf")
 
     stored = {}
