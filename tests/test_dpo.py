@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launch import FSDP2, finished
 from script_runs import in_this_process, without_measurements
 import torch
 from safetensors.torch import load_file
@@ -31,10 +32,6 @@ from train_dpo import Pair, build_pairs, read_pairs
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
-FSDP2 = [
-    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
-    *["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", "tests/fsdp_on_cpu.py"],
-]
 
 
 # --- pairs
@@ -447,9 +444,7 @@ def test_lora_on_stored_completions(whole, data, tmp_path):
 def test_two_processes_are_one(data, tmp_path):
     """Under FSDP2 each of two processes samples its share; training on that under one process has the same losses."""
     sampled = tmp_path / "sampled"
-    command = start(data, sampled, *FSDP2, rounds=1, lora_r=4)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    finished(start(data, sampled, *FSDP2, rounds=1, lora_r=4))
     completions = sampled / "completions.jsonl"
     texts = [row["text"] for row in rows_of(completions)]
     assert len(texts) == 48 and len(set(texts)) > 24

@@ -5,14 +5,14 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import update_worker
+import grpo_updates
+from launch import FSDP2, finished
 from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of
 from transformers import AutoModelForCausalLM
 
@@ -29,10 +29,6 @@ from data.toy import world
 from rewards.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
-FSDP2 = [
-    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
-    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
-]
 NAN = math.nan
 
 
@@ -263,7 +259,7 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
     for weight in model.parameters():  # away from the reference, so that the KL has a gradient
         weight.data += 0.02 * torch.randn_like(weight)
-    completions = update_worker.stored_completions(6, 1)[0]
+    completions = grpo_updates.stored_completions(6, 1)[0]
     assert 1 < len(policy.micro_batches(completions, args.micro_batch_tokens)) < len(completions)
 
     train_grpo.accumulate_gradients(completions, model, reference, args, 0, accelerator)
@@ -282,12 +278,6 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
 
 
 # --- micro-batches and processes
-
-
-def finished(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def completion(n_prompt: int, n_completion: int) -> SimpleNamespace:
@@ -472,7 +462,7 @@ def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
     """Several updates a rollout: the ratio is 1 in the first one only."""
     accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
-    completions = update_worker.stored_completions(6, 1)[0]
+    completions = grpo_updates.stored_completions(6, 1)[0]
     policy.set_old_logprobs(model, completions, 200, 0, accelerator)
     for one in completions:
         batch = policy.collate([one], 0, "cpu")

@@ -28,7 +28,7 @@ from transformers import (
 
 import policy
 import utils
-from update_worker import stored_completions
+from grpo_updates import stored_completions
 
 BASE = "data/toy/base"
 ONE_PROCESS = SimpleNamespace(num_processes=1, device=torch.device("cpu"))

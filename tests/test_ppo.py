@@ -2,13 +2,13 @@
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
-import ppo_worker
+import ppo_updates
 import pytest
 import torch
+from launch import DDP, finished
 from script_runs import killed_after, metrics_of, run_here, without_measurements
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,14 +25,6 @@ from data.toy import world
 from rewards import dense
 
 ROOT = Path(__file__).parents[1]
-DDP = [
-    "-m",
-    "accelerate.commands.launch",
-    "--main_process_port",
-    "0",
-    "--config_file",
-    "accelerate/2cpu.yaml",
-]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +189,7 @@ def test_policy_loss_and_gradient_are_trls(trl_trainer, kl_coef, is_corrected):
 def test_values_under_padding_are_those_one_by_one(accelerator):
     """Also the meaning of a place: the value of token t is what the critic says of the text before it."""
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
-    completions = ppo_worker.stored_completions(6, 1)[0]
+    completions = ppo_updates.stored_completions(6, 1)[0]
     train_ppo.set_values(critic, completions, 10_000, 1, accelerator)
     for completion in completions:
         ids = torch.tensor([completion.prompt_ids + completion.ids])
@@ -246,7 +238,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, 
 
 
 def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(accelerator):
-    completions = ppo_worker.stored_conversations()[0]
+    completions = ppo_updates.stored_conversations()[0]
     critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
     earned = train_ppo.token_rewards(completions, [])
@@ -297,7 +289,7 @@ def test_dense_rewards_come_on_top_token_by_token(tmp_path):
 
 def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
     torch.manual_seed(0)
-    completions = ppo_worker.stored_conversations()[0]
+    completions = ppo_updates.stored_conversations()[0]
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
     model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
     for weight in model.parameters():
@@ -339,11 +331,6 @@ def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[s
     ]
     files = ["--prompts", str(prompts), "--out", str(out)]
     return [sys.executable, *launcher, "train_ppo.py", *tiny, *files, *more]
-
-
-def finished(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
 def rows_of(run: Path, log: str) -> list[dict]:

@@ -3,13 +3,13 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from launch import FSDP2, finished
 from script_runs import in_this_process, killed_after, metrics_of, weights_of
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -24,10 +24,6 @@ from train_reward import Args, Pair, build_pairs
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
-FSDP2 = [
-    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
-    *["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", "tests/fsdp_on_cpu.py"],
-]
 
 
 @pytest.fixture
@@ -332,8 +328,7 @@ def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(w
 def test_two_processes_learn_what_one_learns(whole, pairs, tmp_path):
     """The two share the weights by FSDP2."""
     out = tmp_path / "FSDP2"
-    done = subprocess.run(start(pairs, out, *FSDP2), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    finished(start(pairs, out, *FSDP2))
     for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     expected = weights_of(whole / "model")

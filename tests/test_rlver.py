@@ -2,13 +2,13 @@
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from launch import FSDP2, finished
 from script_runs import killed_after, run_here, run_vllm_here
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,10 +27,6 @@ from rewards import simulated_user
 from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
-FSDP2 = [
-    *["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"],
-    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
-]
 PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hello!", "system": ""}
 
 
@@ -405,11 +401,6 @@ def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def finish(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-
 def rows_of(run: Path, log: str) -> list[dict]:
     return [json.loads(line) for line in (run / log).read_text().splitlines()]
 
@@ -482,7 +473,7 @@ def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
 def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
     """Their conversations end after different numbers of turns; all must make equally many forwards."""
     run = tmp_path / "run"
-    finish(start(FSDP2, users, run, "--group-size", "4"))
+    finished(start(FSDP2, users, run, "--group-size", "4"))
     check_files(run, 4, ())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from launch import DDP, finished
 from script_runs import in_this_process, killed_after, metrics_of, weights_of
 import torch
 from safetensors.torch import load_file
@@ -30,7 +31,6 @@ from train_sft_warmstart import Args, Trace, build_rows
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
-DDP = "-m accelerate.commands.launch --config_file accelerate/2cpu.yaml --main_process_port 0".split()
 TOY = {**train_sft_warmstart.PRESETS["toy"], "model": BASE}
 
 
@@ -294,8 +294,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, traces, tmp_path, capsys):
 
 def test_two_processes_learn_what_one_learns(whole, traces, tmp_path):
     out = tmp_path / "DDP"
-    done = subprocess.run(start(traces, out, *DDP), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    finished(start(traces, out, *DDP))
     for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
     expected = weights_of(whole / "model")

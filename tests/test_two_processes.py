@@ -2,33 +2,26 @@
 
     accelerate launch --config_file accelerate/2cpu.yaml tests/test_two_processes.py
 
-prints what they are, as JSON.
+prints what they are, as JSON behind the word `updates:`.
 """
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
-import ppo_worker
+import ppo_updates
 import pytest
-import update_worker
+import grpo_updates
+from launch import DDP, FSDP2, finished
 
 import checkpoint
 import policy
 
-ROOT = Path(__file__).parents[1]
-LAUNCH = ["-m", "accelerate.commands.launch", "--main_process_port", "0", "--config_file"]
-DDP = [*LAUNCH, "accelerate/2cpu.yaml"]
-FSDP2 = [
-    *[*LAUNCH, "accelerate/8gpu_fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"],
-    "tests/fsdp_on_cpu.py",
-]
+RESULT = "updates: "
 
 
 def updates() -> dict:
-    ppo = ppo_worker.main()  # first: under FSDP2 the other ends in bfloat16
-    return {"ppo": ppo, "grpo": update_worker.main()}
+    ppo = ppo_updates.main()  # first: under FSDP2 the other ends in bfloat16
+    return {"ppo": ppo, "grpo": grpo_updates.main()}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +31,9 @@ def one_process() -> dict:
 
 @pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
 def test_two_processes_make_the_updates_of_one(launcher, one_process):
-    command = [sys.executable, *launcher, "tests/test_two_processes.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    said = finished([sys.executable, *launcher, "tests/test_two_processes.py"])
+    [result] = [line for line in said.splitlines() if line.startswith(RESULT)]
+    found = json.loads(result.removeprefix(RESULT))
 
     for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3)):
         expected = one_process[algorithm]
@@ -70,5 +62,5 @@ def check_what_each_process_holds(launcher: list[str], one_process: dict, found:
 
 if __name__ == "__main__":
     found = updates()
-    policy.PartialState().print(json.dumps(found))
+    policy.PartialState().print(RESULT + json.dumps(found))
     checkpoint.leave()

@@ -28,11 +28,11 @@ import utils
 import watchdog
 from data.toy import world
 from rewards.preference import load_reward_model
+from launch import DDP
 from script_runs import run_here
 from test_endpoint import ChatServer
 
 ROOT = Path(__file__).parents[1]
-DDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/2cpu.yaml"]
 TINY = (
     "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
     "--max-completion-tokens 16 --allow-truncation --on-bad-format score --stall-minutes 0.1"

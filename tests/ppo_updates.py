@@ -2,7 +2,7 @@
 
 import math
 
-from update_worker import stored_completions
+from grpo_updates import stored_completions
 
 import policy
 import rollout
