@@ -213,16 +213,19 @@ def here(monkeypatch, capfd):
 
 @pytest.fixture
 def exits(capsys):
-    """exits(function, *args): the one line on stderr of a call that ends with exit code 2, or tyro's box."""
+    """exits(function, ...): the error of a call that ends with exit code 2, which is one line, or tyro's box."""
 
-    def exits(function, *args):
+    def exits(function, *args, **kwargs):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            function(*args)
-        error = capsys.readouterr().err
+            function(*args, **kwargs)
+        said = capsys.readouterr().err
         assert stop.value.code == 2
-        assert error.count("\n") == 1 or "For full helptext" in error  # tyro's own errors are in a box
-        return error
+        if "For full helptext" in said:
+            return said  # tyro's own errors are in a box
+        _, found, error = said.partition("error: ")  # the script may have told something before
+        assert found and error.count("\n") == 1, said
+        return found + error.rstrip("\n")
 
     return exits
 

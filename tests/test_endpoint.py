@@ -195,21 +195,6 @@ def client(tmp_path):
     )
 
 
-@pytest.fixture
-def exits(capsys):
-    """exits(function, *args) returns the one error line of a call that ends with exit code 2."""
-
-    def exits(function, *args, **kwargs):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
-            function(*args, **kwargs)
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert e.value.code == 2 and len(lines) == 1, lines
-        return lines[0]
-
-    return exits
-
-
 def ask_for(*texts, **kwargs) -> list[dict]:
     return [{"messages": [{"role": "user", "content": t}], "max_tokens": 5, **kwargs} for t in texts]
 

@@ -35,15 +35,6 @@ def of_the_authors(path: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def exits(capsys, function, *words) -> str:
-    """Returns the one line with which the call ends."""
-    with pytest.raises(SystemExit) as error:
-        function(*words)
-    lines = capsys.readouterr().err.splitlines()
-    assert error.value.code == 2 and len(lines) == 1, lines
-    return lines[0]
-
-
 # --- reading and filling in
 
 BOTH = Placeholders(("question", "answer"), ("history",))
@@ -68,7 +59,7 @@ def test_a_template_is_one_message_or_a_message_for_each_chatml_turn():
     ]
 
 
-def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys):
+def test_a_template_that_does_not_fit_is_refused(tmp_path, exits):
     file = tmp_path / "t.txt"
     known = "it knows {$question}, {$answer}, {$history}"
     for text, message in (
@@ -78,9 +69,9 @@ def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys):
     ):
         file.write_text(text)
         read_template.cache_clear()
-        line = exits(capsys, read_template, str(file), BOTH, " here")
+        line = exits(read_template, str(file), BOTH, " here")
         assert line == f"error: --template {file}: {message}"
-    assert "nowhere.txt" in exits(capsys, read_template, str(tmp_path / "nowhere.txt"), BOTH)
+    assert "nowhere.txt" in exits(read_template, str(tmp_path / "nowhere.txt"), BOTH)
 
 
 def test_the_wording_names_the_file_and_its_text(tmp_path):
@@ -235,9 +226,9 @@ def test_our_own_zero_instruction_is_rendered_to_the_letter(load):
     assert rendered == f"{tokenizer.bos_token}{instruction}\n\nUser: Q\n\nAssistant:"
 
 
-def test_a_chat_template_behind_an_endpoint_is_the_servers(capsys):
+def test_a_chat_template_behind_an_endpoint_is_the_servers(exits):
     args = eval_wildbench.Args(model="m", model_url="http://localhost:1/v1", chat_template="mine.jinja")
-    line = exits(capsys, shared.check_model, args)
+    line = exits(shared.check_model, args)
     assert "the server at --model-url applies its own" in line and "vllm serve m --chat-template" in line
 
 

@@ -106,21 +106,6 @@ def world(tmp_path, monkeypatch):
         server.server_close()
 
 
-@pytest.fixture
-def exits(capsys):
-    """exits(run, **arguments): the one line of a run that ends with exit code 2."""
-
-    def exits(run, **more) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as e:
-            run(**more)
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert e.value.code == 2 and len(lines) == 1, lines
-        return lines[0]
-
-    return exits
-
-
 # --- the rules by hand
 
 
