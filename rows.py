@@ -402,7 +402,7 @@ def load_prompts(
         state.print(
             f"control tokens were removed from {len(cleaned_ids)} prompts: {', '.join(cleaned_ids[:5])}"
         )
-    summary = f"{len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
+    summary = f"{path}: {len(kept)} prompts; {len(dropped)} longer than {max_prompt_tokens} tokens dropped"
     if dropped:
         first_ids = [str(row["id"]) for row in dropped[:5]]
         summary += f": {', '.join(first_ids)} ..."
@@ -426,19 +426,20 @@ def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]
 def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     """Reads the prompts of `args.gold_prompts` ([] if empty), on which checkpoints are compared.
 
-    Exits with 2 if one is too long or also among the training `prompts`, as `load_prompts` returns them.
+    Drops those that are too long, as `load_prompts` does. Exits with 2 if none is left, or if one is also among
+    the training `prompts`, as `load_prompts` returns them.
     """
     if not args.gold_prompts:
         return []
     if not args.gold:
         runs.fail("--gold-prompts needs --gold: what the completions are measured by")
-    held_out, too_long = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
+    held_out, _ = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
+    if not held_out:
+        runs.fail(f"--gold-prompts {args.gold_prompts}: all are longer than --max-prompt-tokens")
     trained_texts = {json.dumps(row["prompt"]) for row in prompts}
-    refused = [row["id"] for row in held_out if json.dumps(row["prompt"]) in trained_texts]
-    refused += [row["id"] for row in too_long]
-    if refused:
+    trained = [row["id"] for row in held_out if json.dumps(row["prompt"]) in trained_texts]
+    if trained:
         runs.fail(
-            f"--gold-prompts {args.gold_prompts}: {len(refused)} are trained on or too long, "
-            f"e.g. {refused[0]}; take them out"
+            f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"
         )
     return held_out

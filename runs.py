@@ -580,7 +580,9 @@ def _check_resume(run: Path, now: dict) -> None:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
     if before["processes"] != now["processes"]:
         fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
-    rounds_begun = len(list(run.glob("round-*")))  # of DPO; the model of a later round cannot be taken back
+    rounds_begun = len(
+        list(run.glob("round-[1-9]*"))
+    )  # of DPO; the model of a later round cannot be taken back
     n_rounds = now["args"].get("rounds", rounds_begun)
     if n_rounds < rounds_begun:
         fail(

@@ -756,7 +756,7 @@ def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | No
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
     """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold."""
     folder = run / f"round-{number}" / "held-out"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     model = model_of_round(number, run, args)
     completions = sample(model, prompts, number, folder, tokenizer, args, accelerator)
     score(completions, folder, args, accelerator)
@@ -764,7 +764,8 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
             checkpoint.cut_log(run / log, number - 1)
-        if gold.log_held_out(run, number, [completion.row() for completion in completions]):
+        is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
+        if is_best and number > 0:
             shutil.copytree(model, run / "best_by_gold", dirs_exist_ok=True)
 
 
@@ -883,6 +884,8 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before
+    if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
+        measure_held_out(data.held_out, 0, run, tokenizer, args, accelerator)
     all_metrics = []
     for number in range(1, args.rounds + 1):
         metrics = finished_round(number, run, args, accelerator)

@@ -127,7 +127,7 @@ class Args:
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
     gold_prompts: str = ""
-    """Held-out prompt rows, measured by --gold at every checkpoint (held_out.jsonl, best_by_gold/)."""
+    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -729,6 +729,9 @@ def main(args: Args) -> None:
     collapse = ""  # why the run ends early: the policy has collapsed
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
+        if first_step == 0:  # where held_out.jsonl's curves begin
+            checkpoint.seed_step(args.seed, 0, accelerator)
+            gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same

@@ -261,10 +261,15 @@ def read_curves(run_folders: Path) -> pd.DataFrame:
 
 
 def plot_curves(curves: pd.DataFrame, path: Path) -> None:
-    """Plots gold against proxy: where gold falls while the proxy rises, the reward is over-optimised."""
+    """Plots gold against proxy, both of completions in good format.
+
+    Where gold falls while the proxy rises, the reward is over-optimised.
+    """
     figure, (rewards, lengths) = plt.subplots(1, 2, figsize=(11, 4.2))
     for name, part in curves.groupby("run"):
-        rewards.errorbar(part["proxy"], part["gold"], part["gold_se"], marker=".", label=name, linewidth=1)
+        rewards.errorbar(
+            part["proxy"], part["gold_ok"], part["gold_ok_se"], marker=".", label=name, linewidth=1
+        )
         lengths.plot(part["completions"], part["response_tokens"], marker=".", label=name)
     rewards.set(xlabel="proxy reward", ylabel="gold reward", title="held-out prompts along training")
     lengths.set(xlabel="completions sampled before", ylabel="response tokens", title="length")

@@ -125,10 +125,10 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
 
 
 def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
-    """Logs the completions of the held-out prompts at a checkpoint. Returns whether gold is the best so far.
+    """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
 
     Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the
-    proxy is higher than at the best gold while gold is clearly lower.
+    proxy is higher than at the best gold while gold is clearly lower. Step 0 is the start, which is no checkpoint.
     """
     path = run / "held_out.jsonl"
     earlier_lines = []
@@ -147,7 +147,7 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
         return True
     best = max(measured, key=lambda earlier: earlier["gold"])
     _warn_of_overfitting(line, best, rows, completions)
-    return line["gold"] > best["gold"]
+    return all(line["gold"] > earlier["gold"] for earlier in measured if earlier["step"] > 0)
 
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
@@ -158,6 +158,8 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     means = {
         "gold": gold.mean(),
         "gold_se": gold.sem(),
+        "gold_ok": gold[good_format].mean(),
+        "gold_ok_se": gold[good_format].sem(),
         "proxy": table.loc[good_format, "rewards.preference"].mean(),
         "format_ok": good_format.mean(),
         "think_tokens": table["n_thinking_tokens"].mean(),
@@ -170,14 +172,16 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
 
 
 def _gold_by_prompt(rows: list[dict]) -> pd.Series:
-    gold = {row["id"]: row["rewards"]["gold"] for row in rows}
+    """Returns the gold of the completions in good format, which alone have a proxy."""
+    gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
     return pd.Series(gold, dtype=float)  # missing where a judge failed
 
 
 def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: Path) -> None:
     """Prints a warning if the proxy is higher than at the best gold, and gold lower by two standard errors.
 
-    The difference is taken prompt by prompt: both steps have the same prompts, and an easy one is easy in both.
+    The difference is taken prompt by prompt, where both steps have a completion in good format: an easy prompt
+    is easy in both.
     """
     if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
         return
@@ -185,7 +189,7 @@ def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: 
     differences = (_gold_by_prompt(rows) - _gold_by_prompt(best_rows)).dropna()
     if differences.mean() < -2 * differences.sem():
         print(
-            f"WARNING: step {line['step']}: the proxy rises ({best['proxy']:.4g} -> {line['proxy']:.4g}) "
-            f"while gold falls ({best['gold']:.4g} -> {line['gold']:.4g}); "
-            f"best_by_gold/ is of step {best['step']}"
+            f"WARNING: since step {best['step']}, where gold was best, the proxy has risen "
+            f"({best['proxy']:.4g} -> {line['proxy']:.4g}) and gold has fallen by {-differences.mean():.4g} "
+            f"(step {line['step']}, {len(differences)} prompts)"
         )

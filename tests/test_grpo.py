@@ -379,7 +379,7 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path, capfd
     assert max(gaps) < 1e-4
     measured = rows_of(broken, "held_out.jsonl")
     assert measured == rows_of(whole, "held_out.jsonl")
-    assert [row["step"] for row in measured] == [1, 2, 3, 4] and {row["n"] for row in measured} == {1}
+    assert [row["step"] for row in measured] == [0, 1, 2, 3, 4] and {row["n"] for row in measured} == {1}
     assert (broken / "best_by_gold" / "think_format.json").exists()
     assert (broken / "adapter" / "adapter_model.safetensors").exists()
 

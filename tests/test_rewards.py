@@ -469,6 +469,21 @@ def test_held_out_gold_is_compared_prompt_by_prompt(tmp_path, capsys):
     assert len(warned) == 1 and "step 2" in warned[0]
 
 
+def test_held_out_gold_beside_the_proxy_is_of_the_same_completions(tmp_path, capsys):
+    """A policy that learns to come to an end: its cut-off completions had the higher gold, its good ones are as before."""
+    start = held_out_rows([1.0, 1.0, 0.2, 0.4], 1.0)
+    start[0]["status"] = start[1]["status"] = "truncated"
+    assert gold.log_held_out(tmp_path, 0, start)
+    assert gold.log_held_out(
+        tmp_path, 5, held_out_rows([0.3, 0.3, 0.2, 0.4], 1.5)
+    )  # the best checkpoint, below the start
+    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert [line["gold"] for line in lines] == pytest.approx([0.65, 0.3])
+    assert [line["gold_ok"] for line in lines] == pytest.approx([0.3, 0.3])
+    assert [line["gold_ok_se"] for line in lines] == pytest.approx([0.1, 0.1 / 6**0.5])
+    assert "WARNING" not in capsys.readouterr().out
+
+
 def test_held_out_gold_without_every_mark(tmp_path, capsys):
     """Means over what is there; the best step is kept, and the proxy that rises while gold falls is named."""
     steps = [
@@ -488,4 +503,4 @@ def test_held_out_gold_without_every_mark(tmp_path, capsys):
     assert lines[0]["gold"] == pytest.approx(0.6) and lines[0]["gold_se"] == pytest.approx(0.1 / 3**0.5)
     assert lines[0]["response_tokens"] == 3 and lines[0]["think_tokens"] == 2
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
-    assert len(warned) == 1 and "step 3" in warned[0] and "best_by_gold/ is of step 2" in warned[0]
+    assert len(warned) == 1 and "step 3" in warned[0] and "since step 2, where gold was best" in warned[0]

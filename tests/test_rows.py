@@ -434,9 +434,11 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, exits, capsys):
     assert "--gold-prompts needs --gold" in exits(load_held_out, held_out, tokenizer, [])
     held_out.gold = "gold.py:gold"
     assert len(load_held_out(held_out, tokenizer, [])) == 2
-    assert "1 are trained on or too long, e.g. short" in exits(load_held_out, held_out, tokenizer, kept)
+    assert "1 are trained on, e.g. short" in exits(load_held_out, held_out, tokenizer, kept)
     held_out.max_prompt_tokens = 100
-    assert "1 are trained on or too long, e.g. long" in exits(load_held_out, held_out, tokenizer, [])
+    assert [row["id"] for row in load_held_out(held_out, tokenizer, [])] == ["short"]
+    held_out.max_prompt_tokens = 1
+    assert "all are longer than --max-prompt-tokens" in exits(load_held_out, held_out, tokenizer, [])
     held_out.gold_prompts = ""
     assert load_held_out(held_out, tokenizer, kept) == []
 
