@@ -225,6 +225,7 @@ PRESETS: dict[str, dict] = {
         "learning_rate": 1e-5,
         "gradient_checkpointing": False,
         "save_steps": 10,
+        "keep_checkpoints": 1,
         "stall_minutes": 5.0,
     },
     "toy": {  # our choice

@@ -258,7 +258,9 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "micro_batch_tokens": 1024,
     "gradient_checkpointing": False,
     "save_steps": 10,
+    "keep_checkpoints": 1,
     "stall_minutes": 5.0,
+    "allow_truncation": True,  # in the first steps about half of the completions do not come to an end
 }
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 ONE_CARD = {

@@ -130,6 +130,7 @@ PRESETS: dict[str, dict] = {
         "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 10,
+        "keep_checkpoints": 1,
         "stall_minutes": 5.0,
     },
     "toy": {  # our choice

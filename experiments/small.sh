@@ -5,8 +5,8 @@
 #   STAGES="data sft" bash experiments/small.sh                   # some of them
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
-# It takes 12 GB. On two CPU cores with bfloat16 instructions it takes about half a day; on one GPU the same commands should
-# take minutes, which has not been tried.
+# It takes 12 GB of memory and 45 GB of disk. docs/small.md says how long it takes on two CPU cores with bfloat16 instructions,
+# and how long it should take on a GPU. IFEval needs NLTK's data: python -m nltk.downloader punkt_tab
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
@@ -30,7 +30,14 @@ make() {
 }
 
 if stage data; then
-  make "$MODEL" data.prepare smollm2
+  settings="PROMPTS=$PROMPTS ALPACA=$ALPACA IFEVAL=$IFEVAL"
+  if [ -e "$DATA/settings.txt" ] && [ "$(cat "$DATA/settings.txt")" != "$settings" ]; then
+    echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA" >&2
+    exit 2
+  fi
+  if [ "$MODEL" = data/smollm2 ]; then
+    make "$MODEL" data.prepare smollm2
+  fi
 
   short="wildchat-if --input $PROMPTS --max-characters 400"
   make "$DATA/prompts_eval.jsonl" data.prepare $short --n 400 --seed 1
@@ -40,6 +47,9 @@ if stage data; then
 
   make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
   make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 800
+  if [ -d "$DATA" ]; then
+    echo "$settings" > "$DATA/settings.txt"
+  fi
 fi
 
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
@@ -87,32 +97,48 @@ fi
 
 # --- 6. evaluation: gold reward of one answer to each of 400 prompts, and IFEval
 
-# answer MODEL PROMPTS OUT: one answer to each prompt, with its gold and its proxy reward
+# model_of NAME: the model of a run, or the one that all start from
+model_of() {
+  if [ "$1" = instruct ]; then
+    echo "$MODEL"
+  else
+    echo "$RUNS/$1/model"
+  fi
+}
+
+# is_trained NAME: whether the run has its model; says so if not
+is_trained() {
+  [ "$1" = instruct ] || [ -e "$RUNS/$1/model" ] || { echo "$1 is not trained yet, so it does not answer"; false; }
+}
+
+# answer NAME PROMPTS OUT: one answer of a run's model to each prompt, with its gold and its proxy reward
 answer() {
-  python eval_wildbench.py --model "$1" --tasks "$2" --judge experiments/small_judge.py:judge \
+  python eval_wildbench.py --model "$(model_of "$1")" --tasks "$2" --judge experiments/small_judge.py:judge \
     --reward-model "$RUNS/reward-proxy/model" --reward-on response --max-tokens 256 --max-invalid 1 \
     --rollout vllm --dtype bfloat16 --out "$3" --resume
 }
 
-# evaluate MODEL NAME: both evaluations of a model
-evaluate() {
-  answer "$1" "$DATA/prompts_eval.jsonl" "$RUNS/eval-$2"
-  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$1" --max-tokens 400 --temperature 0.7 \
-    --rollout vllm --dtype bfloat16 --out "$RUNS/ifeval-$2" --resume
+# ifeval NAME TEMPERATURE OUT
+ifeval() {
+  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$(model_of "$1")" --max-tokens 400 --temperature "$2" \
+    --rollout vllm --dtype bfloat16 --out "$3" --resume
 }
 
 if stage evaluate; then
-  evaluate "$MODEL" instruct
-  for name in sft-think sft-plain dpo-think dpo-plain rlvr-plain; do
-    evaluate "$RUNS/$name/model" "$name"
-  done
+  names="instruct sft-think sft-plain"
   for seed in $SEEDS; do
-    evaluate "$RUNS/grpo-think-s$seed/model" "grpo-think-s$seed"
-    evaluate "$RUNS/grpo-plain-s$seed/model" "grpo-plain-s$seed"
+    names+=" grpo-think-s$seed grpo-plain-s$seed"
   done
-  for name in sft-plain rlvr-plain; do # RLVR's number, greedy
-    python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$RUNS/$name/model" --max-tokens 400 --temperature 0 \
-      --rollout vllm --dtype bfloat16 --out "$RUNS/ifeval-greedy-$name" --resume
+  for name in $names dpo-think dpo-plain rlvr-plain; do
+    if is_trained "$name"; then
+      answer "$name" "$DATA/prompts_eval.jsonl" "$RUNS/eval-$name"
+      ifeval "$name" 0.7 "$RUNS/ifeval-$name"
+    fi
+  done
+  for name in instruct sft-plain rlvr-plain; do # RLVR's number
+    if is_trained "$name"; then
+      ifeval "$name" 0 "$RUNS/ifeval-greedy-$name"
+    fi
   done
 fi
 
@@ -120,12 +146,14 @@ fi
 
 if stage samples; then
   seed=${SEEDS%% *} # the first
-  names="sft-think sft-plain grpo-think-s$seed grpo-plain-s$seed"
-  answer "$MODEL" experiments/small_prompts.jsonl "$RUNS/samples-instruct"
-  for name in $names; do
-    answer "$RUNS/$name/model" experiments/small_prompts.jsonl "$RUNS/samples-$name"
+  names=""
+  for name in instruct sft-think sft-plain "grpo-think-s$seed" "grpo-plain-s$seed"; do
+    if is_trained "$name"; then
+      answer "$name" experiments/small_prompts.jsonl "$RUNS/samples-$name"
+      names+=" $name"
+    fi
   done
-  python -m experiments.small_samples --results "$RESULTS" --names instruct $names
+  python -m experiments.small_samples --results "$RESULTS" --names $names
 fi
 
 # --- 8. table, curves

@@ -51,7 +51,8 @@ DIFFERENCES = (  # pairs of rows: the second is subtracted from the first
     ("RLMT: GRPO, thinking", "RLHF: GRPO, no thinking"),
     ("RLMT: DPO, thinking", "RLHF: DPO, no thinking"),
 )
-GREEDY = ("sft-plain", "rlvr-plain")  # RLVR and its start, whose IFEval is also measured with greedy answers
+# whose IFEval is also measured with greedy answers: RLVR, its start, and the model that an outsider has too
+GREEDY = ("instruct", "sft-plain", "rlvr-plain")
 COLUMNS = {  # measure of a task: its title in table.md, and how many digits it gets there
     "gold": ("gold", 2),
     "proxy": ("proxy", 2),
@@ -59,7 +60,9 @@ COLUMNS = {  # measure of a task: its title in table.md, and how many digits it 
     "thinking_tokens": ("think tokens", 0),
     "response_tokens": ("response tokens", 0),
     "ifeval": ("IFEval", 3),
+    "ifeval_cut_off": ("IFEval, cut off", 2),
     "ifeval_greedy": ("IFEval, greedy", 3),
+    "ifeval_greedy_cut_off": ("IFEval, greedy, cut off", 2),
 }
 MISSING = "–"
 
@@ -86,10 +89,17 @@ def read_answers(evaluation: Path) -> pd.DataFrame:
 
 
 def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
-    """Reads whether the answer to each of IFEval's prompts meets all of its instructions, as column `name`."""
+    """Reads whether the answer to each of IFEval's prompts meets all of its instructions, as column `name`.
+
+    `name`_cut_off says whether the token limit cut it off; its instructions are checked as far as it goes.
+    """
     tasks = pd.read_csv(evaluation / "task_means.csv", dtype={"task": str})
-    met = tasks[tasks["metric"] == "prompt_strict"]
-    return pd.DataFrame({name: met["mean"].array}, index="ifeval-" + met["task"])
+    met = tasks[tasks["metric"] == "prompt_strict"].set_index("task")["mean"]
+    cut_off = {}
+    for row in runs.read_log(evaluation / "rows.jsonl"):
+        cut_off[str(row["key"])] = float(row["status"] == "truncated")
+    table = pd.DataFrame({name: met, f"{name}_cut_off": pd.Series(cut_off)})
+    return table.set_index("ifeval-" + table.index)
 
 
 def read_run(run_folders: Path, name: str) -> pd.DataFrame:
@@ -212,7 +222,10 @@ def verdict_on_gold(held_out: dict) -> str:
     """Says whether gold is right above chance, by two standard errors, on pairs whose length says little."""
     equal = held_out["equal_length"]
     if equal and equal["accuracy"] - 2 * equal["standard_error"] > 0.5:
-        return "Gold counts: on pairs of about equal length it is right more often than not by two standard errors."
+        return (
+            "Gold counts: on pairs of about equal length it is right more often than not by two standard errors. "
+            "On others it mostly follows length, so read it beside the response tokens."
+        )
     return "Gold does not count: on pairs of about equal length it may be guessing. IFEval and lengths are the evidence."
 
 
@@ -232,11 +245,14 @@ def explain_reward_models(run_folders: Path) -> str:
 def explanation(rows: pd.DataFrame) -> str:
     """Says what the columns mean."""
     return (
-        "One answer to each held-out prompt at temperature 0.7. Gold: the reward by a second reward model, trained on "
-        "other instructions, of answers in good format; n of them. Proxy: the reward that RLMT and RLHF are trained "
-        "on, of the same answers. Format ok: the share of answers in good format. IFEval: the share of "
-        f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 and greedy. "
-        "Each task is averaged first over the seeds that have a value; the gold of each seed is in brackets. ± is "
+        "One answer of at most 256 tokens, thinking included, to each held-out prompt at temperature 0.7. Gold: the "
+        "reward by a second reward model, trained on other instructions, of answers in good format; n: the tasks that "
+        "have one. An answer that is cut off has none, so rows compare different tasks: read the differences, and "
+        "their n. Proxy: the reward that RLMT and RLHF are trained on, of the same answers. Format ok: the share of "
+        "answers in good format. IFEval: the share of "
+        f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with top-p 0.95 "
+        "and greedy, in answers of at most 400 tokens: longer ones are cut off and checked as far as they go, so the "
+        "numbers are not those of leaderboards, which allow more. Each task is averaged first over the seeds that have a value; the gold of each seed is in brackets. ± is "
         "one standard error over the tasks, which does not cover how other seeds differ. Differences are taken task "
         "by task, where both rows have a value; those beyond two standard errors are bold."
     )

@@ -1164,8 +1164,16 @@ def test_the_demo_runs_and_evaluates_every_row_of_its_table():
 # --- small.sh
 
 
-def test_small_sh_makes_every_run_that_its_table_and_its_samples_read():
-    commands = commands_of("small.sh")
+def small_commands(results: Path, **variables: str) -> list[list[str]]:
+    script = (ROOT / "experiments" / "small.sh").read_text()
+    return expand(script, {**variables, "RESULTS": str(results), "DATA": str(results)})
+
+
+def test_small_sh_makes_every_run_that_its_table_and_its_samples_read(tmp_path):
+    for words in commands_of("small.sh"):
+        if words[1].startswith("train_"):
+            (tmp_path / "runs" / Path(words[words.index("--out") + 1]).name / "model").mkdir(parents=True)
+    commands = small_commands(tmp_path)
     outs = {Path(words[words.index("--out") + 1]).name for words in commands if "--out" in words}
     names = small_samples.Args().names
     needed = small_tables.list_missing(Path("nowhere"), small_tables.Args().seeds)
@@ -1173,3 +1181,16 @@ def test_small_sh_makes_every_run_that_its_table_and_its_samples_read():
     samples, table = commands[-2:]
     assert samples[2] == "experiments.small_samples" and samples[-len(names) - 1 :] == ["--names", *names]
     assert table[2] == "experiments.small_tables" and table[-3:] == ["--seeds", "0", "1"]
+
+
+def test_small_sh_evaluates_what_is_trained_and_makes_data_once(tmp_path):
+    (tmp_path / "runs" / "grpo-plain-s1" / "model").mkdir(parents=True)
+    models = {words[words.index("--model") + 1] for words in small_commands(tmp_path, STAGES="evaluate")}
+    assert models == {"data/smollm2", f"{tmp_path}/runs/grpo-plain-s1/model"}
+
+    small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl")
+    small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl")
+    with pytest.raises(subprocess.CalledProcessError):
+        small_commands(tmp_path, STAGES="data", PROMPTS="b.jsonl")
+    made = small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl", MODEL="data/other")
+    assert not any("smollm2" in words for words in made)

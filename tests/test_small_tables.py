@@ -50,8 +50,10 @@ def write_ifeval(run: Path, met: list[bool]) -> None:
     rows = []
     for key, is_met in enumerate(met):
         tasks.append({"key": key, "prompt": "?", "instruction_id_list": ["yes"], "kwargs": [{}]})
-        rows.append({"key": key, "response": "yes" if is_met else "no"})
+        status = "ok" if is_met else "truncated"
+        rows.append({"key": key, "response": "yes" if is_met else "no", "status": status})
     run_folders.write_jsonl(run / "data.jsonl", tasks)
+    run_folders.write_jsonl(run / "rows.jsonl", rows)
 
     def check(task: dict, response: str) -> dict:
         return {rule: [response == "yes"] for rule in ifeval.RULES}
@@ -113,6 +115,7 @@ def test_a_row_has_means_over_tasks_and_their_errors(folder, table):
         assert line[column] == pytest.approx(numbers[key], abs=1e-3)
 
     assert (line["ifeval"], line["ifeval_n"], line["ifeval_greedy"]) == (0.25, 4, 0.25)
+    assert (line["ifeval_cut_off"], line["ifeval_greedy_cut_off"]) == (0.75, 0.75)
     assert line["ifeval_se"] == pytest.approx(np.std([1, 0, 0, 0], ddof=1) / 2, abs=1e-4)
 
 
