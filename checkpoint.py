@@ -192,10 +192,10 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
     states = torch.load(path, map_location="cpu", weights_only=True)
     for parameter, state in zip(_parameters(optimizer), states, strict=True):
         for key, value in state.items():
-            if key == "step":  # Adam counts steps on the CPU
+            if not isinstance(value, torch.Tensor):  # AdamW in 8 bits counts its steps so
                 continue
-            value = value.to(parameter.device)
-            if isinstance(parameter, DTensor):
+            value = value.to(parameter.device)  # fused AdamW has its count of steps there too
+            if key != "step" and isinstance(parameter, DTensor):
                 value = DTensor.from_local(
                     value,
                     parameter.device_mesh,
@@ -425,7 +425,8 @@ def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> Non
 
 def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
     """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws differently."""
-    set_seed((seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index)
+    number = (seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index
+    set_seed(number % 2**32)  # NumPy takes no more than 32 bits
 
 
 def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:

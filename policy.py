@@ -505,7 +505,10 @@ def reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tu
     if reference is not None:
         logprobs, _ = reference(*inputs)
     else:
+        adapter = [weight for weight in model.parameters() if weight.requires_grad]
         with unwrap(model).disable_adapter():
+            for weight in adapter:  # peft has frozen them, and FSDP2 takes the gradients' dtype from its first forward
+                weight.requires_grad_(True)
             logprobs, _ = model(*inputs)
     return logprobs
 
@@ -527,27 +530,32 @@ def n_tokens_of(completion) -> int:
     return len(completion.prompt_ids) + len(completion.ids)
 
 
+def lengths_of(completion) -> tuple[int, int]:
+    """Returns the tokens of the prompt and those of the completion, which `collate` pads apart."""
+    return len(completion.prompt_ids), len(completion.ids)
+
+
 def micro_batches(
-    completions: list,
+    rows: list,
     max_tokens: int,
     accelerator: Accelerator | None = None,
-    length: Callable[[object], int] = n_tokens_of,
+    lengths: Callable[[object], tuple[int, int]] = lengths_of,
 ) -> list[list]:
-    """Groups completions of about equal length, longest first, into micro-batches of at most `max_tokens`.
+    """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
-    Prompt, completion and padding count. A longer completion is a micro-batch by itself. All processes get
-    equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `length` counts a
-    row's tokens.
+    Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes get
+    equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `lengths` counts the
+    tokens of a row's two parts.
     """
-    longest_first = sorted(completions, key=length, reverse=True)
-    lengths = [length(completion) for completion in longest_first]
-    n_batches = len(_chunk_sizes(lengths, max_tokens))
+    longest_first = sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
+    lengths_by_row = [lengths(row) for row in longest_first]
+    n_batches = len(_chunk_sizes(lengths_by_row, max_tokens))
     if accelerator is not None and accelerator.num_processes > 1:
         most = torch.tensor(n_batches, device=accelerator.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         n_batches = most.item()
 
-    sizes = _split_until(_even_sizes(lengths, n_batches), n_batches)
+    sizes = _split_until(_even_sizes(lengths_by_row, n_batches), n_batches)
     batches = []
     start = 0
     for size in sizes:
@@ -556,18 +564,23 @@ def micro_batches(
     return batches
 
 
-def _chunk_sizes(lengths: list[int], max_tokens: int) -> list[int]:
-    """Returns sizes of chunks of consecutive rows, longest first; padded, each has at most `max_tokens`."""
+def _chunk_sizes(lengths: list[tuple[int, int]], max_tokens: int) -> list[int]:
+    """Returns sizes of chunks of consecutive rows; padded, each chunk of several has at most `max_tokens`."""
     sizes = []
-    start = 0
-    while start < len(lengths):
-        size = min(max(1, max_tokens // lengths[start]), len(lengths) - start)
-        sizes.append(size)
-        start += size
+    longest_prompt = longest_completion = 0  # of the last chunk
+    for prompt, completion in lengths:
+        longest_prompt = max(longest_prompt, prompt)
+        longest_completion = max(longest_completion, completion)
+        if sizes and (sizes[-1] + 1) * (longest_prompt + longest_completion) <= max_tokens:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+            longest_prompt = prompt
+            longest_completion = completion
     return sizes
 
 
-def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
+def _even_sizes(lengths: list[tuple[int, int]], n_chunks: int) -> list[int]:
     """Returns sizes of at most `n_chunks` chunks; the largest, which sets the peak of memory, is as small as can be."""
     if not lengths:
         return []
@@ -575,7 +588,9 @@ def _even_sizes(lengths: list[int], n_chunks: int) -> list[int]:
     def suffices(limit: int) -> bool:
         return len(_chunk_sizes(lengths, limit)) <= n_chunks
 
-    one_chunk = lengths[0] * len(lengths)  # tokens with padding
+    longest_prompt = max(prompt for prompt, _ in lengths)
+    longest_completion = max(completion for _, completion in lengths)
+    one_chunk = len(lengths) * (longest_prompt + longest_completion)  # tokens with padding
     smallest_limit = bisect_left(range(one_chunk), True, key=suffices)
     return _chunk_sizes(lengths, smallest_limit)
 

@@ -343,9 +343,14 @@ class Pair:
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
 
 
+def lengths_of(pair: Pair) -> tuple[int, int]:
+    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded."""
+    return 2 * len(pair.prompt_ids), 2 * pair.longest
+
+
 def n_padded(pair: Pair) -> int:
-    """Returns a pair's tokens in a forward: two rows of prompt and completion, the shorter one padded."""
-    return 2 * (len(pair.prompt_ids) + pair.longest)
+    """Returns a pair's tokens in a forward of its own."""
+    return sum(lengths_of(pair))
 
 
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
@@ -630,7 +635,7 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     own_logps = []
     model.eval()
     own = deal(pairs, accelerator)
-    for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, length=n_padded):
+    for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
         watchdog.beat()
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
@@ -651,7 +656,7 @@ def accumulate_gradients(
     The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
     """
     sums = {}
-    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=n_padded)
+    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths=lengths_of)
     for i, members in enumerate(batches):
         watchdog.beat()
         device = accelerator.device

@@ -433,7 +433,9 @@ def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[to
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, length=n_padded)
+    batches = policy.micro_batches(
+        pairs, args.micro_batch_tokens, accelerator, lengths=lambda pair: (n_padded(pair), 0)
+    )
     losses = []
     all_chosen = []
     all_rejected = []

@@ -303,6 +303,10 @@ def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Lea
     return learner
 
 
+def packed_length(trace: Trace) -> tuple[int, int]:
+    return policy.n_tokens_of(trace), 0
+
+
 def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
@@ -312,7 +316,10 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
     n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
 
     sums = torch.zeros(3, device=accelerator.device)
-    batches = policy.micro_batches(traces, args.micro_batch_tokens, accelerator)
+    lengths = policy.lengths_of
+    if args.packing:  # nothing is padded
+        lengths = packed_length
+    batches = policy.micro_batches(traces, args.micro_batch_tokens, accelerator, lengths)
     for i, members in enumerate(batches):
         watchdog.beat()
         prompt_ids = [trace.prompt_ids for trace in members]

@@ -79,8 +79,8 @@ class Args:
     small, for grpo, is --model on --prompts."""
     model: Path = Path("data/smollm2")
     """For the size small: the policy's folder; `data.prepare smollm2` makes it."""
-    prompts: str = "data/wildchat_if.jsonl"
-    """For the size small: prompt rows."""
+    prompts: str = "data/small/prompts.jsonl"
+    """For the size small: prompt rows; the stage data of experiments/small.sh makes these."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Dtype of computation on both sides; auto: bfloat16 on a GPU, float32 on a CPU."""
     seed: int = 0

@@ -81,6 +81,19 @@ def bfloat16_reference(accelerator) -> tuple[str, float]:
     return dtype, distances.max().item()
 
 
+def bfloat16_adapter(accelerator, args) -> list:
+    """Returns the dtype of an adapter's gradients where forwards run in bfloat16, and their norm.
+
+    The first forward of all is that of the reference, which is the policy without its adapter.
+    """
+    model = policy.Policy(policy.load_policy(BASE, 4, False), 0.9)
+    model, _ = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
+    own = rollout.share_of(stored_completions(12, 1)[0], accelerator)
+    train_grpo.accumulate_gradients(own, model, None, args, 0, accelerator)
+    dtypes = {str(weight.grad.dtype) for weight in model.parameters() if weight.requires_grad}
+    return [*dtypes, policy.clip_gradients(model, 1.0)]
+
+
 def main() -> dict:
     accelerator = policy.start_accelerator()
     args = train_grpo.Args(
@@ -155,4 +168,5 @@ def main() -> dict:
     }
     if accelerator.is_fsdp2:
         found["bfloat16 reference"] = bfloat16_reference(accelerator)
+        found["bfloat16 adapter"] = bfloat16_adapter(accelerator, args)
     return found

@@ -268,10 +268,16 @@ def test_statistics_of_entropy(base):
 @pytest.mark.parametrize("n", [1, 3, 7, 8])
 def test_chunks_are_the_best_cut(n):
     """Against all cuts of eight rows into at most n chunks."""
-    lengths = [90, 40, 40, 30, 12, 5, 5, 1]
+    lengths = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
 
     def largest(sizes: list[int]) -> int:
-        return max(size * lengths[sum(sizes[:i])] for i, size in enumerate(sizes))
+        largest_chunk = 0
+        start = 0
+        for size in sizes:
+            prompts, completions = zip(*lengths[start : start + size])
+            largest_chunk = max(largest_chunk, size * (max(prompts) + max(completions)))
+            start += size
+        return largest_chunk
 
     cuts = []
     for inner in itertools.combinations(range(1, 8), n - 1):

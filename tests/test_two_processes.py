@@ -55,6 +55,8 @@ def check_what_each_process_holds(launcher: list[str], one_process: dict, found:
     # where forwards run in bfloat16, a reference of that dtype is the policy to the bit
     if launcher is FSDP2:
         assert found["bfloat16 reference"] == ["torch.bfloat16", 0.0]
+        dtype, norm = found["bfloat16 adapter"]
+        assert dtype == "torch.float32" and 0 < norm < 100
     for result in (one_process, found):
         for held in result["bytes held"]:
             assert held == pytest.approx(result["bytes planned"], rel=0.05)
