@@ -400,6 +400,25 @@ class Data:
     held_out: list[dict] = field(default_factory=list)  # of --gold-prompts, as `prompts`
 
 
+def read_completions(args: Args, tokenizer) -> list[dict]:
+    """Reads --completions; exits with 2 if they were not written with the tokenizer and format of this run."""
+    completions = rows.read_rows(args.completions, "messages", "text", "status", "cut_off", "ids", "step")
+    for row in completions[:100]:
+        sample = rollout.Sample(row["ids"], None, finished=not row["cut_off"])
+        if rollout.text_of(tokenizer, sample) != row["text"]:
+            runs.fail(
+                f"--completions {args.completions}: the token ids of {row['id']} are not its text with the tokenizer "
+                f"of {args.model}; pass the --model that wrote them"
+            )
+        status = utils.split_thinking(row["text"], args.think_format, sample.finished).status
+        if status != row["status"]:
+            runs.fail(
+                f"--completions {args.completions}: {row['id']} is {row['status']}, but {status} with --think-format "
+                f"{args.think_format}; pass the format that they were written in"
+            )
+    return completions
+
+
 def load_data(args: Args, tokenizer, accelerator) -> Data:
     """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     data = Data()
@@ -415,7 +434,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
             )
     elif args.completions:
         accelerator.print(f"pairs are made of {args.completions}; nothing is sampled or scored")
-        data.completions = rows.read_rows(args.completions, "messages", "status", "ids", "step")
+        data.completions = read_completions(args, tokenizer)
     else:
         data.prompts, data.dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         if len(data.prompts) < max(1, args.prompts_per_round):

@@ -569,23 +569,28 @@ def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> l
 def replace_flat_groups(
     completions: list, prompts: list[dict], step: int, sampler, scorer: Scorer, model
 ) -> dict[str, float]:
-    """Replaces, in place, flat groups by groups of other prompts (DAPO, 2503.14476, section 3.2).
+    """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
 
-    Repeats until no process has a flat group, at most `args.dynamic_sampling` times. Every process samples as
-    many groups as the one that needs most: under FSDP2 a forward gathers weights from all processes.
+    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. Every
+    process samples as many groups as the one that needs most: under FSDP2 a forward gathers weights from all.
     """
     args = scorer.args
+    accelerator = scorer.accelerator
+    seen = {row["id"] for row in checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)}
     attempt = 0
     while attempt < args.dynamic_sampling:
         own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
         flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
         most = max(gather_object([len(flat)]))
-        if most == 0:
+        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
+        n_drawn = most * accelerator.num_processes
+        if most == 0 or n_drawn > len(unseen):
             break
         attempt += 1
-        generator = np.random.default_rng((args.seed, step, attempt, scorer.accelerator.process_index))
-        others = [prompts[place] for place in generator.choice(len(prompts), most, replace=False)]
-        sampled = sample_groups(others, sampler, scorer, args)
+        places = np.random.default_rng((args.seed, step, attempt)).choice(len(unseen), n_drawn, replace=False)
+        drawn = [unseen[place] for place in places]
+        seen.update(prompt["id"] for prompt in drawn)
+        sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
             old = slice(group * args.group_size, (group + 1) * args.group_size)
@@ -702,6 +707,11 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail(
             f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
             f"{args.updates_per_rollout} equal parts"
+        )
+    if args.loss_type == "cispo" and args.epsilon_high is not None and args.epsilon_high <= 1:
+        runs.fail(
+            f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
+            f"above 1; {CISPO_CAP} is usual"
         )
     if args.vllm_server_url and not torch.cuda.is_available():
         runs.fail(

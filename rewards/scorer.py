@@ -39,6 +39,8 @@ class Scorer:
         self._stream = None
         if torch.cuda.is_available():
             self._stream = torch.cuda.Stream()
+            device = torch.cuda.current_device()  # a new thread would take GPU 0, and memory of it
+            self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
         self._waiting = []  # completions of a batch that is not full yet
         self._scoring = []  # a future for each batch that the thread has been given
 

@@ -445,6 +445,20 @@ def test_lora_on_stored_completions(whole, data, tmp_path):
     assert trained.keys() == base.keys() and not torch.equal(trained[name], base[name])
 
 
+def test_completions_of_another_tokenizer_or_format_are_refused(whole, data, tmp_path, exits):
+    stored = tmp_path / "completions.jsonl"
+    lines = rows_of(whole / "completions.jsonl")[:48]
+    stored.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    more = {"rounds": 1, "completions": str(stored)}
+    with_thinking = {**more, "think_format": "think"}
+    assert "but no_open with --think-format think" in exits(train, data, tmp_path / "run", **with_thinking)
+    lines[3]["ids"][0] += 1
+    stored.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert f"the token ids of {lines[3]['id']} are not its text" in exits(
+        train, data, tmp_path / "run", **more
+    )
+
+
 def test_two_processes_are_one(data, tmp_path):
     """Under FSDP2 each of two processes samples its share; training on that under one process has the same losses."""
     sampled = tmp_path / "sampled"

@@ -813,7 +813,9 @@ def test_micro_batches_of_any_lengths(lengths, max_tokens):
     batches = policy.micro_batches(completions, max_tokens)
     assert sorted(id(c) for batch in batches for c in batch) == sorted(map(id, completions))
     for batch in batches:
-        width = policy.collate_ids([c.prompt_ids for c in batch], [c.ids for c in batch], 0, "cpu")["input_ids"].shape[1]
+        width = policy.collate_ids([c.prompt_ids for c in batch], [c.ids for c in batch], 0, "cpu")[
+            "input_ids"
+        ].shape[1]
         assert len(batch) == 1 or len(batch) * width <= max_tokens
 
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 from trl import GRPOConfig, GRPOTrainer
 
+import checkpoint
 import policy
 import rollout
 import rows
@@ -479,27 +480,35 @@ def odd_words(rows):  # of a prompt with an even number nothing can be learned
 
 def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     (tmp_path / "own.py").write_text(OWN_REWARD)
+    path = tmp_path / "prompts.jsonl"
+    with open(path, "w") as file:
+        for number in range(60):
+            row = json.loads(prompts.read_text().splitlines()[number % 10])
+            file.write(json.dumps(row | {"id": f"prompt-{number}"}) + "\n")
     args = train_grpo.Args(
-        prompts=str(prompts),
+        prompts=str(path),
         think_format="plain",
         on_bad_format="score",
         rewards=(f"{tmp_path}/own.py:odd_words:1",),
         group_size=4,
+        prompts_per_step=6,
         dynamic_sampling=30,
     )
     accelerator = policy.start_accelerator()
     tokenizer = utils.load_tokenizer("data/toy/base")
     templates.prepare_tokenizer(tokenizer, "plain")
-    kept, _ = rows.load_prompts(str(prompts), tokenizer, 256)
+    kept, _ = rows.load_prompts(str(path), tokenizer, 256)
     sampling = rollout.Sampling(1.0, 4)
     sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
-    completions = train_grpo.sample_groups(kept[:6], sampler, scorer, args)
+    chosen = checkpoint.rows_of_step(kept, 0, 6, args.seed)
+    completions = train_grpo.sample_groups(chosen, sampler, scorer, args)
     scorer.score(completions, 4, None)
     before = list(completions)
     found = train_grpo.replace_flat_groups(completions, kept, 0, sampler, scorer, None)
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
+    assert len({one.id for one in completions}) == 6  # no prompt is there twice
     for start in range(0, 24, 4):
         group = completions[start : start + 4]
         assert len({one.id for one in group}) == 1 and int(group[0].id[-1]) % 2
@@ -518,6 +527,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         (["--no-such-flag"], "no-such-flag"),
         (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
         (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
+        (["--loss-type", "cispo", "--epsilon-high", "0.28"], "it is the highest weight of a token"),
         (["--model", "data"], "data is neither a model folder"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
