@@ -8,6 +8,9 @@ A step, for P prompts with G completions each:
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
     5. log, save
 
+For each token, ratio = pi / pi_old: 1 where a rollout has one update, so that only its gradient matters. k3, an
+estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
+
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
@@ -32,7 +35,8 @@ The released README reports 14-16 hours on 8 H100 for 234 steps; not measured he
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
 checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
 
-Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion.
+Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A name
+that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
 """
 
 import math
@@ -122,8 +126,9 @@ class Args:
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
-    `format_margin`; null: that of the text [NULL] where the response is not opened, or in a Zero format not
-    closed (strict mode of the released code); score: what the reward model gives, as to any other."""
+    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of the
+    released code: one without the tag that opens its response (in a Zero format, that closes it) is scored as the
+    text [NULL], any other as it is."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
@@ -158,7 +163,8 @@ class Args:
     """How a reward becomes an advantage. group: minus the group's mean, divided by the group's standard deviation;
     batch: divided by that of all rewards of the step; none: not divided (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """How often a flat group (rewards about equal) is replaced by one of another prompt (DAPO)."""
+    """At most so many times in a step, flat groups (rewards about equal) are replaced by groups of other prompts
+    (DAPO). 0: never."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
     entropy_coef: float = 0.0
@@ -222,6 +228,8 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "truncated": "think/truncated",
     "gap": "sampling/logprob_gap",
 }
+
+# --- presets, one a row of the paper's tables; the algorithm begins at group_advantages
 
 PAPER = {
     "reward_on": "response",  # equation 3
@@ -648,7 +656,7 @@ def accumulate_gradients(
 
         with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout, the policy that sampled is the policy that learns
+            # with one update a rollout, pi_old is the policy itself: the ratio is 1, its gradient that of log pi
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
             importance_weights = 1.0
@@ -778,10 +786,11 @@ def main(args: Args) -> None:
     model, optimizer = policy.prepare_trained(
         accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
     )
-    reference = None  # with LoRA it is the policy without its adapter
+    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
+    # by the prefix of their files in a checkpoint; the policy's files have none
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(folder, learners)
@@ -795,7 +804,7 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
-    collapse = ""  # why the run ends early: the policy has collapsed
+    collapse = ""  # the reason, once the policy has collapsed and the run must end
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # where held_out.jsonl's curves begin
@@ -852,7 +861,8 @@ def main(args: Args) -> None:
                     optimizer.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            # ends a run whose sampler has other weights than the policy
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
             # 5. log, save

@@ -9,6 +9,7 @@ A step, for P prompts with one completion each; V_t is the critic's value of the
                    critic: minimise  mean over tokens of  half the clipped squared error of V_t to A_t + V_t
     5. log, save
 
+For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 The critic is a model of its own with its own optimizer.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
@@ -118,8 +119,9 @@ class Args:
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
-    `format_margin`; null: that of the text [NULL] where the response is not opened, or in a Zero format not
-    closed (strict mode of the released code); score: what the reward model gives, as to any other."""
+    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of the
+    released code: one without the tag that opens its response (in a Zero format, that closes it) is scored as the
+    text [NULL], any other as it is."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
     reward_tokens_per_batch: int = 0
@@ -663,6 +665,7 @@ def load_learners(
     prepared = policy.prepare_trained(
         accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
     )
+    # by the prefix of their files in a checkpoint; the policy's files have none
     learners = {"": checkpoint.Learner(*prepared)}
     critic_folder = folder / "critic" if folder else None
     critic = load_critic(
@@ -708,7 +711,7 @@ def main(args: Args) -> None:
     learners = load_learners(args, critic_path, folder, accelerator)
     model, optimizer = learners[""]
     critic, critic_optimizer = learners["critic"]
-    reference = None  # with LoRA it is the policy without its adapter
+    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
@@ -726,7 +729,7 @@ def main(args: Args) -> None:
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
-    collapse = ""  # why the run ends early: the policy has collapsed
+    collapse = ""  # the reason, once the policy has collapsed and the run must end
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # where held_out.jsonl's curves begin
@@ -790,7 +793,8 @@ def main(args: Args) -> None:
                         each.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            # ends a run whose sampler has other weights than the policy
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
             # 5. log, save

@@ -594,6 +594,7 @@ def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> 
     prepared = policy.prepare_trained(
         accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
     )
+    # by the prefix of their files in a checkpoint; the policy's files have none
     learners = {"": checkpoint.Learner(*prepared)}
     if args.algorithm == "ppo":
         critic_folder = folder / "critic" if folder else None
@@ -637,7 +638,7 @@ def main(args: Args) -> None:
     learners = load_learners(args, folder, accelerator)
     model = learners[""].model
     critic = learners["critic"].model if args.algorithm == "ppo" else None
-    reference = None  # with LoRA it is the policy without its adapter
+    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
@@ -703,7 +704,8 @@ def main(args: Args) -> None:
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)  # it sampled from the policy's weights
+            # ends a run whose sampler has other weights than the policy
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
             # 5. log, save
