@@ -2,21 +2,48 @@
 #
 #   bash experiments/1gpu.sh                                        # Qwen2.5-1.5B on 24 GB
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
-#   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # what the warm starts read and how many GiB they take
+#   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of the warm starts
+#   BENCHMARKS= bash experiments/1gpu.sh                            # without evaluations
 #
-# An interrupted run goes on with the same command. data/README.md says how the files in data/ are made: the two below, for the
-# benchmarks data/mmlu_redux, and NLTK's data. Nothing of it has run on a GPU yet: docs/gpu.md.
+# An interrupted run goes on with the same command. README.md, "A run on one GPU", has the commands that make its inputs.
+# Nothing of it has run on a GPU yet: docs/gpu.md.
 #
 set -euo pipefail
 # Settings. To copy single commands, paste these lines into your shell before.
 : "${CARD:=24gb}" "${MODEL:=qwen2.5-1.5b}"
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${TRACES:=data/traces.jsonl}" "${PROMPTS:=data/wildchat_if.jsonl}"
-: "${BENCHMARKS:=popqa ifbench mmlu_redux}" # names that evaluate.sh knows; the judges of the others cost money
-: "${REPORT_TO:=none}"                      # or wandb, trackio, tensorboard
+: "${BENCHMARKS=popqa ifbench mmlu_redux}" # names that evaluate.sh knows; the judges of the others cost money
+: "${REPORT_TO:=none}"                     # or wandb, trackio, tensorboard
 : "${DRY_RUN:=}"
 LAUNCH="accelerate launch --config_file accelerate/1gpu.yaml"
 export SEED RESULTS
+
+# evaluate MODEL NAME: all of $BENCHMARKS, if there are any
+evaluate() {
+  if [ -n "$BENCHMARKS" ]; then
+    bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS
+  fi
+}
+
+# --- The inputs of every stage, before anything is trained
+
+inputs="$TRACES $PROMPTS"
+if [[ " $BENCHMARKS " == *" mmlu_redux "* ]]; then
+  inputs+=" data/mmlu_redux"
+fi
+missing=""
+for input in $inputs; do
+  if [[ $input == data/* && ! -e ${input%%:*} ]]; then # other names may be on the hub
+    missing+=" $input"
+  fi
+done
+if [ -n "$missing" ]; then
+  echo "error: missing:$missing; README.md, \"A run on one GPU\", has the commands that make them" >&2
+  exit 2
+fi
+# hub data sets, NLTK's data and judges: a dry run, with the toy model in the place of those that are still to be trained
+MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" evaluate data/toy/base "$CARD-$MODEL-dry-run"
 
 # --- Warm start, with thinking and without
 
@@ -28,10 +55,10 @@ $LAUNCH train_sft_warmstart.py --preset "$CARD/$MODEL-sft-plain" --traces "$TRAC
 
 if [ -n "$DRY_RUN" ]; then exit; fi # what follows starts from the models of these two
 
-# --- Benchmarks of both, before GRPO: what they miss is said here. Without thinking 4096 tokens, as in the paper
+# --- Benchmarks of both, before GRPO. Without thinking 4096 tokens, as in the paper
 
-bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" "$CARD-$MODEL-sft-think-s$SEED" $BENCHMARKS
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$MODEL-sft-plain-s$SEED" $BENCHMARKS
+evaluate "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" "$CARD-$MODEL-sft-think-s$SEED"
+MAX_TOKENS=4096 evaluate "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$MODEL-sft-plain-s$SEED"
 
 # --- GRPO from them, with LoRA
 
@@ -45,5 +72,5 @@ $LAUNCH train_grpo.py --preset "$CARD/$MODEL-rlhf" --prompts "$PROMPTS" --report
 
 # --- The same benchmarks after it
 
-bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-rlmt-s$SEED/model" "$CARD-$MODEL-rlmt-s$SEED" $BENCHMARKS
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/$CARD-$MODEL-rlhf-s$SEED/model" "$CARD-$MODEL-rlhf-s$SEED" $BENCHMARKS
+evaluate "$RESULTS/$CARD-$MODEL-rlmt-s$SEED/model" "$CARD-$MODEL-rlmt-s$SEED"
+MAX_TOKENS=4096 evaluate "$RESULTS/$CARD-$MODEL-rlhf-s$SEED/model" "$CARD-$MODEL-rlhf-s$SEED"

@@ -65,6 +65,7 @@ VARIANCE = (
     "has no interval over tasks. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers training "
     "and sampling on these tasks."
 )
+PRINTED = "Numbers in brackets are the paper's; ours, where there is one, is before them."
 AVERAGED = (
     "Averages are those of the paper, of rows whose columns are all measured with the same number of seeds."
 )
@@ -328,12 +329,40 @@ def toy_cell(cell) -> str:
 
 
 def toy_markdown(table: pd.DataFrame) -> str:
-    columns = list(table["benchmark"].unique())
+    """Writes a Markdown table for each kind of rows, so that hardly a cell is empty: rows of a kind share columns.
+
+    A row that has not run is in the first table.
+    """
+    numbers = table[table["ours"].notna()]
+    columns_of = {row: set(part["benchmark"]) for row, part in numbers.groupby("row", sort=False)}
+    kinds = []
+    for columns in columns_of.values():
+        is_part = any(columns < others for others in columns_of.values())
+        if not is_part and columns not in kinds:
+            kinds.append(columns)
+    if not kinds:  # nothing has run
+        kinds = [set(table["benchmark"])]
+
+    rows_by_kind = [[] for _ in kinds]
+    for row in table["row"].unique():
+        own_columns = columns_of.get(row, set())
+        number = next(n for n, columns in enumerate(kinds) if own_columns <= columns)
+        rows_by_kind[number].append(row)
+
+    texts = []
+    for columns, rows in zip(kinds, rows_by_kind, strict=True):
+        in_order = [column for column in table["benchmark"].unique() if column in columns]
+        texts.append(toy_rows(table, rows, in_order))
+    return "\n\n".join(texts)
+
+
+def toy_rows(table: pd.DataFrame, rows: list[str], columns: list[str]) -> str:
     lines = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
-    for row, part in table.groupby("row", sort=False):
+    for row in rows:
+        part = table[table["row"] == row]
         cells = {cell.benchmark: toy_cell(cell) for cell in part.itertuples()}
         seeds = part["seeds"].max() or "not yet run"
-        lines.append(f"| {row} | {seeds} | " + " | ".join(cells[c] for c in columns) + " |")
+        lines.append(f"| {row} | {seeds} | " + " | ".join(cells[column] for column in columns) + " |")
     return "\n".join(lines)
 
 
@@ -365,6 +394,8 @@ def render(results: Path, rows: dict[str, list[str]]) -> dict[str, str]:
 
         rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
         notes = [VARIANCE]
+        if table not in COLUMNS:
+            notes.insert(0, PRINTED)
         if numbers["benchmark"].isin(AVERAGES).any():
             notes.append(AVERAGED)
         if table not in COLUMNS:

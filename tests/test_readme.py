@@ -19,6 +19,8 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+from test_endpoint import serve  # noqa: E402, F401  (fixture)
+
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
 
@@ -51,7 +53,7 @@ def test_every_file_that_a_page_names_exists(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
     path = r"(?<![\w/.*<>-])((?:[\w-]+/)*[\w-]+\.(?:py|sh|md|yaml|txt|cff|ipynb))\b"
-    of_the_reader = {"file.py", "path/to/file.py", "brief.py"}
+    of_the_reader = {"file.py", "path/to/file.py", "brief.py", "first_talk.py"}
     of_data_sets = {
         "c*riteria.txt",
         "negative_criteria.txt",
@@ -67,7 +69,9 @@ def test_every_file_that_a_page_names_exists(page):
 
 def test_the_readme_lists_every_file_and_folder():
     section = README.read_text().partition("## Files")[2].partition("\n## ")[0]
-    listed = set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+    listed = set()
+    for cell in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE):
+        listed |= set(re.findall(r"`([^`]+)`", cell))
     files = {path.name for path in ROOT.glob("*.py")}
     folders = {f"{path.name}/" for path in ROOT.iterdir() if any(path.glob("*.*")) and path.name[0] != "."}
     assert listed == files | folders - {"__pycache__/"}
@@ -181,7 +185,7 @@ def toy_commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def toy_world(tmp_path_factory) -> Path:
-    """Returns a folder that looks like the repository after `python -m data.toy.world`."""
+    """Returns a folder that looks like the repository after `python -m data.toy.world` and `data.toy.users`."""
     folder = tmp_path_factory.mktemp("repository")
     toy = folder / "data" / "toy"
     toy.mkdir(parents=True)
@@ -201,6 +205,9 @@ def toy_world(tmp_path_factory) -> Path:
         "8",
     ]
     command = [sys.executable, "-m", "data.toy.world", "--out", str(toy), *sizes]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    users = ["--n-traces", "64", "--n-train", "32", "--n-test", "8"]
+    command = [sys.executable, "-m", "data.toy.users", "--out", str(toy), *users]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
@@ -348,6 +355,29 @@ def test_the_think_format_of_the_readme_is_parsed(monkeypatch):
     assert utils.split_thinking(text, "tagged") == ("z", "y", "ok")
     assert utils.split_thinking("<think> z </think> y", "tagged").status == "no_open"
     assert utils.THINK_FORMATS["tagged"].stop == "</response>"
+
+
+# --- the script of docs/rewards.md
+
+
+def test_the_script_of_the_page_asks_for_the_first_messages(tmp_path, monkeypatch, serve):  # noqa: F811
+    from rewards import simulated_user
+
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    script = next(block for block in blocks if block.startswith("# first_talk.py"))
+    server = serve(lambda text, n: f" Hello from {text.split()[0]}. ")
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    users = []
+    for name in ("Anna", "Ben"):
+        user = {"id": name, "player": f"{name} is {{shy}}", "scene": "S", "task": "T", "cha_group": ["x"]}
+        users.append(user)
+    Path("train_profile.jsonl").write_text("".join(json.dumps(user) + "\n" for user in users))
+    exec(script.replace("http://HOST:8000/v1", server.url), {})
+    profiles = simulated_user.read_profiles("data/profiles.jsonl")
+    assert [user["first_talk"] for user in profiles] == ["Hello from Anna.", "Hello from Ben."]
+    asked = [request["messages"][0]["content"] for request, _ in server.requests]
+    assert sorted(text.split("\n\n")[0] for text in asked) == ["Anna is {shy}", "Ben is {shy}"]
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ def commands_of(file: str) -> list[list[str]]:
     variables = dict(FLAGS)
     if file == "demo.sh":  # it makes a folder for its logs
         del variables["RESULTS"]
+    if file == "1gpu.sh":  # it first looks for what it reads in data/
+        variables |= {"TRACES": "OWNER/TRACES", "PROMPTS": "OWNER/PROMPTS", "BENCHMARKS": "popqa ifbench"}
     return expand((ROOT / "experiments" / file).read_text(), variables)
 
 
@@ -384,6 +386,27 @@ def test_a_row_has_a_command_for_every_printed_number(table, tmp_path):
             block = BLOCKS[match[1]]
             parts += expand(block.settings + block.text, variables)
     assert expand((ROOT / "experiments" / file).read_text(), variables) == parts and parts
+
+
+def test_one_card_looks_for_its_inputs_before_it_trains():
+    script = (ROOT / "experiments" / "1gpu.sh").read_text()
+    hub = {"TRACES": "OWNER/TRACES", "PROMPTS": "OWNER/PROMPTS:train"}
+    words = ["bash", "-c", HOOK + script]
+    for given, missing in (
+        ({}, "missing: data/traces.jsonl data/wildchat_if.jsonl data/mmlu_redux; README.md"),
+        ({**hub, "TRACES": "data/none.jsonl", "BENCHMARKS": ""}, "missing: data/none.jsonl; README.md"),
+    ):
+        done = subprocess.run(words, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {missing}"), done.stderr
+
+    commands = [" ".join(command) for command in expand(script, {**hub, "BENCHMARKS": "popqa"})]
+    kinds = ["eval", "sft", "sft", "eval", "eval", "grpo", "grpo", "eval", "eval"]
+    assert [re.search("eval|sft|grpo", command)[0] for command in commands] == kinds
+    assert "--model data/toy/base --dry-run" in commands[0]
+    assert not any("--dry-run" in command for command in commands[1:])
+    without_thinking = ["--max-tokens 4096" in command for command in commands if "eval_" in command]
+    assert without_thinking == [False, False, True, False, True]
+    assert not any("eval_" in " ".join(command) for command in expand(script, {**hub, "BENCHMARKS": ""}))
 
 
 def module_and_words(words: list[str]) -> tuple[str, list[str]]:
