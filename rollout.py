@@ -77,7 +77,7 @@ class Completion:
     contributions: dict[str, float | None] = field(default_factory=dict)
     """What each part adds to the reward, if several are combined."""
     reward: float = math.nan
-    """NaN: there is none, and nothing is learned from this completion."""
+    """NaN: there is none, and the advantage is 0."""
     correct: float | None = None
     """The verdict of a verifier: 1 right, 0 wrong, None unknown."""
     advantages: list[float] = field(default_factory=list)

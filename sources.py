@@ -194,6 +194,10 @@ def read_hub(
     except Exception as error:  # the hub, its client and the network have many kinds
         reason = " ".join(str(error).split())
         missing = f"the split {split!r}" if split else "any split"
+        if Path(name).parent.is_dir() and Path(name).parent != Path():  # a path here, such as data/mmlu_redux
+            runs.fail(
+                f"{flag} {name}: no such file or folder; data/README.md says where each data set is from"
+            )
         runs.fail(
             f"{flag} {name}: neither a file or folder here, nor can {missing} be loaded from the hub ({reason}); "
             f"check the name, or where there is a network run hf download {name} --repo-type dataset "

@@ -20,8 +20,8 @@ A conversation is one completion, in which others wrote some of the tokens:
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think \\
         --profiles FILE.jsonl --simulator MODEL --simulator-url http://HOST:8000/v1            # 8 GPUs
 
-The policy's thinking of earlier turns stays in its context; the user never reads it. Policies overfit to the
-user they train with: evaluate with a second one (eval_sentient.py --held-out-simulator).
+The policy's thinking of earlier turns stays in its context; the user never reads it. A policy may learn what
+this user alone likes: evaluate with a second one (eval_sentient.py --held-out-simulator).
 
 Deviations from the paper and its released code:
 1. A malformed reply ends the conversation at once.

@@ -75,7 +75,7 @@ class Scorer:
         """Sets rewards, contributions, correct and reward of this process's completions; all processes call it.
 
         With --on-bad-format floor, a malformed completion gets the lowest reward of its group minus a margin.
-        One without a reward (a judge failed) keeps NaN, and nothing is learned from it.
+        One without a reward (a judge failed) keeps NaN, and its advantage is 0.
 
         Args:
             completions: whole groups, each of which `start` took; every process has equally many.
