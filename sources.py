@@ -194,7 +194,8 @@ def read_hub(
     except Exception as error:  # the hub, its client and the network have many kinds
         reason = " ".join(str(error).split())
         missing = f"the split {split!r}" if split else "any split"
-        if Path(name).parent.is_dir() and Path(name).parent != Path():  # a path here, such as data/mmlu_redux
+        is_path = Path(name).parent.is_dir() and Path(name).parent != Path()  # such as data/mmlu_redux
+        if is_path and not Path(name).exists():
             runs.fail(
                 f"{flag} {name}: no such file or folder; data/README.md says where each data set is from"
             )

@@ -154,10 +154,10 @@ def test_a_folder_is_checked_by_the_headers_of_its_weights(kind, tmp_path, exits
     whole = shards[0].read_bytes()
     shards[0].write_bytes(whole[: len(whole) // 2])
     told = exits(policy.check_weights, auto_class, str(folder))
-    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told and told.count("\n") == 1
+    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
     shards[0].unlink()
     told = exits(policy.check_weights, auto_class, str(folder))
-    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told and told.count("\n") == 1
+    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
 
 
 def test_a_model_without_weights_has_the_buffers_and_ties_of_a_loaded_one(base):

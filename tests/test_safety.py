@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_endpoint import exits, serve  # noqa: F401
+from test_endpoint import serve  # noqa: F401
 from test_wildbench import run  # noqa: F401
 from transformers import AutoModelForCausalLM
 

@@ -18,7 +18,7 @@ import page
 from data.toy import users as toy_users
 from endpoint import CHECK_ATTEMPT
 from rewards import simulated_user as sim
-from test_endpoint import Fault, exits, serve  # noqa: F401  (fixtures)
+from test_endpoint import Fault, serve  # noqa: F401  (fixtures)
 from test_simulated_user import HEAD, PROFILE, shared, write
 
 ROOT = Path(__file__).parents[1]
