@@ -28,8 +28,8 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-The third row of `official` is the board's: it skips such pairs, but divides by the number of all (`n_skipped`). So
-an empty answer costs a model nothing there beyond the win that it might have had.
+The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped` counts
+them: look at it before you compare, as a model whose thinking often does not end loses little by it.
 
 The paper's judge is gpt-4o, with one reference (`gpt-4`) and `--orders random`. The official board has the
 judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison
