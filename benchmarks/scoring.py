@@ -279,7 +279,8 @@ def parse_json(text: str):
 def require_replies(replies: list) -> None:
     """Exits with 2 if calls to the judge got no reply, because of an outage that may be over at the next start.
 
-    `replies` are those of endpoint.py. A reply that cannot be read, and a request that the endpoint refuses for good, make an invalid row instead.
+    `replies` are those of endpoint.py. A reply that cannot be read, and a request that the endpoint refuses for
+    good, make an invalid row instead.
     """
     unanswered = [reply.error for reply in replies if reply.error.startswith(NO_REPLY)]
     if unanswered:
