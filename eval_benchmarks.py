@@ -11,14 +11,16 @@
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
-its status. One that the token limit cut off is scored as far as it goes. If a judge's reply cannot be read,
-the judge is asked again. If that does not help, the row is invalid: counted, listed, never a score. Above 1 %
-of invalid rows (--max-invalid) a run has no headline.
+its status. One that the token limit cut off is scored as far as it goes. A judge's reply that cannot be read makes
+the row invalid: counted, listed, never a score but by the paper's rule. Above 1 % of invalid rows (--max-invalid) a
+run has no metrics. If the judge's endpoint gave no reply to some requests, the run ends without a score, and
+--resume asks these again.
 
 `--protocol` decides what a judge is asked:
 
 | | official | paper |
 |---|---|---|
+| a reply that cannot be read | is asked for again | is not |
 | alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
 | alpacaeval2: words kept of each text | all | 2000 |
 | creativewriting3: words kept of the piece | all | 3200 |
@@ -61,7 +63,7 @@ import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary, row_key
+from benchmarks.scoring import add_to_index, for_summary, require_replies, row_key
 from benchmarks.table import BENCHMARKS
 from rows import read_rows
 
@@ -137,7 +139,7 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens that the judge reads and writes."""
     max_invalid: float = 0.01
-    """Share of invalid rows above which there is no headline."""
+    """Share of invalid rows above which a run has none of the benchmark's metrics."""
     # instead of a model
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts; their numbers go into the file --out."""
@@ -243,9 +245,10 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 
 
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what two runs must share to be compared: prompts, judge, its instructions, the baseline's answers.
+    """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the judge.
 
-    It also has the thinking budget and the choice of the best answer. It has no model, sampling or seed.
+    That is the judge's name, weights if it is a local folder, its instructions, and the baseline's answers. The
+    thinking budget and the choice of the best answer count too; model, sampling and seed do not.
     """
     content = [
         args.name,
@@ -254,13 +257,15 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
+        tasks,
+        runs.digest_files({"judge": args.judge}),
     ]
     # only where they are used: all other runs have the same fingerprint without them
     if args.max_thinking_tokens:
         content.append({"max_thinking_tokens": args.max_thinking_tokens})
     if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
         content.append({"best_of": args.samples, "by": args.reward_model, "reward_on": args.reward_on})
-    return shared.short_hash(json.dumps(content))
+    return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
 
 
 # --- 2. generate, judge, score
@@ -288,16 +293,24 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
-    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
+    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies.
+
+    Exits with 2 if requests got no reply.
+    """
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
+    parse = benchmark.parse_reply[args.protocol]
+    if args.protocol == "paper":
+        parse = str  # reads every text, so none is asked for again: the paper's code takes the first one
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = iter(shared.ask_judge(args, flat_requests, benchmark.parse_reply[args.protocol], run))
+    replies = shared.ask_judge(args, flat_requests, parse, run)
+    require_replies(replies)
 
     rows = []
+    next_reply = iter(replies)
     for row, by_field in zip(answers, requests):
-        replies_by_field = {field: next(replies) for field in by_field}
+        replies_by_field = {field: next(next_reply) for field in by_field}
         fields = benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
         rows.append(row | fields)
     return rows
@@ -310,12 +323,33 @@ def scored_row(args: Args, row: dict) -> dict:
     return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
 
 
+def metrics_of(name: str, numbers: dict) -> list[str]:
+    """Lists the metrics of a benchmark's numbers that tables may show; pass@k is left out, as it has no interval."""
+    at_k = [key for key in numbers if re.fullmatch(r"(maj|best)@\d+", key)]
+    return [*BENCHMARKS[name].metrics, *at_k]
+
+
+def withhold_metrics(args: Args, numbers: dict) -> None:
+    """Moves all metrics to `without_headline` if a larger share of the rows than --max-invalid is invalid.
+
+    The metrics ending in `_paper` too: they have a value for an invalid row, which is not the judge's verdict. A
+    further category of Arena-Hard has numbers and counts of its own.
+    """
+    parts = [numbers]
+    parts += [part for part in numbers.values() if isinstance(part, dict) and "n_invalid" in part]
+    for part in parts:
+        if part["n_invalid"] <= args.max_invalid * part["n"]:
+            continue
+        part["without_headline"] = {}
+        for metric in metrics_of(args.name, part):
+            part["without_headline"][metric] = part[metric]
+            part[metric] = None
+
+
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of this run in results/runs.csv, one a metric."""
     rows = []
-    # pass@k is left out, as it has no interval
-    at_k = [name for name in numbers if re.fullmatch(r"(maj|best)@\d+", name)]
-    for metric in [*BENCHMARKS[args.name].metrics, *at_k]:
+    for metric in metrics_of(args.name, numbers):
         interval_key = f"{metric}_interval"
         if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
             interval_key = "interval"
@@ -430,7 +464,7 @@ def main(args: Args) -> None:
     with open(run / "rows.jsonl", "w") as file:
         for row, result in zip(rows, numbers["rows"]):
             file.write(json.dumps(row | result) + "\n")
-    shared.withhold_headline(args, numbers, benchmark.metrics[0])
+    withhold_metrics(args, numbers)
     print_invalid(numbers)
     summary = {
         "model": args.model,
@@ -441,8 +475,8 @@ def main(args: Args) -> None:
     }
     if args.judge:
         summary["wording"] = describe_wording(args.template)
+    add_to_index(run, index_rows(args, numbers, fingerprint))  # first, as the summary marks a run as complete
     runs.write_summary(run, summary)
-    add_to_index(run, index_rows(args, numbers, fingerprint))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@
 - `score` (WB-Score): the judge gives the answer alone a mark from 1 to 10. The score is (mean - 5) x 20.
 - `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}.
 
-A completion whose thinking is not closed has no response: it is judged as the empty answer and counted under
-its status. A response that the token limit cut off is judged as it is (`program`: as empty). If a judge's
-reply cannot be read, the judge is asked again. If that does not help, the verdict is invalid: it is counted
-and kept in verdicts.jsonl, but is never a score. Above 1 % of them (--max-invalid) there is no headline.
+A completion whose thinking is not closed has no response: it is the empty answer, and counted under its status.
+A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid verdicts
+(--max-invalid), which are listed in verdicts.jsonl, there is no headline. If the judge's endpoint gave no reply to
+some requests, the run ends without a score, and --resume asks these again.
 
 `--protocol paper` does as the paper's released code, `official` (the default) as the benchmark's own tools:
 
@@ -24,8 +24,12 @@ and kept in verdicts.jsonl, but is never a score. Above 1 % of them (--max-inval
 |---|---|---|
 | words kept of history and answers | `reward`: 1000; `score`: all | 2000 |
 | words kept of the user's last message | `reward`: 1000; `score`: all | all |
-| a verdict that cannot be read | is left out | counts as the worst: -100, or mark 1 |
-| an empty answer (`reward`) | loses against any other without a call | is judged |
+| a reply that cannot be read | is asked for again, then left out | counts as the worst: -100, or mark 1 |
+| a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
+| an empty answer in the task groups | is left out | counts |
+
+The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped` counts
+them: look at it before you compare, as a model whose thinking often does not end loses little by it.
 
 The paper's judge is gpt-4o, with one reference (`gpt-4`) and `--orders random`. The official board has the
 judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison
@@ -53,7 +57,7 @@ from rows import check_ids, read_rows
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary
+from benchmarks.scoring import add_to_index, for_summary, require_replies
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Args:
     temperatures: tuple[float, ...] = (0.7,)
     """One evaluation each; 0 is greedy. The paper's evaluation uses 0.7."""
     top_p: float = 1.0
-    """The paper's evaluation uses 0.95."""
+    """The paper's evaluation uses 0.95, the default of eval_benchmarks.py."""
     max_tokens: int = 8192
     """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
     max_thinking_tokens: int = 0
@@ -132,8 +136,9 @@ class Args:
     """What that reward model reads."""
     # instead of a run
     from_judgments: str = ""
-    """Stored verdicts (jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows are
-    {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}."""
+    """Stored verdicts (json, jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows are
+    {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}; or those of the
+    official tool, where --references names the reference among the two models."""
     compare: tuple[str, ...] = ()
     """Run folders to print side by side."""
     # run
@@ -206,6 +211,8 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     judging["words"] = wildbench.KEPT_WORDS.get((args.mode, args.protocol), 0)
     judging["template"] = shared.short_hash(template)
     judging["tasks"] = shared.short_hash(json.dumps(shown, sort_keys=True))
+    # what a judge that is named alike may hold another time: a program, or the weights of a local model
+    judging["judge_files"] = runs.digest_files({"judge": args.judge})
     return {**judging, "hash": shared.short_hash(json.dumps(judging, sort_keys=True))}
 
 
@@ -213,18 +220,29 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
 
 
 def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template: str, run: Path) -> None:
-    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read."""
+    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
+
+    Exits with 2 if requests got no reply.
+    """
     key = wildbench.VERDICT_KEYS[args.mode]
-    missing = [verdict for verdict in verdicts if verdict[key] is None]
+    missing = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
     requests = wildbench.judge_requests(args, missing, tasks, template)
 
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
+    first_reply_counts = args.protocol == "paper"
+    if first_reply_counts:
+        parse = str  # reads every text, so none is asked for again
     replies = shared.ask_judge(args, requests, parse, run)
+    require_replies(replies)
     for verdict, reply in zip(missing, replies, strict=True):
-        verdict[key] = reply.value
-        verdict["invalid"] = reply.error
+        value = reply.value
+        error = reply.error
+        if first_reply_counts and not error:
+            value, error = wildbench.read_first_reply(reply.text, args.mode)
+        verdict[key] = value
+        verdict["invalid"] = error
 
 
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
@@ -281,7 +299,6 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
         "model": args.model,
         "benchmark": Path(args.tasks).stem,
         "temperature": temperature,
-        "n": numbers["n_tasks"],
     }
     key = headline_key(numbers)
     low, high = numbers["interval"]
@@ -293,12 +310,16 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
         "high": high,
         "task_means": numbers["task_means"][key],
         "judge": args.judge,
+        "n": numbers["n"],
         "n_invalid": numbers["n_invalid"],
         "fingerprint": fingerprint_hash,
     }
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
+    common["n"] = sum(
+        numbers["status"].values()
+    )  # completions, one a task; a judge may give a task several verdicts
     return [first] + [{**common, "metric": metric, "value": numbers[metric]} for metric in metrics]
 
 
@@ -310,19 +331,18 @@ def score_stored(args: Args) -> None:
     if args.mode == "reward":
         fields = ["choice", "model_is", "output_len", "reference_len"]
 
-    verdicts = read_rows(args.from_judgments, "session_id")
-    for number, verdict in enumerate(verdicts, 1):
+    verdicts = []
+    for number, row in enumerate(read_rows(args.from_judgments, "session_id"), 1):
+        where = f"{args.from_judgments}:{number}"
+        if "model_outputs" in row:
+            row = runs.or_fail(wildbench.from_official_pair, row, args.references, where)
         for field in fields:
-            if field not in verdict:
-                runs.fail(
-                    f"{args.from_judgments}:{number}: no field {field!r}; "
-                    f"--mode {args.mode} needs {', '.join(fields)}"
-                )
-        verdict["id"] = verdict["session_id"]
+            if field not in row:
+                runs.fail(f"{where}: no field {field!r}; --mode {args.mode} needs {', '.join(fields)}")
+        verdict = row | {"id": row["session_id"]}
         if args.mode == "score":
-            official = verdict.get("parsed_result") or {}  # where the official files have the mark
-            verdict["score"] = verdict.get("score", official.get("score"))
-            verdict["output_len"] = len(verdict["model_output"].strip())
+            verdict |= runs.or_fail(wildbench.from_official_mark, row, where)
+        verdicts.append(verdict)
 
     numbers = for_summary(score(args, verdicts))
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
@@ -389,9 +409,16 @@ def main(args: Args) -> None:
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     if args.mode != "program":
-        longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
+        n_words = args.max_tokens
+        kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
+        if kept_words:
+            n_words = min(
+                n_words, kept_words
+            )  # the judge reads no more, and is not asked about a longer answer
+        longest_answers = {task["id"]: " ".join(["word"] * n_words) for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
-        requests = wildbench.judge_requests(args, verdicts, tasks, template)
+        to_judge = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
+        requests = wildbench.judge_requests(args, to_judge, tasks, template)
         shared.print_estimate(
             args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
         )
@@ -418,8 +445,8 @@ def main(args: Args) -> None:
     summary = {"model": args.model, "fingerprint": judging, "temperatures": results}
     if args.mode != "program":
         summary["wording"] = describe_wording(args.template)
+    add_to_index(run, lines)  # first, as the summary marks a run as complete
     runs.write_summary(run, summary)
-    add_to_index(run, lines)
 
 
 if __name__ == "__main__":

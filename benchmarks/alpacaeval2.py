@@ -7,7 +7,6 @@ nor gamed baselines.
 """
 
 import hashlib
-import json
 import math
 from pathlib import Path
 
@@ -19,7 +18,16 @@ from sklearn.model_selection import GroupKFold
 
 import runs
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, shorten
+from benchmarks.scoring import (
+    bootstrap,
+    count_rows,
+    get_field,
+    load_sibling,
+    match_rows,
+    mean,
+    parse_json,
+    shorten,
+)
 
 KEYS = ("index", "instruction")
 PROMPT = "{instruction}"
@@ -106,13 +114,15 @@ def judge_requests(
 
 
 def parse_ranking(text: str) -> str:
-    """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none."""
+    """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none.
+
+    As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.
+    """
     try:
-        for entry in json.loads(text)["output"]:
-            first = type(entry["rank"]) is int and entry["rank"] == 1  # true is no rank
-            if first and entry["model"] in ("A", "B"):
+        for entry in parse_json(text)["output"]:
+            if int(entry["rank"]) == 1 and entry["model"] in ("A", "B"):
                 return entry["model"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no ranking of A and B in {text[:80]!r}") from error
     raise ValueError(f"no ranking of A and B in {text[:80]!r}")
 
@@ -246,7 +256,8 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     if not valid.any():
         nothing = dict.fromkeys(("win_rate", "lc_win_rate", "win_rate_paper", "lc_win_rate_paper"))
         return nothing | count_rows(results, tasks)
-    wins = (y > 0.5).astype(int)  # a verdict that cannot be read is a loss; the official rates leave it out
+    # unreadable: a loss, as in the paper; the official rates leave it out
+    wins = (valid & (y > 0.5)).astype(int)
 
     difficulty_of_task = gamed.drop_duplicates("index").set_index("index")["instruction_difficulty"]
     difficulty = difficulty_of_task.loc[[result["task"] for result in results]].to_numpy()

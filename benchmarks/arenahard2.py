@@ -7,6 +7,10 @@ Scores are exact. The official tool prints the mean or median of 100 unseeded bo
 `..._bootstrap` here, with a seed. Its intervals, `..._interval`, go from 5 to 95 % and resample battles as if
 those of a prompt were independent, so they are narrow.
 
+One deviation: `score_style_controlled` is the win rate of answers in the style of the baseline's, where all
+differences of style are 0. The official tool first subtracts the mean difference over the battles of all models
+that it finds. With one model that is the model's own mean, so its own style would not be taken away.
+
 The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its interval
 has 95 % and is over prompts.
 """
@@ -208,9 +212,9 @@ def style_totals(counts: dict) -> list[int]:
 
 
 def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
-    """Returns the win rate in percent at equal style.
+    """Returns the win rate in percent where all features are 0, as they are at equal style.
 
-    It is the maximum likelihood fit of soft outcomes (N,) on standardised features (N, 4).
+    It is the maximum likelihood fit of soft outcomes (N,) on the features (N, 4).
     """
     # scikit-learn takes hard labels only: an outcome y becomes a 1 with weight y and a 0 with weight 1 - y
     twice_features = np.vstack([features, features])
@@ -221,11 +225,14 @@ def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
     return 100 * float(expit(fit.intercept_[0]))
 
 
-def standardise(features: np.ndarray) -> np.ndarray:
-    """Returns features (N, 4) with mean 0 and deviation 1; a feature that does not vary is 0."""
-    centred = features - np.mean(features, axis=0)
+def scale_features(features: np.ndarray) -> np.ndarray:
+    """Returns features (N, 4) with deviation 1, and with 0 where the two styles are equal, as before.
+
+    A feature that does not vary becomes 0, as its effect cannot be told from that of the model.
+    """
     spread = np.std(features, axis=0, ddof=1)
-    return centred / np.where(spread > 1e-9, spread, 1)
+    varies = spread > 1e-9
+    return np.where(varies, features / np.where(varies, spread, 1), 0)
 
 
 def category_scores(results: list[dict]) -> dict:
@@ -264,7 +271,7 @@ def category_scores(results: list[dict]) -> dict:
         "score_bootstrap": mean(means),
     }
     if None not in styles:
-        features = standardise(np.array(styles))
+        features = scale_features(np.array(styles))
         refits = [bradley_terry(features[pick], outcomes[pick]) for pick in picks]
         numbers |= {
             "score_style_controlled": bradley_terry(features, outcomes),
@@ -283,10 +290,10 @@ def row_verdicts(row: dict, where: str) -> list[str | None]:
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
-    """Returns the scores of hard prompts, those of creative writing under its name, and the counts.
+    """Returns the scores of hard prompts, those of creative writing under its name, and each one's counts.
 
-    Creative writing has another baseline, so a score of its own. If rows have no hard prompts, it has the
-    plain keys.
+    Creative writing has another baseline, so scores and counts of its own. If rows have no hard prompts, it has
+    the plain keys.
     """
     tasks = load_tasks(data)
     if len({row.get("model") for row in rows}) > 1:
@@ -310,12 +317,21 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     for category in {result["category"] for result in results}:
         of_category = [result for result in results if result["category"] == category]
         n_without_style = sum(result["style"] is None for result in of_category)
-        scores[category] = category_scores(of_category) | {"n_without_style": n_without_style}
+        if n_without_style:
+            print(
+                f"WARNING: {source}: no style-controlled score of {category}, as {n_without_style} of "
+                f"{len(of_category)} rows have no model_metadata, or their baseline has none; the official tool "
+                "keeps it in model_answer/*.jsonl, under metadata",
+                file=sys.stderr,
+            )
+        # prompts of another category are not missing
+        counted_tasks = [task if task["category"] == category else {"excluded": "category"} for task in tasks]
+        counts = count_rows(of_category, counted_tasks)
+        del counts["rows"]
+        scores[category] = category_scores(of_category) | {"n_without_style": n_without_style} | counts
 
-    # prompts of a category that was not asked are not missing
-    counted_tasks = [task if task["category"] in scores else {"excluded": "category"} for task in tasks]
     first, *others = sorted(scores, key=lambda category: (category != "hard_prompt", category))
     numbers = {"category": first} | scores[first]
     for category in others:
         numbers[category] = scores[category]
-    return numbers | count_rows(results, counted_tasks)
+    return numbers | {"rows": results}

@@ -4,7 +4,7 @@ IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two pr
 random letter in place of `#` and `!`; here it is the character that was asked for. IFBench's are in
 benchmarks/ifbench.py.
 
-Rows have `key` and `response`, one row a task. Scores are fractions: of prompts with every instruction met,
+Rows have `key` or `prompt`, and `response`; one row a task. Scores are fractions: of prompts with every instruction met,
 and of instructions; strict, or loose (one of 8 variants of the response meets it).
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import runs
 from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, task_means
 
-KEYS = ("key",)
+KEYS = ("key", "prompt")  # the official files have the prompt only
 RULES = ("strict", "loose")
 
 

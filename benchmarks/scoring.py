@@ -5,7 +5,9 @@ is what a row earned: `task` (the position of its task in the data, from 0), `ke
 key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
 """
 
+import csv
 import gzip
+import io
 import json
 import time
 from collections import defaultdict
@@ -20,6 +22,8 @@ import sources
 from rows import read_rows
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
+CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
+NO_REPLY = "no reply in "  # begins endpoint.py's error for a request that it has repeated in vain
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
 
 
@@ -223,8 +227,9 @@ def check_rows(
 def count_rows(results: list[dict], tasks: list[dict]) -> dict:
     """Returns the counts that every benchmark reports, and the results under `rows`.
 
-    n: rows of tasks that count; n_invalid: those without a score; n_unparsed: those without a readable
-    answer. n_missing: tasks that count and have no row; n_excluded: rows of tasks that do not count.
+    n: rows of tasks that count, invalid ones included; n_invalid: those without a score, so a mean's denominator
+    is n - n_invalid; n_unparsed: those without a readable answer, which are wrong. n_missing: tasks that count and
+    have no row; n_excluded: rows of tasks that do not count.
     """
     counts = dict.fromkeys(("n", "n_invalid", "n_missing", "n_excluded", "n_unparsed"), 0)
     answered = set()
@@ -257,7 +262,32 @@ def shorten(text: str, words: int) -> str:
     parts = text.split(" ")
     if words == 0 or len(parts) <= words:
         return text
-    return " ".join(parts[:words]) + "... (truncated)"
+    return " ".join(parts[:words]) + CUT_MARK
+
+
+def parse_json(text: str):
+    """Returns the JSON value in a judge's reply, which may stand in prose; None if there is none."""
+    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
+    for candidate in (text, from_first_to_last_brace):
+        try:
+            return json.loads(candidate, strict=False)
+        except ValueError:
+            continue
+    return None
+
+
+def require_replies(replies: list) -> None:
+    """Exits with 2 if calls to the judge got no reply, because of an outage that may be over at the next start.
+
+    `replies` are those of endpoint.py. A reply that cannot be read, and a request that the endpoint refuses for
+    good, make an invalid row instead.
+    """
+    unanswered = [reply.error for reply in replies if reply.error.startswith(NO_REPLY)]
+    if unanswered:
+        runs.fail(
+            f"judge: {len(unanswered)} of {len(replies)} requests got no reply, so there is no score; the same "
+            f"command with --resume asks these again, and no other. The first: {unanswered[0]}"
+        )
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
@@ -319,14 +349,37 @@ INDEX_COLUMNS = (
 TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
 
 
+def read_index_lines(text: str) -> list[dict]:
+    """Returns the lines of a runs.csv as they are written, all of their values texts."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def index_key(line: dict) -> tuple:
+    """Returns what a line of runs.csv is the value of; of several lines with one key the last counts."""
+    return line["run"], line["benchmark"], line["metric"], line["temperature"]
+
+
+def without_time(line: dict) -> dict:
+    return {name: value for name, value in line.items() if name != "time"}
+
+
 def add_to_index(run: Path, rows: list[dict]) -> None:
     """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read it.
 
-    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    Call it before summary.json, which marks the end, is written. A run that a kill ends between the two writes its
+    values again when it is resumed: a line that differs in its time alone is not repeated. The values of a row's
+    tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
+    if path.exists():
+        latest = {}
+        for line in read_index_lines(path.read_text()):
+            latest[index_key(line)] = without_time(line)
+        new_lines = read_index_lines(lines.to_csv(index=False))
+        is_new = [latest.get(index_key(line)) != without_time(line) for line in new_lines]
+        lines = lines[is_new]
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
     of_tasks = []

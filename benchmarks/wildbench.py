@@ -1,11 +1,10 @@
 """WildBench's rules: what a judge is shown, how its reply is read, and how verdicts become scores.
 
-A verdict row is {id, output_len, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or `score`
-(WB-Score). Lengths are in characters. `args` are the flags of eval_wildbench.py, which also says how
-`--protocol paper` differs from `official`.
+A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or `score`
+(WB-Score). Lengths are in characters. `skipped` says why the official board leaves a row out: "empty", "cut" or "".
+`args` are the flags of eval_wildbench.py, which also says how `--protocol paper` differs from `official`.
 """
 
-import json
 import random
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import bootstrap, shorten, task_means
+from benchmarks.scoring import CUT_MARK, bootstrap, parse_json, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -76,7 +75,7 @@ KEPT_WORDS = {  # of the history and of each answer; 0: all
 def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict]:
     """Returns a row for each verdict that is needed, with the `texts` that the judge will compare.
 
-    `choice` or `score` is None until the judge fills it in, unless the official protocol knows who has lost.
+    `choice` or `score` is None until the judge fills it in.
     """
     rng = random.Random(args.seed)
     verdicts = []
@@ -89,7 +88,9 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
             "output_len": len(answer),
         }
         if args.mode == "score":
-            verdicts.append({**verdict, "score": None, "texts": {"model_output": answer}})
+            texts = {"model_output": answer}
+            skipped = why_skipped(texts, args.mode, args.protocol)
+            verdicts.append({**verdict, "score": None, "skipped": skipped, "texts": texts})
             continue
         for name in args.references:
             reference = task["references"][name].strip()
@@ -98,28 +99,38 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
                 sides = [rng.choice("AB")]
             for side in sides:
                 a, b = (answer, reference) if side == "A" else (reference, answer)
-                choice = None
-                if args.protocol == "official":
-                    choice = choice_by_rule(a, b)
+                texts = {"candidate_A": a, "candidate_B": b}
                 pair = {
                     "reference": name,
                     "model_is": side,
                     "reference_len": len(reference),
-                    "choice": choice,
+                    "choice": None,
+                    "skipped": why_skipped(texts, args.mode, args.protocol),
                 }
-                verdicts.append({**verdict, **pair, "texts": {"candidate_A": a, "candidate_B": b}})
+                verdicts.append({**verdict, **pair, "texts": texts})
     return verdicts
 
 
-def choice_by_rule(a: str, b: str) -> str | None:
-    """Returns the choice if an answer is empty, else None. It is the official rule that saves these calls."""
-    if a and b:
-        return None
-    if a:
-        return "A++"
-    if b:
-        return "B++"
-    return "A=B"
+def why_skipped(texts: dict[str, str], mode: str, protocol: str) -> str:
+    """Returns why the official board leaves a verdict about these answers out: "empty", "cut", or "".
+
+    It does so if an answer is empty, or was cut for the judge (leaderboard/data_dir/_create_tables.py).
+    """
+    if protocol != "official":
+        return ""
+    if not all(texts.values()):
+        return "empty"
+    words = KEPT_WORDS[mode, protocol]
+    if any(shorten(text, words).endswith(CUT_MARK) for text in texts.values()):
+        return "cut"
+    return ""
+
+
+def needs_judge(verdict: dict, mode: str) -> bool:
+    """Tells whether the judge is asked: not again, and not about a pair of answers that the board skips."""
+    if mode == "reward" and verdict["skipped"]:
+        return False
+    return verdict[VERDICT_KEYS[mode]] is None
 
 
 def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str) -> list[dict]:
@@ -155,6 +166,7 @@ def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dic
 # --- 2. what it replies
 
 CHOICES = {"A++": 1.0, "A+": 0.5, "A=B": 0.0, "B+": -0.5, "B++": -1.0}  # value for the writer of answer A
+OFFICIAL_EMPTY = "[This model response is empty.]"  # the official tool shows it to the judge
 VERDICT_KEYS = {"reward": "choice", "score": "score"}
 
 
@@ -179,15 +191,15 @@ def read_verdict(text: str, mode: str) -> str:
     return value
 
 
-def parse_json(text: str):
-    """Returns the JSON value in a reply, which may stand in prose; None if there is none."""
-    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
-    for candidate in (text, from_first_to_last_brace):
-        try:
-            return json.loads(candidate, strict=False)
-        except ValueError:
-            continue
-    return None
+def read_first_reply(text: str, mode: str) -> tuple[str | None, str]:
+    """Returns the choice or mark in a reply and "", or None and why it cannot be read; never raises.
+
+    So the judge is not asked again: in the paper's code the first reply counts, whatever it is.
+    """
+    try:
+        return read_verdict(text, mode), ""
+    except (ValueError, RecursionError) as error:  # the second from JSON of a thousand brackets
+        return None, str(error) or type(error).__name__
 
 
 def pair_value(
@@ -209,6 +221,66 @@ def pair_value(
     if margin >= 0 and abs(value) == 0.5 and winner_surplus > margin:
         return 0.0
     return value
+
+
+def from_official_pair(row: dict, references: tuple[str, ...], where: str) -> dict:
+    """Returns a stored row of the official tool with the fields of a WB-Reward verdict.
+
+    It has the texts of two models by name under `model_outputs`, as the judge read them. As on the board, the
+    reference is the one whose name contains one of `references`. Raises ValueError if that is not just one.
+    """
+    outputs = row["model_outputs"]
+    names = [name for name in outputs if any(reference in name for reference in references)]
+    if len(outputs) != 2 or len(names) != 1:
+        raise ValueError(
+            f"{where}: --references {' '.join(references)} must name one of the two models in model_outputs: "
+            f"{', '.join(outputs)}"
+        )
+    reference = names[0]
+    model = next(name for name in outputs if name != reference)
+    sides = {row.get("model_A"): "A", row.get("model_B"): "B"}
+    skipped = ""
+    if any(text.endswith(CUT_MARK) for text in outputs.values()):
+        skipped = "cut"
+    if OFFICIAL_EMPTY in outputs.values():
+        skipped = "empty"
+    return {
+        "session_id": row["session_id"],
+        "reference": reference,
+        "choice": (row.get("parsed_result") or {}).get("choice"),
+        "model_is": sides.get(model),
+        "output_len": official_length(outputs[model]),
+        "reference_len": official_length(outputs[reference]),
+        "skipped": skipped,
+    }
+
+
+def official_length(text: str) -> int:
+    """Returns the length of an answer as the judge read it; 0 if the official tool put its mark of an empty one."""
+    if text == OFFICIAL_EMPTY:
+        return 0
+    return len(text)
+
+
+def from_official_mark(row: dict, where: str) -> dict:
+    """Returns the fields of a WB-Score verdict that a stored row lacks; some official files have a list of one text.
+
+    Raises ValueError if there is no text.
+    """
+    text = row["model_output"]
+    if isinstance(text, list) and text:
+        text = text[0]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: model_output is neither a text nor a list of texts")
+    official = row.get("parsed_result") or {}  # where the official files have the mark
+    skipped = ""
+    if text.endswith(CUT_MARK):
+        skipped = "cut"
+    return {
+        "score": row.get("score", official.get("score")),
+        "output_len": len(text.strip()),
+        "skipped": skipped,
+    }
 
 
 def mark_value(mark) -> float | None:
@@ -251,32 +323,37 @@ def score_verdicts(
 
     Args:
         rows: also with `reference`, `primary_tag` and `secondary_tags`, where they are known.
-        protocol: `official` leaves out verdicts that cannot be read; `paper` gives them the worst value.
+        protocol: `official` leaves out verdicts that cannot be read, and skips rows as the board does: such a pair
+            stays in the mean and is worth 0, such a mark counts; neither is in the task groups. `paper` gives
+            verdicts that cannot be read the worst value, and skips none.
         margin: see `pair_value`.
 
     Raises ValueError if no verdict can be read under `official`.
     """
-    if mode == "reward":
-        read = [
-            pair_value(row["choice"], row["model_is"], row["output_len"], row["reference_len"], margin)
-            for row in rows
-        ]
-    else:
-        read = [mark_value(row["score"]) for row in rows]
-    n_invalid = read.count(None)
-
-    scored = []  # (row, value)
-    for row, value in zip(rows, read):
-        if value is None and protocol == "paper":
+    read = [value_or_none(row, mode, margin) for row in rows]
+    skipped = [protocol == "official" and lacks_text(row, mode) for row in rows]
+    scored = []  # (row, value) of all verdicts that count
+    judged = []  # those of them that the board does not skip
+    n_invalid = 0
+    for row, value, is_skipped in zip(rows, read, skipped):
+        if is_skipped and mode == "reward":
+            scored.append((row, 0.0))
+            continue
+        if value is None:
+            n_invalid += 1
+            if protocol != "paper":
+                continue
             value = WORST[mode]
-        if value is not None:
-            scored.append((row, value))
+        scored.append((row, value))
+        if not is_skipped:
+            judged.append((row, value))
     if not scored:
         raise ValueError(f"none of {len(rows)} verdicts can be read")
 
     values = [value for _, value in scored]
     tasks = [row["id"] for row, _ in scored]
     means = task_means(values, tasks)
+    means_of_judged = task_means([value for _, value in judged], [row["id"] for row, _ in judged])
     low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
@@ -288,18 +365,36 @@ def score_verdicts(
         "n_tasks": len(means),
         "length": float(np.mean(lengths)) if lengths else 0.0,
         "n_empty": len(rows) - len(lengths),
-        **score_groups(rows, means, mode),
+        "n_skipped": sum(skipped),
+        **score_groups(rows, means_of_judged, mode),
     }
     if n_invalid and protocol == "paper":
         numbers["note"] = f"{n_invalid} unreadable verdicts count as the worst one (--protocol paper)"
     if mode == "reward":
-        numbers |= count_sides(scored)
+        numbers |= count_sides(judged)
         numbers["flip_rate"] = flip_rate(rows, read)
         references = {row.get("reference") for row in rows} - {None}
         if len(references) > 1:  # the official mixture is the mean over references
             numbers["references"] = score_references(scored)
             numbers["wb_reward"] = float(np.mean(list(numbers["references"].values())))
     return numbers
+
+
+def lacks_text(row: dict, mode: str) -> bool:
+    """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say lengths."""
+    if row.get("skipped"):
+        return True
+    lengths = [row["output_len"]]
+    if mode == "reward":
+        lengths.append(row["reference_len"])
+    return 0 in lengths
+
+
+def value_or_none(row: dict, mode: str, margin: int) -> float | None:
+    """Returns what a verdict row is worth, as `pair_value` or `mark_value` do; None if it cannot be read."""
+    if mode == "reward":
+        return pair_value(row["choice"], row["model_is"], row["output_len"], row["reference_len"], margin)
+    return mark_value(row["score"])
 
 
 def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
@@ -333,8 +428,8 @@ def macro_average(groups: dict[str, float]) -> float:
     return weighted_sum / sum(weights.values())
 
 
-def count_sides(scored: list[tuple[dict, float]]) -> dict[str, int]:
-    values = [value for _, value in scored]
+def count_sides(judged: list[tuple[dict, float]]) -> dict[str, int]:
+    values = [value for _, value in judged]
     return {side: values.count(side_value) for side, side_value in SIDES.items()}
 
 

@@ -212,6 +212,7 @@ def cell_line(cell, row: str, section: str, index: pd.DataFrame) -> dict:
     """Returns the line of a printed number; `ours` of an average is left to `add_averages`."""
     evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
     same = (index["row"] == row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
+    require_one_line_a_seed(index[same])
     measured = index[same].dropna(subset="value")
     numbers = summarize_seeds(measured, factor)
     wording = ""
@@ -233,6 +234,18 @@ def cell_line(cell, row: str, section: str, index: pd.DataFrame) -> dict:
     name = row or f"{cell.model_name or cell.backbone} ({cell.training})"
     line = {"table": cell.table, "row": name, "section": section, "benchmark": cell.benchmark}
     return line | numbers | {"paper": paper, "difference": difference, "status": status, "wording": wording}
+
+
+def require_one_line_a_seed(lines: pd.DataFrame) -> None:
+    """Exits with 2 if a seed has several values of one cell, such as one for each of two temperatures."""
+    repeated = lines[lines["seed"].duplicated(keep=False)]
+    if len(repeated):
+        first = repeated.iloc[0]
+        temperatures = ", ".join(map(str, repeated.loc[repeated["run"] == first["run"], "temperature"]))
+        runs.fail(
+            f"{first['run']} has several values of {first['metric']} (temperatures {temperatures}); a table of the "
+            "paper takes one a seed, so delete the others from runs.csv"
+        )
 
 
 def add_averages(lines: list[dict]) -> None:

@@ -812,6 +812,14 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
     assert "were not judged alike" in capsys.readouterr().err
 
 
+def test_two_temperatures_of_a_seed_are_not_two_seeds(tmp_path, capsys):
+    common = {"run": "llama3.1-8b-rlmt-s0--wildbench", "metric": "wb_reward", "benchmark": "x", "value": 40.0}
+    write_index(tmp_path, [common | {"temperature": temperature} for temperature in (0.7, 0.0)])
+    with pytest.raises(SystemExit):
+        tables.render(tmp_path, ROWS)
+    assert "several values of wb_reward (temperatures 0.7, 0.0)" in capsys.readouterr().err
+
+
 def test_rows_that_were_judged_otherwise_are_marked(tmp_path, capsys):
     common = {"n": 1024, "n_invalid": 0, "temperature": 0.7, "value": 0.4, "low": 0.3, "high": 0.5}
     write_index(

@@ -86,7 +86,7 @@ def test_wb_score_and_length_are_the_published_ones(tmp_path, packed):
 
 def test_wb_reward_of_all_published_verdict_counts():
     """The counts are those after the margin, so they are scored as they are, with the model on either side. The board keeps
-    rows in its total that it puts under none of the five verdicts (answers that it cut); they weigh as ties."""
+    rows in its total that it puts under none of the five verdicts (answers that are empty, or that it cut)."""
     seen = 0
     for row in csv.DictReader(open(stored("pairwise_counts.csv"))):
         counts = {name: int(row[name]) for name in ("win_much", "win", "tie", "lose", "lose_much")}
@@ -98,7 +98,8 @@ def test_wb_reward_of_all_published_verdict_counts():
             "lose": ("B+", "A+"),
             "lose_much": ("B++", "A++"),
         }
-        choices = [name for name, n in counts.items() for _ in range(n)] + ["tie"] * rest
+        choices = [name for name, n in counts.items() for _ in range(n)] + ["win_much"] * rest
+        n_judged = int(row["total"]) - rest
         rows = [
             {
                 "id": i % 8,  # the mean is over verdicts; few tasks make the interval cheap
@@ -106,14 +107,14 @@ def test_wb_reward_of_all_published_verdict_counts():
                 "model_is": "AB"[i % 2],
                 "output_len": 1,
                 "reference_len": 1,
+                "skipped": "cut" if i >= n_judged else "",
             }
             for i, name in enumerate(choices)
         ]
         out = wildbench.score_verdicts(rows, "reward")
         assert out["wb_reward"] == pytest.approx(100 * float(row["published_reward"]), abs=1e-6)
-        assert {name: out[name] - rest * (name == "tie") for name in counts} == counts and out["n"] == int(
-            row["total"]
-        )
+        assert {name: out[name] for name in counts} == counts
+        assert out["n"] == int(row["total"]) and out["n_skipped"] == rest
         seen += 1
     assert seen == 312
 
@@ -203,6 +204,99 @@ def test_both_orders_flip_rate_references_and_groups():
         100 * (one + one + two) / 3
     )  # a task counts for each tag
     assert out["groups"]["Math & Data Analysis"] == pytest.approx(100 * two) and out["macro"] is None
+
+
+def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():
+    """The model wins once and loses once much; it is empty twice, and cut once, where the judge preferred it."""
+    common = {"model_is": "A", "output_len": 5, "reference_len": 5, "primary_tag": "Math"}
+    rows = [
+        {"id": 1, "choice": "A+"} | common,
+        {"id": 2, "choice": "B++"} | common,
+        {"id": 3, "choice": None, "skipped": "empty"} | common | {"output_len": 0},
+        {"id": 4, "choice": "B++"} | common | {"output_len": 0},  # stored by somebody who asked about it
+        {"id": 5, "choice": "A++", "skipped": "cut"} | common,
+    ]
+    out = wildbench.score_verdicts(rows, "reward")
+    assert out["wb_reward"] == pytest.approx(100 * (0.5 - 1) / 5)
+    assert (out["n"], out["n_invalid"], out["n_skipped"], out["n_empty"]) == (5, 0, 3, 2)
+    assert (out["win_much"], out["win"], out["tie"], out["lose"], out["lose_much"]) == (0, 1, 0, 0, 1)
+    assert out["groups"] == {"Math & Data Analysis": pytest.approx(-25)}  # of the two that were compared
+    assert out["task_means"]["wb_reward"] == {1: 50, 2: -100, 3: 0, 4: 0, 5: 0}
+    out = wildbench.score_verdicts(rows, "reward", "paper")  # judges all of them
+    assert out["wb_reward"] == pytest.approx(100 * (0.5 - 1 - 1 - 1 + 1) / 5) and out["n_skipped"] == 0
+
+    # a mark of an empty answer counts in the score, but not in the groups
+    marks = [
+        {"id": 1, "score": "9", "output_len": 5, "primary_tag": "Math"},
+        {"id": 2, "score": "1", "output_len": 0, "primary_tag": "Math"},
+    ]
+    out = wildbench.score_verdicts(marks, "score")
+    assert out["wb_score"] == 0 and out["groups"] == {"Math & Data Analysis": pytest.approx(80)}
+    assert wildbench.score_verdicts(marks, "score", "paper")["groups"]["Math & Data Analysis"] == 0
+
+
+@pytest.mark.parametrize(
+    "mode, protocol, answer, skipped",
+    [
+        ("reward", "official", "w " * 999 + "w", ""),
+        ("reward", "official", "w " * 1000 + "w", "cut"),
+        ("reward", "official", "", "empty"),
+        ("reward", "paper", "", ""),
+        ("reward", "paper", "w " * 3000, ""),
+        ("score", "official", "w " * 3000, ""),
+        ("score", "official", "", "empty"),
+    ],
+)
+def test_only_pairs_that_the_board_skips_are_not_judged(mode, protocol, answer, skipped):
+    args = eval_wildbench.Args(mode=mode, protocol=protocol)
+    verdicts = wildbench.list_verdicts(args, [TASK], {"t": answer})
+    assert [verdict["skipped"] for verdict in verdicts] == [skipped] * len(verdicts)
+    asked = [wildbench.needs_judge(verdict, mode) for verdict in verdicts]
+    assert asked == [mode == "score" or not skipped] * len(verdicts)
+
+
+def test_stored_rows_of_the_official_tool(tmp_path, capsys):
+    """Pairs with the texts of two models by name, and marks whose text is a list."""
+    empty = wildbench.OFFICIAL_EMPTY
+
+    def pair(session_id: str, choice: str, sides: tuple[str, str], text: str) -> dict:
+        outputs = {"ours": text, "org/gpt-4-turbo": "1234"}
+        named = {"model_A": sides[0], "model_B": sides[1], "model_outputs": outputs}
+        return {
+            "session_id": session_id,
+            "parsed_result": {"choice": choice},
+            "winner": "?",
+            "extent": 1,
+        } | named
+
+    rows = [
+        pair("a", "A+", ("ours", "org/gpt-4-turbo"), "123456"),
+        pair("b", "A++", ("org/gpt-4-turbo", "ours"), "12"),
+        pair("c", "A++", ("org/gpt-4-turbo", "ours"), empty),
+        pair("d", "A++", ("ours", "org/gpt-4-turbo"), "1" + scoring.CUT_MARK),
+    ]
+    file = tmp_path / "pairs.json"
+    file.write_text(json.dumps(rows))
+    args = eval_wildbench.Args(from_judgments=str(file), mode="reward", out=str(tmp_path / "out.json"))
+    args.references = ("gpt-4",)
+    eval_wildbench.main(args)
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert (out["wb_reward"], out["win"], out["lose_much"]) == (100 * (0.5 - 1) / 4, 1, 1)
+    assert (out["n"], out["n_skipped"], out["n_empty"], out["n_invalid"]) == (4, 2, 1, 0)
+    args.references = ("claude",)
+    with pytest.raises(SystemExit):
+        eval_wildbench.main(args)
+    assert "--references claude must name one of the two models" in capsys.readouterr().err
+
+    marks = [
+        {"session_id": "a", "parsed_result": {"score": "9"}, "model_output": ["text"]},
+        {"session_id": "b", "score": "1", "model_output": ""},
+    ]
+    file.write_text(json.dumps(marks))
+    args = eval_wildbench.Args(from_judgments=str(file), mode="score", out=str(tmp_path / "out.json"))
+    eval_wildbench.main(args)
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert (out["wb_score"], out["length"], out["n_empty"]) == (0, 4, 1)
 
 
 def test_bootstrap_interval_is_near_the_normal_one():
@@ -472,13 +566,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert len(verdicts) == 48 and {v["model_is"] for v in verdicts} == {"A", "B"} and len(Judge.calls) <= 48
     out = numbers(tmp_path / "run")
-    expected = [
-        0
-        if not v["output_len"] and not v["reference_len"]
-        else -1
-        if not v["output_len"]
-        else 0.5 * np.sign(v["output_len"] - v["reference_len"])
-        for v in verdicts
+    expected = [0 if v["skipped"] else 0.5 * np.sign(v["output_len"] - v["reference_len"]) for v in verdicts]
+    assert [bool(v["skipped"]) for v in verdicts] == [
+        0 in (v["output_len"], v["reference_len"]) for v in verdicts
     ]
     assert (
         out["wb_reward"] == pytest.approx(100 * np.mean(expected))
@@ -493,7 +583,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     run(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.checks) == 2  # a complete run asks nothing
     index = (tmp_path / "runs.csv").read_text().splitlines()
-    assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]
+    assert len(index) == 1 + 4 and "fingerprint" in index[0]  # the second start did not repeat them
+    judged, described = list(csv.DictReader(index))[:2]
+    assert (judged["n"], judged["n_invalid"], described["n"]) == ("48", "0.0", "24")  # verdicts; completions
 
 
 def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run, tmp_path):
@@ -890,8 +982,64 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
     assert len(others) == 5
     program, local = {"mode": "program", "judge": "data/toy/world.py:judge"}, {"judge": "local:x"}
     before = of(**program), of(**local), of()
+    assert of([task | {"primary_tag": "Math"}], **program) == before[0]  # the judge is not shown it
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9000/v1")  # of another endpoint's user
     assert (of(**program), of(**local)) == before[:2] and of() != before[2]
+
+
+def test_a_fingerprint_is_of_the_judges_files(tmp_path):
+    """An edited program and a retrained judge have their old name."""
+    program = tmp_path / "judge.py"
+    weights = tmp_path / "judge" / "model.safetensors"
+    weights.parent.mkdir()
+    hashes = set()
+    for content in ("one", "two"):
+        program.write_text(content)
+        weights.write_text(content)
+        for judge in (f"{program}:judge", f"local:{weights.parent}"):
+            hashes.add(eval_wildbench.fingerprint(eval_wildbench.Args(judge=judge), "", [TASK])["hash"])
+    assert len(hashes) == 4
+
+
+def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):
+    """The judge first replies with prose, and if it is asked again with a choice."""
+
+    def ask(args, requests, parse, run):
+        replies = []
+        for _ in requests:
+            for text in ("I cannot say.", '{"choice": "A++"}'):
+                try:
+                    reply = endpoint.Reply(parse(text), text, "", (0, 0), {})
+                    break
+                except ValueError:
+                    continue
+            replies.append(reply)
+        return replies
+
+    monkeypatch.setattr(shared, "ask_judge", ask)
+    found = {}
+    for protocol in ("official", "paper"):
+        args = eval_wildbench.Args(mode="reward", judge="j", protocol=protocol)
+        task = TASK | {"messages": TASK["messages"][:1]}
+        verdicts = wildbench.list_verdicts(args, [task], {"t": "answer"})
+        eval_wildbench.judge_by_model(args, verdicts, [task], "{$user_query}", tmp_path)
+        found[protocol] = [(verdict["choice"], verdict["invalid"]) for verdict in verdicts]
+    assert found["official"] == [("A++", "")] * 2
+    assert found["paper"] == [(None, "0 values for 'choice'")] * 2
+    assert wildbench.read_first_reply("[" * 100000, "reward")[0] is None
+
+
+def test_an_outage_ends_the_run_and_a_refusal_does_not(tmp_path, capsys):
+    client = endpoint.Endpoint("j", tmp_path / "judge.jsonl", "http://127.0.0.1:9/v1", retries=0)
+    request = {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 1}
+    outage = client.ask([request])[0]  # nobody listens at that port
+    refused = outage._replace(error="HTTP 400: the prompt is too long")
+    unreadable = outage._replace(error="unreadable in 4 attempts: no verdict")
+    scoring.require_replies([refused, unreadable, outage._replace(error="")])
+    with pytest.raises(SystemExit):
+        scoring.require_replies([refused, outage, unreadable, outage])
+    said = capsys.readouterr().err
+    assert "2 of 4 requests got no reply" in said and "--resume asks these again" in said
 
 
 def test_a_think_format_that_is_not_the_models_is_refused(tmp_path, capsys):
