@@ -493,6 +493,12 @@ def check_arguments(args: Args, accelerator) -> None:
         )
 
 
+def set_rate(optimizer, learning_rate: float) -> None:
+    """Sets the learning rate. A function, as its variable `group` would keep the weights after training."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
 def check_rate(args: Args, steps: int) -> None:
     """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
     rates = [policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
@@ -542,8 +548,7 @@ def main(args: Args) -> None:
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
             learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+            set_rate(optimizer, learning_rate)
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
             policy.check_finite(metrics, own_members, step + 1, run)
