@@ -354,6 +354,7 @@ PRESETS: dict[str, dict] = {
         "rewards": ("judge_mark:1",),
         "judge": "Qwen/Qwen3-32B",
         "judge_url": "http://localhost:8000/v1",
+        "reward_args": ("judge_mark.judge_max_tokens=8192",),  # ours: this judge thinks before its mark
         "on_bad_format": "score",
         "temperature": 1.0,
         "max_prompt_tokens": 2048,

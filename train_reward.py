@@ -6,9 +6,9 @@
 
 The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
 to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
-to score. At the end, held-out pairs give its accuracy and its calibration error (ECE): pairs are sorted into
-ten bins by the probability of their order, which is compared with the share that is ordered rightly. As
-annotators like long answers, two more numbers stand beside: how often the longer answer is the better one,
+to score. At the end, held-out pairs give its accuracy and its calibration error (ECE). Pairs are sorted into
+ten bins by the probability that the model gives to the order it prefers. In each bin its mean is compared
+with the share of pairs for which that order is right. As annotators like long answers, two more numbers stand beside: how often the longer answer is the better one,
 and the accuracy where both are about equally long. A last step that would have fewer pairs than --batch-size
 is left out of each epoch.
 
@@ -472,7 +472,8 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -
 
     Returns its calibration, and how it compares with length.
     """
-    model = RewardModel(str(folder), device=device, dtype=dtype)
+    # it is given token ids, so its template renders nothing here, and may drop thinking
+    model = RewardModel(str(folder), reward_on="response", device=device, dtype=dtype)
     margins = []
     n_at_once = 64  # the bar moves this often
     for start in tqdm(range(0, len(pairs), n_at_once), desc=f"held-out pairs by {n_at_once}"):
@@ -492,6 +493,22 @@ def check_arguments(args: Args, accelerator) -> None:
         )
 
 
+def set_rate(optimizer, learning_rate: float) -> None:
+    """Sets the learning rate. A function, as its variable `group` would keep the weights after training."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def check_rate(args: Args, steps: int) -> None:
+    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
+    rates = [policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
+    if max(rates) == 0:
+        runs.fail(
+            f"{steps} step would teach nothing, as the learning rate rises from 0; "
+            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
+        )
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
@@ -501,9 +518,12 @@ def main(args: Args) -> None:
     policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
+    check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
-    accelerator.print(plan.check_memory({"model": memory}, args))
+    measured = plan.frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
+    parts = {"training": memory, "held-out pairs": measured}
+    accelerator.print(plan.check_memory(parts, args, at_once=False))
     start = runs.check_run(args, "reward", args.model, runs.constants(globals()))
     if args.dry_run:
         return
@@ -528,8 +548,7 @@ def main(args: Args) -> None:
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
             learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+            set_rate(optimizer, learning_rate)
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
             policy.check_finite(metrics, own_members, step + 1, run)
@@ -549,6 +568,8 @@ def main(args: Args) -> None:
     # --- save and measure
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
+    del learner, model, optimizer
+    accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
         summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)

@@ -371,8 +371,8 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
 class TurnRewards:
     """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it / 100.
 
-    They add up to the conversation's reward minus the emotion at the start, also where a malformed reply makes
-    that reward 0. The trainers use this class like a source of rewards/dense.py.
+    Their sum is final reward - start / 100. After a malformed reply the final reward is 0, so that reply earns
+    minus the emotion before it. The trainers use this class like a source of rewards/dense.py.
     """
 
     scaled = True  # GRPO divides these rewards by their spread in the group

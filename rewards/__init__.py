@@ -40,7 +40,7 @@ from rewards.checks import check, judge_endpoint, judged_rewards, read_prompts, 
 from rewards.combining import combine
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec
 from rewards.command_line import reward_names, reward_options
-from rewards.shared import VERIFIERS, Values
+from rewards.shared import VERIFIERS, Values, fields_of, has_field
 
 __all__ = [
     "check",
@@ -136,7 +136,9 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
         for name in need_verdicts:
             parts[name] = _call(name, functions[name], rows, given, options[name])
 
-        totals, contributions = combine(parts, spec, rows, group_size, args.normalise, args.format_margin)
+        totals, contributions = combine(
+            parts, spec, rows, group_size, args.normalise, args.format_margin, fields_of(options)
+        )
         indicators = {}
         if UNSUPERVISED & parts.keys():
             indicators = unsupervised.collapse_indicators(rows, group_size)
@@ -174,7 +176,7 @@ def verdicts(parts: dict[str, Values], options: dict[str, dict], rows: list[dict
     for i, row in enumerate(rows):
         verdict = None
         for name, field in VERIFIERS.items():
-            if name not in parts or parts[name][i] is None or row.get(field) is None:
+            if name not in parts or parts[name][i] is None or not has_field(row, field):
                 continue
             whole_value = options[name].get("value", 1.0)
             verdict = float(parts[name][i] >= whole_value)

@@ -13,7 +13,9 @@ from endpoint import Endpoint, try_endpoint
 from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
-from rewards.shared import FIELDS, VERIFIERS
+from rewards.shared import VERIFIERS, fields_of, has_field
+
+SLOWEST_JUDGE = 20  # tokens a second that a judge writes at least; a call that takes longer is given up
 
 
 def check(args) -> None:
@@ -36,8 +38,10 @@ def check(args) -> None:
 
     group_size = getattr(args, "group_size", 1)  # PPO samples one completion a prompt
     has_verifier = any(name in functions for name in VERIFIERS)
+    fields = fields_of(runs.or_fail(reward_options, args))  # pairwise against a reference is in it
     for name in asked:
-        if "group_size" in asked[name] and group_size == 1:
+        compares_a_group = "group_size" in asked[name] and name not in fields
+        if compares_a_group and group_size == 1:
             runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
         if "correct" in asked[name] and not has_verifier:
             runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(VERIFIERS)}")
@@ -45,7 +49,7 @@ def check(args) -> None:
     if not is_preference_alone(args, spec):
         _check_prompts(args, dict(spec), functions, judged_names)
     if "code" in functions:
-        runs.or_fail(sandbox.strongest)
+        _check_sandbox()
 
 
 def judged_rewards(args) -> list[str]:
@@ -54,11 +58,17 @@ def judged_rewards(args) -> list[str]:
 
 
 def judge_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
+    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key.
+
+    A judge that may write a long reply, as one that thinks, gets more time for it.
+    """
+    options = runs.or_fail(reward_options, args)
+    longest_reply = max(options[name].get("judge_max_tokens", 0) for name in judged_rewards(args))
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
+        timeout=max(Endpoint.timeout, longest_reply / SLOWEST_JUDGE),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -80,6 +90,18 @@ def read_prompts(args) -> list[dict]:
     prompts = rows.read_prompts(args.prompts)
     rows.check_ids(args.prompts, prompts)
     return prompts
+
+
+def _check_sandbox() -> None:
+    """Prints what bounds the programs of a policy on this machine; exits with 2 if root could run none safely."""
+    barrier, own_user = runs.or_fail(sandbox.strongest)
+    PartialState().print(f"programs run behind {sandbox.describe(barrier, own_user)}")
+    if barrier == "none":
+        PartialState().print(
+            "WARNING: programs that the policy writes can use this machine's network and read every file that "
+            f"{'all users' if own_user else 'you'} may read. Install bubblewrap (apt install bubblewrap); in a "
+            "container it also needs the right to make namespaces"
+        )
 
 
 def _check_signature(name: str, function: Callable) -> None:
@@ -163,11 +185,12 @@ def _check_prompts(
     if "instructions" in functions:
         _check_instructions(prompts)
     options = rewards.reward_options(args)
+    fields = fields_of(options)
     for name in functions:
         n_prompts = len(prompts)
-        if name in FIELDS:
-            field = FIELDS[name]
-            n_prompts = sum(prompt.get(field) is not None for prompt in prompts)
+        if name in fields:
+            field = fields[name]
+            n_prompts = sum(has_field(prompt, field) for prompt in prompts)
             if n_prompts == 0:
                 runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
         calls = ""

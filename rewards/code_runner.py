@@ -16,16 +16,29 @@ def count_passed(program: str, tests: list[str], entry_point: str, timeout: floa
     """Counts the tests that a program passes. They run in order, for `timeout` seconds of wall time.
 
     Returns None if a test cannot be run in this way: it is not Python, or it hands over what cannot be
-    pickled. OSError if the processes do not start. `entry_point` names what is tested, even if that is the
-    name of a builtin or a module; "" if unknown.
+    pickled. None too if the processes are killed twice before they begin, as when this machine's memory runs
+    out. OSError if they do not start for another reason. `entry_point` names what is tested, even if that is
+    the name of a builtin or a module; "" if unknown.
     """
     call = f"main({PROGRAM_PROCESS!r}, {program!r}, {tests!r}, {entry_point!r})"
-    result = sandbox.run(f"{TESTS_PROCESS}\n{call}", timeout)
-    words = result.stdout.split()
-    ready = words[:1] == ["ready"]
-    verdicts = words[1:]
-    if not ready and result.status != "timeout":
-        raise OSError(f"the tests did not start: {result.stderr.strip()[-300:]}")
-    if not ready or "?" in verdicts:
+    result = _run(call, timeout) or _run(call, timeout)
+    if result is None:
+        return None
+    ready, *verdicts = result.stdout.split() or [""]
+    if ready != "ready" or "?" in verdicts:
         return None
     return verdicts.count("1")
+
+
+def _run(call: str, timeout: float) -> sandbox.Result | None:
+    """Runs the processes; None if they were killed before they were ready, which the program cannot bring about."""
+    try:
+        result = sandbox.run(f"{TESTS_PROCESS}\n{call}", timeout)
+    except sandbox.KilledAtStart:
+        return None
+    ready = result.stdout.split()[:1] == ["ready"]
+    if not ready and result.status == "killed":
+        return None
+    if not ready and result.status != "timeout":
+        raise OSError(f"the tests did not start: {result.stderr.strip()[-300:]}")
+    return result

@@ -3,7 +3,7 @@
 import statistics
 from math import isfinite
 
-from rewards.shared import VERIFIERS, Values, in_groups
+from rewards.shared import FIELDS, VERIFIERS, Values, has_field, in_groups
 
 RULES = ("weight", "veto", "soft", "gate")  # in the order in which they act
 
@@ -15,6 +15,7 @@ def combine(
     group_size: int,
     normalise: str = "none",
     margin: float = 1.0,
+    fields: dict[str, str] = FIELDS,
 ) -> tuple[Values, dict[str, Values]]:
     """Returns one total a row, and what each part contributes to it. Contributions add up to the total.
 
@@ -32,12 +33,13 @@ def combine(
     Args:
         parts: value of each reward, by name.
         spec: (name, weight or rule) of each reward, from parse_spec.
+        fields: the field that a reward needs, by its name, from shared.fields_of.
     """
     standardised_over = {"group": group_size, "batch": len(rows)}  # rows
     applies = {}
     values = {}
     for name, rule in spec:
-        applies[name] = _applies(name, parts, rows)
+        applies[name] = _applies(name, parts, rows, fields)
         values[name] = _values_where_it_applies(name, parts[name], applies[name], rows)
         if _kind(rule) == "weight" and normalise != "none":
             values[name] = _standardised(values[name], standardised_over[normalise])
@@ -79,23 +81,18 @@ def _place_in_rules(part: tuple[str, float | str]) -> int:
     return RULES.index(_kind(rule))
 
 
-def _applies(name: str, parts: dict[str, Values], rows: list[dict]) -> list[bool]:
+def _applies(name: str, parts: dict[str, Values], rows: list[dict], fields: dict[str, str]) -> list[bool]:
     """Tells for each row whether a reward applies: the prompt has the field that the reward reads.
 
     Cosine reads the verifiers' verdict, so it applies where one of them does.
     """
-    readers = [name]
     if name == "cosine":
-        readers = parts
-    fields = [VERIFIERS[reader] for reader in readers if reader in VERIFIERS]
-    if not fields:
+        read = [VERIFIERS[part] for part in parts if part in VERIFIERS]
+    elif name in fields:
+        read = [fields[name]]
+    else:
         return [True] * len(rows)
-
-    applies = []
-    for row in rows:
-        has_field = any(row.get(field) is not None for field in fields)
-        applies.append(has_field)
-    return applies
+    return [any(has_field(row, field) for field in read) for row in rows]
 
 
 def _values_where_it_applies(name: str, part: Values, applies: list[bool], rows: list[dict]) -> Values:

@@ -33,9 +33,9 @@ def token_advantages(
 ) -> torch.Tensor:
     """Returns advantages (B, T) of dense rewards; the rows of a group are neighbours.
 
-    A token leads to the next event k of its row. It is credited with R_k, the sum of the row's rewards
-    from there on, minus the mean of R_k over the group's rows that have a k-th event. Tokens behind the
-    last event get 0. The sum over later steps is DeepSeekMath's process supervision (2402.03300, section
+    Number the events of a row 0, 1, 2 and so on. Every token after event k-1, up to and with event k, gets the
+    same advantage: R_k, the row's rewards from event k to its end, minus the mean of R_k over those rows of
+    the group that have an event k. Tokens after the last event get 0. The sum over later steps is DeepSeekMath's process supervision (2402.03300, section
     4.1.3). The comparison of k-th with k-th is MT-GRPO's (2505.11821).
 
     Args:
@@ -288,11 +288,14 @@ class ImplicitReward:
                 values[place, :n_tokens] = row[:n_tokens]
                 events[place, :n_tokens] = True
                 completion.rewards[self.name] = row.sum().item()
-        policy.clip_gradients(model, MAX_GRAD_NORM)
+        loss, accuracy = (accelerator.reduce(sums, "sum") / n_known).tolist()
+        grad_norm = policy.clip_gradients(model, MAX_GRAD_NORM)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):  # before it reaches the weights
+            raise FloatingPointError(
+                f"--rewards prime: the loss of its model is {loss}, the norm of its gradient {grad_norm}"
+            )
         optimizer.step()
         optimizer.zero_grad()
-
-        loss, accuracy = (accelerator.reduce(sums, "sum") / n_known).tolist()
         self.metrics = {"prime/loss": loss, "prime/accuracy": accuracy}
         return values, events
 

@@ -44,7 +44,8 @@ def load_gold(args, device: str, run: Path):
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
     float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. Returns None where it is empty. A
-    judge that fails gives NaN; an empty response gets 0 without a call.
+    judge that fails gives NaN; an empty response gets 0 without a call. A reward model is returned as it is,
+    as it counts the texts that it cuts.
     """
     spec = args.gold
     if not spec:
@@ -53,8 +54,9 @@ def load_gold(args, device: str, run: Path):
         return _judge_as_gold(args, run)
     if ".py:" in spec:
         return _function_as_gold(runs.load_function(spec))
-    model = RewardModel(spec, think_format="plain", device=device, dtype=args.dtype)
-    return model.score  # it is given responses only
+    return RewardModel(
+        spec, think_format="plain", device=device, dtype=args.dtype
+    )  # it is given responses only
 
 
 def _function_as_gold(function):
@@ -116,25 +118,31 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
     completions = rollout.sample_completions(own_prompts, sampler, scorer.args.think_format)
     sampler.sleep()
 
-    scorer.measure(completions)
+    truncated = scorer.measure(completions)
     rows = gather_object([completion.row() for completion in completions])
     is_best = False
     if accelerator.is_main_process:
-        is_best = log_held_out(run, step, rows[: len(prompts)])
+        is_best = log_held_out(run, step, rows[: len(prompts)], truncated)
     return broadcast_object_list([is_best])[0]
 
 
-def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
+def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None = None) -> bool:
     """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
 
     Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the
-    proxy is higher than at the best gold while gold is clearly lower. Step 0 is the start, which is no checkpoint.
+    proxy is higher than at the best gold while gold is clearly lower. Step 0 is logged and warned against, but
+    cannot be the best: it is no checkpoint, so a later step need not exceed it.
+
+    Args:
+        truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
     earlier_lines = []
     if path.exists():
         earlier_lines = [json.loads(text) for text in path.read_text().splitlines()]
     line = {"step": step} | _means(rows)
+    if truncated is not None:
+        line["gold_truncated"] = truncated
     runs.append_jsonl(path, [line])
     completions = run / "held_out_completions.jsonl"
     runs.append_jsonl(completions, [row | {"step": step} for row in rows])

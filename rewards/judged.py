@@ -2,23 +2,30 @@
 
 `write_rubrics` makes the data of `rubric`. A judge that fails or cannot be read gives None, never a low
 score. An empty response gets the lowest value without a call, so that it is no way out of a low mark.
+
+A judge that thinks first needs room for it: `judge_max_tokens`, the limit of its reply, is an option of every
+reward that reads a whole reply. judge_yes, and judge_mark with `expected`, read its first token alone, so they
+need a judge that does not think.
 """
 
 import json
 import re
+from collections import defaultdict
 from math import exp, isfinite, tanh
 from typing import Literal
 
 from endpoint import Endpoint, Reply
 from rewards.judge_prompts import PROMPTS, QUESTION
-from rewards.shared import Values, in_groups, verified_values
+from rewards.shared import Values, has_field, in_groups, verified_values
+
+REPLY_TOKENS = 1024  # enough for a judge that does not think first
 
 # --- 1. what a judge reads
 
 
 def _between_tags(name: str, text: str) -> str:
     """Puts a text between tags that it cannot close itself."""
-    text = re.sub(r"<(?=/?(?:conversation|reference|answer))", "‹", text)
+    text = re.sub(r"<(?=\s*/?\s*(?:conversation|reference|answer))", "‹", text, flags=re.IGNORECASE)
     return f"<{name}>\n{text}\n</{name}>"
 
 
@@ -26,7 +33,7 @@ def case(row: dict, **answers: str) -> str:
     """Returns the conversation, the reference if there is one, and the answers, as a judge reads them."""
     turns = [f"{message['role'].upper()}: {message['content']}" for message in row["messages"]]
     blocks = [_between_tags("conversation", "\n\n".join(turns))]
-    if row.get("reference"):
+    if has_field(row, "reference"):
         blocks.append(_between_tags("reference", str(row["reference"])))
     blocks += [_between_tags(name, text) for name, text in answers.items()]
     return "\n\n".join(blocks)
@@ -43,7 +50,7 @@ def cases(rows: list[dict], needs: str = "") -> list[str | None]:
     """
     out = []
     for row in rows:
-        lacks_field = needs and not row.get(needs)
+        lacks_field = needs and not has_field(row, needs)
         if _is_empty(row) or lacks_field:
             out.append(None)
         else:
@@ -55,7 +62,7 @@ def _empty_gets(worth: float, rows: list[dict], values: Values, needs: str = "")
     """Gives `worth` to every empty response whose prompt has the field `needs`; no judge was asked."""
     out = []
     for row, value in zip(rows, values, strict=True):
-        lacks_field = needs and not row.get(needs)
+        lacks_field = needs and not has_field(row, needs)
         if _is_empty(row) and not lacks_field:
             value = worth
         out.append(value)
@@ -96,7 +103,7 @@ def _ask(
         if texts:
             named |= texts[place]
         message = {"role": "user", "content": _fill(prompt, named)}
-        requests.append({"messages": [message], "temperature": 0.0, "max_tokens": 1024, **request})
+        requests.append({"messages": [message], "temperature": 0.0, "max_tokens": REPLY_TOKENS, **request})
         places.append(place)
 
     readable = [None] * len(asked)
@@ -128,7 +135,8 @@ def _ask_for_token(
 
 
 def read_json(text: str) -> dict:
-    """Reads the one JSON object in a reply. ValueError where there is none."""
+    """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without one."""
+    text = text.rpartition("</think>")[2]
     found = json.loads(text[text.find("{") : text.rfind("}") + 1], strict=False)
     if not isinstance(found, dict):
         raise ValueError("no JSON object")
@@ -182,6 +190,7 @@ def factual(
     not_attempted: float = 0.0,
     value: float = 1.0,
     no_eos: float | None = None,
+    judge_max_tokens: int = REPLY_TOKENS,
 ) -> Values:
     """Asks whether the response says what `reference` says, with SimpleQA's three verdicts.
 
@@ -193,12 +202,16 @@ def factual(
     def read_verdict(text: str) -> float:
         return worth[read_choice(read_json(text), "verdict", tuple(worth))]
 
-    shares = _ask_values(judge, "factual", cases(rows, "reference"), read_verdict)
+    shares = _ask_values(
+        judge, "factual", cases(rows, "reference"), read_verdict, max_tokens=judge_max_tokens
+    )
     shares = _empty_gets(not_attempted, rows, shares, "reference")
     return verified_values(rows, shares, value, no_eos)
 
 
-def judge_mark(rows: list[dict], judge: Endpoint, expected: bool = False) -> Values:
+def judge_mark(
+    rows: list[dict], judge: Endpoint, expected: bool = False, judge_max_tokens: int = REPLY_TOKENS
+) -> Values:
     """Returns the judge's mark (1 to 10) divided by 10 (Olmo 3, 2512.13961); 0 for an empty response.
 
     The judge sees `reference` where the row has one. With `expected` the value is sum_x x p(x) / 9 over the
@@ -213,7 +226,7 @@ def judge_mark(rows: list[dict], judge: Endpoint, expected: bool = False) -> Val
         digits = _ask_for_token(judge, "digit", cases(rows), "1 2 3 4 5 6 7 8 9")
         values = [_expected_share(shares) for shares in digits]
     else:
-        values = _ask_values(judge, "mark", cases(rows), read_share)
+        values = _ask_values(judge, "mark", cases(rows), read_share, max_tokens=judge_max_tokens)
     return _empty_gets(0.0, rows, values)
 
 
@@ -243,6 +256,7 @@ def pairwise(
     group_size: int,
     opponents: int = 0,
     against: Literal["group", "reference"] = "group",
+    judge_max_tokens: int = REPLY_TOKENS,
 ) -> Values:
     """Returns the share of games that an answer wins, 0 to 1; a tie is half a win.
 
@@ -272,7 +286,7 @@ def pairwise(
     def read_winner(text: str) -> str:
         return read_choice(read_json(text), "better", ("a", "b", "tie"))
 
-    winners = _ask_values(judge, "pair", asked, read_winner)
+    winners = _ask_values(judge, "pair", asked, read_winner, max_tokens=judge_max_tokens)
     for (n, side), winner in zip(players, winners, strict=True):
         if winner is None:
             results[n].append(None)
@@ -305,7 +319,10 @@ def _opponents(rows: list[dict], group_size: int, opponents: int, against: str) 
     for group in in_groups(rows, group_size):
         for place, row in enumerate(group):
             if against == "reference":
-                out.append([row["reference"]] if row.get("reference") else [])
+                references = []
+                if has_field(row, "reference"):
+                    references.append(str(row["reference"]))
+                out.append(references)
                 continue
             circle = group[place + 1 :] + group[:place]
             if opponents:
@@ -338,7 +355,12 @@ def read_rubric(row: dict) -> list[tuple[str, float, bool]]:
 
 
 def rubric(
-    rows: list[dict], judge: Endpoint, implicit: bool = False, saturation: float = 0.0, cap: float = 1.0
+    rows: list[dict],
+    judge: Endpoint,
+    implicit: bool = False,
+    saturation: float = 0.0,
+    cap: float = 1.0,
+    judge_max_tokens: int = REPLY_TOKENS,
 ) -> Values:
     """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
 
@@ -351,13 +373,18 @@ def rubric(
         saturation: a > 0: the share becomes tanh(a s) / tanh(a), so that one more criterion is worth less the
             more are met. Rubicon (2508.12790) asks for both and gives no formula.
     """
-    rubrics = [read_rubric(row) if row.get("rubric") else [] for row in rows]
-    prompt = "rubric_mark" if implicit else "rubric"
+    rubrics = [read_rubric(row) if has_field(row, "rubric") else [] for row in rows]
     texts = [{"rubric": _numbered(criteria)} for criteria in rubrics]
-    answers = _ask_values(judge, prompt, cases(rows, "rubric"), read_json, texts)
+    asked = cases(rows, "rubric")
+    if implicit:
+        shares = _ask_values(
+            judge, "rubric_mark", asked, _read_share_by_mark, texts, max_tokens=judge_max_tokens
+        )
+    else:
+        answers = _ask_about_criteria(judge, asked, rubrics, texts, judge_max_tokens)
+        shares = list(map(_share_met, answers, rubrics))
     values = []
-    for found, criteria in zip(answers, rubrics, strict=True):
-        share = _share_met(found, criteria, implicit)
+    for share in shares:
         if share:
             share = min(share, cap) / cap
             if saturation:
@@ -374,35 +401,69 @@ def _numbered(criteria: list[tuple[str, float, bool]]) -> str:
     return "\n".join(lines)
 
 
-def _share_met(found: dict | None, criteria: list[tuple[str, float, bool]], implicit: bool) -> float | None:
-    """Reads a share from a judge's reply; None if there is no reply or it is not what was asked for."""
-    if found is None:
-        return None
-    try:
-        if implicit:
-            return _share_by_mark(found)
-        return _share_by_criteria(found, criteria)
-    except ValueError:
-        return None
+def _ask_about_criteria(
+    judge: Endpoint,
+    asked: list[str | None],
+    rubrics: list[list],
+    texts: list[dict[str, str]],
+    judge_max_tokens: int,
+) -> list[list[bool] | None]:
+    """Returns for each case which criteria are met; None where there is no case or no whole answer.
+
+    An endpoint reads all replies to a call in one way, so all cases go out at once and are read as JSON. Those
+    whose reply leaves a criterion out are asked again, together with others of as many criteria.
+    """
+    replies = _ask_values(judge, "rubric", asked, read_json, texts, max_tokens=judge_max_tokens)
+    answers = []
+    incomplete = defaultdict(list)  # by the number of criteria: the places of cases
+    for place, (found, criteria) in enumerate(zip(replies, rubrics, strict=True)):
+        answer = None
+        if found is not None:
+            try:
+                answer = _read_criteria(found, len(criteria))
+            except ValueError:
+                incomplete[len(criteria)].append(place)
+        answers.append(answer)
+
+    for n_criteria, places in incomplete.items():
+
+        def read_whole(text: str, n_criteria: int = n_criteria) -> list[bool]:
+            return _read_criteria(read_json(text), n_criteria)
+
+        some = [text if place in places else None for place, text in enumerate(asked)]
+        # the first reply is stored, is read again, and counts as unreadable this time
+        whole = _ask_values(judge, "rubric", some, read_whole, texts, max_tokens=judge_max_tokens)
+        for place in places:
+            answers[place] = whole[place]
+    return answers
 
 
 def _is_met(found: dict, key: str) -> bool:
     return read_choice(found, key, ("yes", "no")) == "yes"
 
 
-def _share_by_mark(found: dict) -> float:
+def _read_criteria(found: dict, n_criteria: int) -> list[bool]:
+    """Reads yes or no for every criterion, by its number. ValueError if one is missing."""
+    return [_is_met(found, str(number)) for number in range(1, n_criteria + 1)]
+
+
+def _read_share_by_mark(text: str) -> float:
+    found = read_json(text)
     mark = read_mark(found)
     mandatory_met = _is_met(found, "mandatory_met")
     return mark / 10 if mandatory_met else 0.0
 
 
-def _share_by_criteria(found: dict, criteria: list[tuple[str, float, bool]]) -> float:
+def _share_met(answer: list[bool] | None, criteria: list[tuple[str, float, bool]]) -> float | None:
+    """Returns the weighted share of the criteria that are met; 0 if one with a veto is not."""
+    if answer is None:
+        return None
     earned = 0.0
     total = 0.0
     vetoed = False
-    for number, (_, weight, veto) in enumerate(criteria, 1):
+    for met, (_, weight, veto) in zip(answer, criteria, strict=True):
         total += weight
-        if _is_met(found, str(number)):
+        if met:
             earned += weight
         elif veto:
             vetoed = True
@@ -434,5 +495,5 @@ def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
             criteria.append({"criterion": item["criterion"], "weight": IMPORTANCE[importance]})
         return criteria
 
-    asked = [case(row) if row.get("reference") else None for row in rows]
+    asked = [case(row) if has_field(row, "reference") else None for row in rows]
     return _ask_values(judge, "write", asked, read_reply, max_tokens=4096)

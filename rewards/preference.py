@@ -110,6 +110,8 @@ class RewardModel:
             ids.append(self.encode(messages, text))
         return self.score_ids(ids)
 
+    __call__ = score  # as a gold, which is a function
+
     @torch.inference_mode()
     def score_ids(self, ids: list[list[int]]) -> list[float]:
         """Returns the rewards (B,) of conversations given as token ids."""

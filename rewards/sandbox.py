@@ -69,6 +69,10 @@ ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50001, 0x50026
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in what the filter sees of a system call
 
 
+class KilledAtStart(OSError):
+    """A signal ended the sandbox before the program began, as when memory runs out."""
+
+
 class Result(NamedTuple):
     ok: bool
     status: str  # ok; error: exception or early exit; timeout; killed: by a signal, as from a limit
@@ -326,12 +330,22 @@ def _run(
         stderr = err.read().decode(errors="replace")
 
     if code is not None and not said.startswith(b"started"):
-        raise OSError(f"the sandbox ({barrier}) did not start, exit code {code}: {stderr.strip()[-500:]}")
+        problem = f"the sandbox ({barrier}) did not start, exit code {code}: {stderr.strip()[-500:]}"
+        if _status(code, finished=False) == "killed":
+            raise KilledAtStart(problem)
+        raise OSError(problem)
     status = _status(code, finished=word.encode() in said)
     if status == "error" and code == 0:
         stderr += "sandbox: exited before its last line\n"
-    user_id = "user id of its own" if own_user else "user id of the caller"
-    return Result(status == "ok", status, stdout, stderr, seconds, f"{BARRIERS[barrier]}; {user_id}")
+    return Result(status == "ok", status, stdout, stderr, seconds, describe(barrier, own_user))
+
+
+def describe(barrier: str, own_user: bool) -> str:
+    """Says what bounds a program: the barrier, and whose user id it has."""
+    user_id = "user id of the caller"
+    if own_user:
+        user_id = "user id of its own"
+    return f"{BARRIERS[barrier]}; {user_id}"
 
 
 def _status(code: int | None, finished: bool) -> str:

@@ -17,7 +17,7 @@ import rollout
 import utils
 import watchdog
 from rewards.gold import load_gold
-from rewards.preference import load_reward_model
+from rewards.preference import RewardModel, load_reward_model
 
 
 class Scorer:
@@ -78,7 +78,8 @@ class Scorer:
         One without a reward (a judge failed) keeps NaN, and its advantage is 0.
 
         Args:
-            completions: whole groups, each of which `start` took; every process has equally many.
+            completions: whole groups; every completion was handed to `start` before. All processes have
+                equally many.
             model: the policy, whose entropies some rewards read.
 
         Returns the indicators of collapse, see unsupervised.collapse_indicators.
@@ -146,29 +147,35 @@ class Scorer:
         for completion, reward in zip(completions, own_rewards, strict=True):
             completion.reward = reward
 
-    def measure(self, completions: list) -> None:
-        """Sets preference and gold of completions that nothing is trained on."""
+    def measure(self, completions: list) -> float | None:
+        """Sets preference and gold of completions that nothing is trained on; all processes call it.
+
+        Returns the share of the texts that a reward model as gold cut; None with another gold.
+        """
         if self.reward_model is None:
             for completion in completions:
                 completion.rewards["preference"] = None
         else:
             self._score_by_model(completions)
-            self._reset_counts()  # `metrics` counts training steps only
         set_gold(self.gold, completions)
+        return self.metrics().get("gold/truncated")  # which also begins a new count, of training steps only
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of all processes' texts that the reward model cut since the last call."""
-        if self.reward_model is None:
-            return {}
-        counts = [self.reward_model.n_truncated, self.reward_model.n_scored]
-        counts = torch.tensor(counts, device=self.accelerator.device)
-        truncated, scored = self.accelerator.reduce(counts, "sum").tolist()
-        self._reset_counts()
-        return {"reward/truncated": truncated / max(1, scored)}
+        """Returns the share of all processes' texts that each reward model cut since the last call."""
+        shares = {}
+        if self.reward_model is not None:
+            shares["reward/truncated"] = self._share_truncated(self.reward_model)
+        if isinstance(self.gold, RewardModel):
+            shares["gold/truncated"] = self._share_truncated(self.gold)
+        return shares
 
-    def _reset_counts(self) -> None:
-        self.reward_model.n_truncated = 0
-        self.reward_model.n_scored = 0
+    def _share_truncated(self, model: RewardModel) -> float:
+        """Returns the share of all processes' texts that a model cut, and begins a new count."""
+        counts = torch.tensor([model.n_truncated, model.n_scored], device=self.accelerator.device)
+        truncated, scored = self.accelerator.reduce(counts, "sum").tolist()
+        model.n_truncated = 0
+        model.n_scored = 0
+        return truncated / max(1, scored)
 
 
 def text_to_score(completion, args) -> str | None:

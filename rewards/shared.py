@@ -6,8 +6,7 @@ means that there is no value, because a field is missing or a judge failed; it i
 """
 
 Values = list[float | None]
-# The verifiers, and the field that a prompt's row must have for one to apply. The first that has a value
-# decides what is right.
+# VERIFIERS say right or wrong; `verdicts` asks them in this order.
 VERIFIERS = {
     "math": "answer",
     "code": "tests",
@@ -15,7 +14,23 @@ VERIFIERS = {
     "factual": "reference",
     "rubric": "rubric",
 }
-FIELDS = VERIFIERS | {"bleu": "references"}  # of all rewards that read a field of the prompt's row
+# FIELDS: every reward that needs a field of the prompt's row, and so does not apply where it is missing.
+FIELDS = VERIFIERS | {"bleu": "references"}
+
+
+def fields_of(options: dict[str, dict]) -> dict[str, str]:
+    """Returns FIELDS, with those rewards that need a field by their options (command_line.reward_options)."""
+    if options.get("pairwise", {}).get("against") == "reference":
+        return FIELDS | {"pairwise": "reference"}
+    return FIELDS
+
+
+def has_field(row: dict, field: str) -> bool:
+    """Tells whether a row has a field. None and what is empty are no value: a parquet table has all columns in each row."""
+    value = row.get(field)
+    if isinstance(value, str | list | dict):
+        return bool(value)
+    return value is not None
 
 
 def in_groups(items: list, group_size: int) -> list[list]:

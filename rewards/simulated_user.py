@@ -222,6 +222,8 @@ def add_user_turn(dialogue: dict, setting: dict, utterance: str, change: float, 
 # --- 4. the emotion
 
 GOODBYE = {"zh": re.compile("再见|拜拜"), "en": re.compile(r"\b(good ?)?bye\b", re.IGNORECASE)}
+# at the end of a message: "Well, goodbye then.", but not "I never got to say goodbye to Dad."
+LAST_GOODBYE = re.compile(r"\b(good ?)?bye\b(,? (then|now|for now)|, \w+)?\W*$", re.IGNORECASE)
 
 
 def emotion_state(emotion: float) -> str:
@@ -246,9 +248,21 @@ def ending(emotion: float, utterance: str, lang: str, setting: dict) -> str:
         return "satisfied"
     if emotion < setting["low"]:
         return "failed"
-    if GOODBYE[lang].search(utterance):
+    if takes_leave(emotion, utterance, lang):
         return "goodbye"
     return ""
+
+
+def takes_leave(emotion: float, utterance: str, lang: str) -> bool:
+    """Tells whether the user says goodbye to the model.
+
+    "goodbye" is also a word to tell a story with. In English it counts where the speaker is told to take leave, in
+    the states S and F, and else at the end of the message alone.
+    """
+    told_to_leave = emotion_state(emotion) in ("Emotion-S", "Emotion-F")
+    if lang == "en" and not told_to_leave:
+        return LAST_GOODBYE.search(utterance) is not None
+    return GOODBYE[lang].search(utterance) is not None
 
 
 def final_emotion(dialogue: dict) -> float | None:
@@ -297,8 +311,15 @@ def score(dialogues: list[dict]) -> dict:
 
 
 def transcript(turns: list[dict], lang: str) -> str:
-    """Writes turns as lines "Person: ..." and "Partner: ..." for a prompt; "-" if there are none."""
-    lines = [f"{NAMES[lang][turn['role']]}: {turn['content']}" for turn in turns]
+    """Writes turns as lines "Person: ..." and "Partner: ..." for a prompt; "-" if there are none.
+
+    The further lines of a turn are indented. So no turn can forge the words of the other side, or a heading.
+    """
+    lines = []
+    for turn in turns:
+        first, *others = turn["content"].splitlines() or [""]
+        lines.append(f"{NAMES[lang][turn['role']]}: {first}")
+        lines += [f"    {line}" for line in others]
     return "\n".join(lines) or "-"
 
 
@@ -414,24 +435,30 @@ def read_plan(text: str) -> dict:
     }
 
 
+# what makes a number the first of two: 5-10, 5 to 10, 1/2, 40 -> 45
+RANGE = r" *(?:[-~./\u2044→⇒➔到至]|[-=]+>|to\b) *[-+]?[0-9]"
+
+
 def read_change(section: str) -> int:
     """Reads the number that a planner wrote after `Change:`.
 
-    Raises ValueError if there is none, for a fraction or a range, and for a number beyond the scale of 100.
-    A number without sign after words is refused too, because "falls by 5" would count as a rise.
+    Raises ValueError if there is none, for a fraction or a range, for a step from one emotion to another, and
+    for a number beyond the scale of 100. A number without its sign is refused too if words, other numbers or
+    an arrow stand next to it, because "falls by 5", "5 points down" and "40 -> 45" would count as rises.
     """
     section = unicodedata.normalize("NFKC", section)  # full-width digits and signs
     section = re.sub("[\u2010-\u2015\u2212]", "-", section)  # dashes that are used as a minus
-    number = re.search(r"([+-]?)([0-9]+)( ?[-~./\u2044] ?[0-9])?", section)
+    number = re.search(rf"([+-]?)([0-9]+)({RANGE})?", section)
     problem = f"no integer with its sign after Change: {section[:40]!r}"
     if number is None:
         raise ValueError(problem)
 
     sign, digits, fraction_or_range = number.groups()
     before = section[: number.start()]
+    after = section[number.end() :]
     if fraction_or_range or before.endswith(("+", "-", "±")):
         raise ValueError(problem)
-    if not sign and re.search(r"[\w+±-]", before):
+    if not sign and (re.search(r"[\w+±-]", before) or re.search(r"[\w→⇒➔>]", after)):
         raise ValueError(problem)
 
     change = int(sign + digits)

@@ -133,8 +133,9 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
     """Describes how far the policy has collapsed in a step.
 
     Returns:
-        agreement: share of a group that gives its most frequent answer, mean over groups
-        distinct_answers: number of different answers in a group, mean over groups
+        agreement: share of a group that gives its most frequent answer, mean over groups; left out if a group
+            has several prompts, as in PPO, because answers to different questions need not agree
+        distinct_answers: number of different answers in a group, mean over groups; left out likewise
         distinct_responses: number of different responses in a group, as a share of the group; mean over groups
         no_answer: share of the rows without an answer
         entropy: mean over rows, nats a token; left out where the trainer does not measure it
@@ -152,12 +153,12 @@ def collapse_indicators(rows: list[dict], group_size: int) -> dict[str, float]:
         distinct_responses.append(len(responses) / group_size)
         n_without_answer += answers.count(None)
 
-    indicators = {
-        "agreement": statistics.fmean(agreement),
-        "distinct_answers": statistics.fmean(distinct_answers),
-        "distinct_responses": statistics.fmean(distinct_responses),
-        "no_answer": n_without_answer / len(rows),
-    }
+    indicators = {}
+    if all(len({row["id"] for row in group}) == 1 for group in in_groups(rows, group_size)):
+        indicators["agreement"] = statistics.fmean(agreement)
+        indicators["distinct_answers"] = statistics.fmean(distinct_answers)
+    indicators["distinct_responses"] = statistics.fmean(distinct_responses)
+    indicators["no_answer"] = n_without_answer / len(rows)
     entropies = [row["mean_entropy"] for row in rows if row.get("mean_entropy") is not None]
     if entropies:
         indicators["entropy"] = statistics.fmean(entropies)
@@ -168,8 +169,8 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
     """Returns why the run should end, or "". It should when the reward can no longer tell completions apart.
 
     Args:
-        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; an entropy that
-            was not measured is missing or None.
+        history: {"agreement", "entropy"} of every step so far, from `collapse_indicators`; what was not
+            measured is missing or None.
         steps: how many of the last steps must all be beyond a limit.
         agreement: ends the run from here up.
         entropy: ends the run from here down; nats a token.
@@ -177,7 +178,8 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
     last = history[-steps:]
     if len(last) < steps:
         return ""
-    if all(step["agreement"] >= agreement for step in last):
+    agreements = [step.get("agreement") for step in last]
+    if None not in agreements and min(agreements) >= agreement:
         return f"collapsed: agreement of {agreement:g} or more in {steps} steps"
     entropies = [step.get("entropy") for step in last]
     if None not in entropies and max(entropies) <= entropy:

@@ -12,11 +12,13 @@ out. Run a data set's reference solutions through `code` first, and leave out th
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -27,7 +29,7 @@ import runs
 import watchdog
 from benchmarks.verified import last_boxed, normalise_math
 from rewards import code_runner
-from rewards.shared import Values, verified_values
+from rewards.shared import Values, has_field, verified_values
 
 # --- 1. math: reading an answer
 
@@ -38,7 +40,9 @@ NUMBER = re.compile(
     r"(?:\^\{?-?\d+\}?)?"
     r"(?:/\d+|%)?"
 )
-FORMULA = re.compile(r"\$([^$\n]*[\\^][^$\n]*)\$|\\\((.*?)\\\)")
+# Each part excludes what begins the next, so that no text takes a time that grows with the square of its length.
+FORMULA = re.compile(r"\$([^$\n\\^]*[\\^][^$\n]*)\$|\\\(((?:(?!\\\().)*?)\\\)")
+LONGEST_ANSWER = 1000  # characters; comparing takes longer than in proportion to them
 MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times")
 
 
@@ -46,8 +50,16 @@ def final_answer(text: str) -> str | None:
     r"""Returns what is in the last \boxed{}, else the last number without its commas, else None.
 
     If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
-    is what follows the formula's last equals sign.
+    is what follows the formula's last equals sign. More than LONGEST_ANSWER characters are no answer.
     """
+    answer = _last_answer(text)
+    if answer is None or len(answer) > LONGEST_ANSWER:
+        return None
+    return answer
+
+
+def _last_answer(text: str) -> str | None:
+    """Returns what `final_answer` does, whatever its length."""
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip().removesuffix(".")
@@ -105,7 +117,11 @@ def _comparer(seconds: float) -> subprocess.Popen:
     """Starts the process of `_compare_pairs`; it serves until a pair takes too long."""
     source = f"{inspect.getsource(_compare_pairs)}\n_compare_pairs({seconds})"
     command = [sys.executable, "-P", "-c", source]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # In a session of its own, as launchers send SIGTERM to the whole process group of a trainer, which still
+    # has a step to finish. This process ends with its stdin.
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     if _verdict(process, "1", "1") != "1":
         raise OSError(
             "the process that compares answers did not start; its error is above (is math-verify installed?)"
@@ -115,9 +131,40 @@ def _comparer(seconds: float) -> subprocess.Popen:
 
 def _verdict(process: subprocess.Popen, truth: str, answer: str) -> str:
     """Asks the comparing process: "1", "0", or "" if it ended."""
-    process.stdin.write(json.dumps([truth, answer]) + "\n")
-    process.stdin.flush()
+    try:
+        process.stdin.write(json.dumps([truth, answer]) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:  # it has ended since the pair before
+        return ""
     return process.stdout.readline().strip()
+
+
+def _compare(truth: str, answer: str, seconds: float) -> bool:
+    """Whether math-verify finds both equal. A pair that takes too long is not.
+
+    If another signal than that of the time limit has ended the process, a new one is asked once more.
+    """
+    for _ in range(2):
+        process = _comparer(seconds)
+        verdict = _verdict(process, truth, answer)
+        watchdog.beat()
+        if verdict:
+            return verdict == "1"
+
+        exit_code = process.wait()
+        _close(process)
+        _comparer.cache_clear()  # the next pair gets a new process
+        ended_by_another = exit_code in (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP)
+        if not ended_by_another:
+            return False
+    return False
+
+
+def _close(process: subprocess.Popen) -> None:
+    """Closes the pipes of a process that has ended."""
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):  # what was written and never read
+        process.stdin.close()
 
 
 # An answer that still has to be worked out repeats the question, unless the truth is written in this way too.
@@ -140,7 +187,12 @@ def _with_powers(side: str) -> str:
 
 
 def _as_word(side: str) -> str:
-    return re.sub(r"\\(?:text|mathrm|textbf)\{\s*(.*?)\s*\}", r"\1", side).strip()
+    r"""Writes \text{ even } as even."""
+
+    def content(match: re.Match) -> str:
+        return match[1].strip()
+
+    return re.sub(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}", content, side).strip()
 
 
 def _same_spelling(truth: str, answer: str) -> bool:
@@ -157,8 +209,8 @@ def _same_spelling(truth: str, answer: str) -> bool:
 def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     """Whether both are spelled alike or math-verify finds them equal.
 
-    A comparison that takes too long is not equal: as "no value" it would be a way out of a wrong answer's
-    penalty. An answer that would fit several truths is not equal either: the question once more, an anagram
+    A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty
+    by answers that are slow to compare. An answer that would fit several truths is not equal either: the question once more, an anagram
     of the truth's words, a unit and more text behind it.
     """
     if not answer or _is_unsolved(truth, answer):
@@ -175,12 +227,7 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
 
     if truth == answer or _same_spelling(truth, answer):
         return True
-    verdict = _verdict(_comparer(seconds), truth, answer)
-    watchdog.beat()
-    if not verdict:  # the kernel ended the process: the next pair gets a new one
-        _comparer(seconds).wait()
-        _comparer.cache_clear()
-    return verdict == "1"
+    return _compare(truth, answer, seconds)
 
 
 def _truth(row: dict) -> str | None:
@@ -188,7 +235,7 @@ def _truth(row: dict) -> str | None:
 
     It is the whole field `answer`, what follows its last ####, or what is in its last \boxed{}.
     """
-    if row.get("answer") is None:
+    if not has_field(row, "answer"):
         return None
     truth = str(row["answer"]).rpartition("####")[2].strip()
     boxed = last_boxed(truth)
@@ -326,7 +373,8 @@ def instructions(
 
     Rows need `instruction_id_list` and `kwargs`. The checkers are those of the evaluation: IFBench's where
     they know all ids, else IFEval's. A response that cannot be checked within ten seconds meets no
-    instruction. Exits with 2 for an unknown id.
+    instruction. Unlike in the evaluation, one without a letter meets no instruction about its language. Exits
+    with 2 for an unknown id.
 
     Args:
         rule: as in IFEval; loose forgives a first line, a last line and asterisks.
@@ -347,6 +395,16 @@ def instructions(
         else:
             check = ifeval.ifeval_check
         met = runs.or_fail(check, task, row["response"])[rule]
+        met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
         watchdog.beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
+
+
+def _says_nothing(name: str, row: dict) -> bool:
+    """Whether an instruction is about the language of a response that has no letter, such as "1".
+
+    IFEval's checker counts a text whose language cannot be told as right, which would reward saying nothing.
+    """
+    has_letter = any(character.isalpha() for character in row["response"])
+    return name.startswith("language:") and not has_letter

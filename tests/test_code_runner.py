@@ -470,6 +470,28 @@ def test_equal_programs_are_run_once(monkeypatch):
     assert verified.code(rows, no_eos=-1.0)[:3] == [1.0, 0.0, -1.0]
 
 
+@pytest.mark.parametrize("n_killed, value", [(1, 1.0), (2, None)])
+def test_a_sandbox_that_is_killed_at_its_start_is_tried_again_once(monkeypatch, n_killed, value):
+    """As when the kernel ends it because memory runs out."""
+    run = sandbox.run
+    killed = []
+
+    def run_or_be_killed(*args):
+        if len(killed) < n_killed:
+            killed.append(args)
+            raise sandbox.KilledAtStart("exit code -9")
+        return run(*args)
+
+    monkeypatch.setattr(sandbox, "run", run_or_be_killed)
+    assert verified.code([block(GOOD)]) == [value]
+
+
+def test_code_that_is_killed_before_it_is_ready_has_no_verdict(monkeypatch):
+    killed = sandbox.Result(False, "killed", "", "", 0.1, "none")
+    monkeypatch.setattr(sandbox, "run", lambda *args: killed)
+    assert verified.code([block(GOOD)]) == [None]
+
+
 def test_code_that_cannot_start_is_an_error_of_ours(monkeypatch):
     monkeypatch.setattr(code_runner, "PROGRAM_PROCESS", "def serve(*pipes): pass")
     with pytest.raises(OSError, match="the tests did not start"):

@@ -352,6 +352,16 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
     assert source.metrics["prime/accuracy"] == 1.0 and source.metrics["prime/loss"] < 0.1
 
 
+def test_prime_ends_the_run_before_weights_that_are_not_finite(tokenizer, tmp_path):
+    source = prime(tokenizer, tmp_path)
+    weights = list(policy.unwrap(source.learner.model).parameters())
+    before = [weight.clone() for weight in weights]
+    weights[-1].register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="--rewards prime: the loss of its model is 0.69"):
+        source.token_rewards(random_completions(8))
+    assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
+
+
 def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
     """Three steps, and two steps and one after a resume: the same bits."""
     accelerator = policy.start_accelerator()

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,8 +265,44 @@ def start(pairs: Path, out: Path, *launcher: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(pairs, tmp_path_factory) -> Path:
-    """A run that nothing disturbs."""
-    return train(pairs, tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=0)
+    """A run that nothing disturbs, and whose model is gone before another copy of it is loaded."""
+    load_model = train_reward.load_model
+    measure_held_out = train_reward.measure_held_out
+    loaded = []
+
+    def load_and_note(*args):
+        model = load_model(*args)
+        loaded.append(weakref.ref(model.score.weight))
+        return model
+
+    def measure_alone(*args):
+        assert [weight() for weight in loaded] == [None]
+        return measure_held_out(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_reward, "load_model", load_and_note)
+        patch.setattr(train_reward, "measure_held_out", measure_alone)
+        return train(pairs, tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=0)
+
+
+def test_a_run_of_one_step_is_refused_as_its_rate_is_0(capsys):
+    train_reward.check_rate(Args(), 2)
+    train_reward.check_rate(Args(warmup_ratio=0.0), 1)
+    with pytest.raises(SystemExit):
+        train_reward.check_rate(Args(), 1)
+    assert "1 step would teach nothing" in capsys.readouterr().err
+
+
+def test_held_out_pairs_need_no_template_that_keeps_thinking(whole, pairs, tmp_path, capsys):
+    """Their token ids are made already, so a template that drops thinking must not end a run that is complete."""
+    model = tmp_path / "model"
+    shutil.copytree(whole / "model", model)
+    template = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match="drops or changes thinking"):
+        RewardModel(str(model))
+    pair = Pair("a", "a", [5, 6, 7], [5, 6, 8], 3, 3)
+    assert train_reward.measure_held_out([pair] * 2, model, "cpu", "auto")["n"] == 2
 
 
 def test_what_a_run_writes(whole):

@@ -9,7 +9,9 @@ import pytest
 
 import rewards
 import train_grpo
-from rewards import gold, shaping, unsupervised
+import train_ppo
+from rewards import checks, gold, sandbox, shaping, unsupervised, verified
+from rewards.shared import fields_of
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 
@@ -84,6 +86,15 @@ def test_collapse():
         "distinct_responses": 1,
         "no_answer": 1,
     }
+
+
+def test_answers_to_different_prompts_need_not_differ():
+    """PPO has one completion of each prompt."""
+    rows = [row("5", id="a", mean_entropy=1.0), row("5", id="b", mean_entropy=1.0)]
+    found = unsupervised.collapse_indicators(rows, 2)
+    assert found == {"distinct_responses": 0.5, "no_answer": 0, "entropy": 1.0}
+    assert unsupervised.collapsed([found] * 10) == ""
+    assert "entropy" in unsupervised.collapsed([found | {"entropy": 0.01}] * 10)
 
 
 def test_stop_rule():
@@ -272,6 +283,15 @@ def test_a_machine_without_a_sandbox_is_said_first(tmp_path, capsys, no_sandbox)
     assert e.value.code == 2 and "no sandbox can be made here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("barrier", sandbox.BARRIERS)
+def test_a_run_says_what_bounds_its_programs(barrier, capsys, monkeypatch):
+    monkeypatch.setattr(sandbox, "strongest", lambda: (barrier, True))
+    checks._check_sandbox()
+    said = capsys.readouterr().out
+    assert f"programs run behind {sandbox.BARRIERS[barrier]}; user id of its own" in said
+    assert ("WARNING" in said) == (barrier == "none")
+
+
 def test_options_from_the_command_line(tmp_path):
     words = ("math:1", "own.py:shorter:1", "cosine:1", "overlong:soft", "code:1", "prime:1")
     set_ = ("math.value=10", "math.no_eos=-10", "shorter.factor=3", "cosine.right=2,1", "overlong.buffer=8")
@@ -423,6 +443,39 @@ def test_a_part_whose_field_the_prompt_lacks_does_not_apply():
     parts = {"preference": [1.0] * 4, "math": [0.0, 1.0, None, None]}
     assert combine(parts, ["preference:1", "math:gate"], rows, 2) == [0.0, 1.0, 1.0, 1.0]
     assert combine(parts, ["preference:1", "math:veto"], rows, 2) == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("absent", [None, "", [], {}])
+def test_an_empty_field_is_a_field_that_is_missing(absent):
+    """A parquet table has every column in every row."""
+    rows = [row(answer="1", instruction_id_list=absent), row(answer=0, instruction_id_list=absent)]
+    parts = {"math": [1.0, 0.0], "instructions": [None, None]}
+    assert combine(parts, ["math:1", "instructions:1"], rows, 2) == [1.0, 0.0]
+    rows = [row(answer=absent, references=["a"]), row(answer="1", references=absent)]
+    parts = {"math": [None, 1.0], "bleu": [0.5, None]}
+    assert combine(parts, ["math:1", "bleu:1"], rows, 2) == [0.5, 1.0]
+    assert verified.math_answer(rows) == [None, 0.0]
+
+
+def test_a_game_against_a_reference_needs_one():
+    rows = [row(reference="a"), row(reference="")]
+    parts = {"preference": [1.0, 2.0], "pairwise": [0.5, None]}
+    fields = fields_of({"preference": {}, "pairwise": {"against": "reference"}})
+    assert combine(parts, ["preference:1", "pairwise:1"], rows, 2, fields=fields) == [1.5, 2.0]
+    fields = fields_of({"preference": {}, "pairwise": {"against": "group"}})
+    assert combine(parts, ["preference:1", "pairwise:1"], rows, 2, fields=fields) == [1.5, None]
+
+
+def test_ppo_plays_against_references_but_not_against_a_group(tmp_path, capsys):
+    prompt = {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "reference": "3"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(prompt) + "\n")
+    judge = {"judge": "m", "judge_url": "http://localhost:9/v1", "prompts": str(tmp_path / "p.jsonl")}
+    args = train_ppo.Args(rewards=("pairwise:1",), reward_args=("pairwise.against=reference",), **judge)
+    rewards.check(args)
+    assert "applies to 1 of 1 prompts" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        rewards.check(train_ppo.Args(rewards=("pairwise:1",), **judge))
+    assert "--rewards pairwise compares the completions of one prompt" in capsys.readouterr().err
 
 
 def test_contributions_always_add_up():

@@ -439,6 +439,12 @@ def test_a_barrier_that_cannot_start_is_an_error_of_ours_not_of_the_program(monk
         sandbox._run("pass", "none", os.geteuid() == 0)
 
 
+def test_a_barrier_that_is_killed_at_its_start_says_so(monkeypatch):
+    monkeypatch.setattr(sandbox, "_command", lambda *_: ["/bin/sh", "-c", "kill -9 $$"])
+    with pytest.raises(sandbox.KilledAtStart, match="exit code -9"):
+        sandbox._run("pass", "none", os.geteuid() == 0)
+
+
 def test_reference_solutions_of_humaneval_pass():
     if not HUMANEVAL.exists():
         pytest.skip(f"no {HUMANEVAL}")

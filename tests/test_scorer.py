@@ -13,6 +13,7 @@ import rollout
 import templates
 import train_grpo
 import utils
+from rewards import gold
 from rewards.preference import RewardModel
 from rewards.scorer import Scorer, floor_bad, text_to_score
 
@@ -218,6 +219,21 @@ def test_gold_is_a_number_or_nan(scorer, completions, tmp_path):
     made = scorer(gold=f"{tmp_path}/own.py:unknown")
     score_all(made, completions)
     assert {completion.rewards["gold"] for completion in completions} == {None}
+
+
+def test_texts_that_a_gold_model_cuts_are_counted(scorer, completions, tmp_path):
+    made = scorer(gold="data/toy/reward_model")
+    made.gold.max_length = 12
+    made.reward_model.max_length = 12
+    score_all(made, completions)
+    shares = made.metrics()
+    assert shares["gold/truncated"] > 0 and shares["reward/truncated"] > 0
+    assert made.metrics() == {"gold/truncated": 0.0, "reward/truncated": 0.0}
+    truncated = made.measure(completions)
+    assert truncated == shares["gold/truncated"]
+    assert made.metrics() == {"gold/truncated": 0.0, "reward/truncated": 0.0}  # training steps only
+    gold.log_held_out(tmp_path, 5, [completion.row() for completion in completions], truncated)
+    assert json.loads((tmp_path / "held_out.jsonl").read_text())["gold_truncated"] == truncated
 
 
 def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import signal
 import time
@@ -315,6 +316,59 @@ def test_math_survives_answers_that_never_end():
     assert time.monotonic() - start < 20
 
 
+def test_a_launcher_that_ends_a_process_group_changes_no_verdict(monkeypatch):
+    """torch elastic sends SIGTERM to the group of a worker, which still finishes its step."""
+    right = row("\\boxed{6/2}", answer="3")
+    assert verified.math_answer([right]) == [1.0]
+    comparer = verified._comparer(3.0)
+    assert os.getsid(comparer.pid) == comparer.pid != os.getsid(0)
+    comparer.terminate()
+    comparer.wait()
+    assert verified.math_answer([right, row("\\boxed{5/2}", answer="3")]) == [1.0, 0.0]
+
+    ask = verified._verdict
+    interrupted = []
+
+    def end_during_the_first_comparison(process, truth, answer):
+        if not interrupted:
+            interrupted.append(process)
+            process.terminate()
+            process.wait()
+        return ask(process, truth, answer)
+
+    monkeypatch.setattr(verified, "_verdict", end_during_the_first_comparison)
+    assert verified.math_answer([right]) == [1.0] and interrupted
+
+
+SLOW = [  # for a pattern that tries every pair of places
+    "\\(" * 8000 + " 5",
+    "\\(x" * 6000 + " 5",
+    "$" + "^" * 20_000 + " 5",
+    ("$^" + "x" * 50) * 400 + "5",
+    "\\boxed{" + "\\text{ " * 3000 + "}" * 3001,
+    "\\boxed{" + "x" * 20_000 + "}",
+    "5," * 10_000 + "5",
+]
+
+
+@pytest.mark.parametrize("text", SLOW)
+def test_no_answer_takes_long_to_read(text):
+    start = time.monotonic()
+    verified.final_answer(text)
+    assert time.monotonic() - start < 1
+
+
+def test_no_answer_takes_long_to_compare():
+    start = time.monotonic()
+    verified._as_word("\\text{" + " " * 20_000 + "a\nb")
+    verified._as_word("\\text{" + " " * 20_000 + "a\nb}")
+    assert verified.final_answer("\\boxed{" + "1+" * 600 + "1}") is None
+    assert verified.final_answer("1" * 1001) is None
+    assert verified.final_answer("1" * 1000) == "1" * 1000
+    assert time.monotonic() - start < 1
+    assert verified._as_word("\\text{ even }") == verified._as_word("\\mathrm{even}") == "even"
+
+
 def test_gsm8k_flags():
     tasks = [json.loads(line) for line in gzip.open(shared("gsm8k") / "example_model_solutions.jsonl.gz")]
     flags = []
@@ -366,6 +420,18 @@ def test_instructions(nltk_data, capsys):
     with pytest.raises(SystemExit) as e:
         verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
     assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
+
+
+def test_a_response_without_a_letter_is_in_no_language(nltk_data):
+    """IFEval's checker takes a text whose language it cannot tell as right."""
+    german = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}
+    both = {
+        "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
+        "kwargs": [{}, {"language": "de"}],
+    }
+    rows = [row("1", **german), row("Das ist ein deutscher Satz.", **german), row("", **german)]
+    assert verified.instructions(rows) == [0, 1, 0]
+    assert verified.instructions([row("1", **both)], partial=True, rule="loose") == [0.5]
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
