@@ -275,6 +275,7 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     """Asks the judge for traits; returns {traits, prompts (the ids it saw), batches} for traits.json."""
     parse = partial(trait_judging.read_traits, most=args.max_traits)
     replies = shared.ask_judge(args, trait_judging.extract_requests(args, pairs), parse, run)
+    shared.check_answered(args, [reply.error for reply in replies], f"--judge {args.judge}")
     rows = []
     for (model_is, batch), reply in zip(trait_judging.batches(args, pairs), replies, strict=True):
         prompts = [pair["id"] for pair in batch]
@@ -304,6 +305,7 @@ def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> lis
         return dict(zip(names, trait_judging.read_verdicts(text, len(names))))
 
     replies = shared.ask_judge(args, trait_judging.compare_requests(args, pairs, traits), parse, run)
+    shared.check_answered(args, [reply.error for reply in replies], f"--judge {args.judge}")
     asked = [(pair["id"], model_is) for pair in pairs for model_is in (1, 2)]
     rows = []
     for (prompt_id, model_is), reply in zip(asked, replies, strict=True):
@@ -326,6 +328,9 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
         "prompts": digest([pair["messages"] for pair in pairs]),
         "baseline": digest([pair["baseline"] for pair in pairs]),
     }
+    files = shared.digests_of(args.judge)
+    if files:  # of a local judge
+        judging["judge_files"] = files
     return {**judging, "hash": digest(judging)}
 
 
@@ -418,6 +423,6 @@ def main(args: Args) -> None:
         "wording": describe_wording(args.template),
         "fingerprint": fingerprint(args, traits, compared),
     }
+    add_to_index(run, index_rows(args, summary))  # first, as a run with a summary is complete
     runs.write_summary(run, summary)
-    add_to_index(run, index_rows(args, summary))
     print(table(summary))
