@@ -34,6 +34,7 @@ with published scores, pass dialogues of the official tool to --from-dialogues.
 
 A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or if
 --model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
+If a simulator behind an endpoint gave no reply, as in an outage, the run ends without a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
 `--dry-run` makes the same checks.
@@ -160,7 +161,7 @@ class Args:
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
     # run
     seed: int = 0
-    """Random seed for sampling, for the simulators and for intervals."""
+    """Random seed for sampling, for the simulators and for intervals. --model-url gets none if it is 0."""
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
@@ -284,7 +285,8 @@ def endpoint_model(args: Args, run: Path) -> Generate:
                 request["seed"] = seed
             requests.append(request)
         answers = model.ask(requests, name="model")
-        shared.check_not_all_refused(model, answers)
+        if not model.bodies:  # later a few long conversations may be all that is asked
+            shared.check_not_all_refused(model, answers)
 
         replies = []
         for reply in answers:
@@ -517,10 +519,10 @@ def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Genera
 def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
     """Returns the scores of the dialogues with one simulator, and lists those that have none.
 
-    Exits with 2 if too many have none because the simulator did not reply: --resume asks it again.
+    Exits with 2 if some have none because the simulator did not reply: --resume asks it again.
     """
     name, _ = simulators(args)[role]
-    shared.check_answered(args, [dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
+    shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
     failed = [dialogue for dialogue in dialogues if "error" in dialogue]

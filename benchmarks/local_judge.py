@@ -48,6 +48,8 @@ def ask(
         backend: "auto", "vllm" or "hf", as --rollout.
         gpus, dtype: see rollout.generate.
     """
+    if not requests:  # as where every comparison is decided without a judge
+        return []
     tokenizer = load_tokenizer(model)
     max_tokens = requests[0]["max_tokens"]
     keys = [request_key(model, request) for request in requests]
@@ -130,10 +132,9 @@ def load_tokenizer(model: str) -> Tokenizer:
     tokenizer = utils.load_tokenizer(model)
     if not tokenizer.chat_template:
         runs.fail(f"--judge local:{model} has no chat template; name an instruct model")
-    think_format = "auto"
-    if (
-        utils.read_trained_as(model).get("think_format") == "think"
-    ):  # trained here; its template does not show it
+    think_format = "auto"  # as its template shows
+    stored_format = utils.read_trained_as(model).get("think_format")
+    if stored_format == "think":  # trained here, with a template that does not show it
         think_format = "tags"
     line = runs.or_fail(use_as_shipped, tokenizer, think_format, "auto", {})
     print(f"judge {model}: {line}", flush=True)

@@ -204,8 +204,8 @@ def model_endpoint(args, run: Path) -> Endpoint:
 
 
 def check_not_all_refused(model: Endpoint, replies: list[Reply]) -> None:
-    """Exits with 2 if --model-url has refused all requests so far: the model's name or a parameter is wrong."""
-    if replies and not model.bodies and all(was_refused(reply.error) for reply in replies):
+    """Exits with 2 if --model-url has refused every request: the model's name or a parameter is wrong."""
+    if replies and all(was_refused(reply.error) for reply in replies):
         runs.fail(f"{model.base_url} refuses every request to {model.model}: {replies[0].error}")
 
 
@@ -226,9 +226,7 @@ def endpoint_sampling(args, temperature: float) -> dict:
 # a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token limit, its
 # number of tokens, and whether its thinking was closed because the budget was used up
 Completion = tuple[dict, str | None, bool, int, bool]
-FIRST_REQUESTS = (
-    5  # asked one after another, until one is answered: what is wrong shows before all are paid for
-)
+FIRST_REQUESTS = 5  # asked one after another, until one is answered: a fault shows before all are paid for
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
@@ -333,10 +331,11 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
             break
     replies = model.ask(requests, name="generate")
     check_not_all_refused(model, replies)
-    refused = [
-        f"task {t['id']} is refused: {r.error}" for t, r in zip(tasks, replies) if was_refused(r.error)
-    ]
-    print_first(refused)
+    refusals = []
+    for task, reply in zip(tasks, replies):
+        if was_refused(reply.error):
+            refusals.append(f"task {task['id']} is refused: {reply.error}")
+    print_first(refusals)
     for task, reply in zip(tasks, replies):
         if was_refused(reply.error):
             yield task, None, True, 0, False
@@ -442,18 +441,17 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     return judge.ask(requests, parse)
 
 
-def check_answered(args, errors: list[str], who: str) -> None:
-    """Ends a run before its summary if an outage leaves it without a headline, since --resume asks those calls again.
+def check_answered(errors: list[str], who: str) -> None:
+    """Ends a run before its summary if calls got no reply, as in an outage: --resume asks them again.
 
-    Replies that cannot be read and refusals would only come again, and --max-invalid of all may be missing.
+    Replies that cannot be read and requests that are refused for good would only come again, so they are invalid rows.
 
     Args:
         errors: of every reply, "" for a good one.
-        who: the flag of the model that was asked.
+        who: what was asked.
     """
     unanswered = [error for error in errors if has_no_reply(error)]
-    n_invalid = sum(error != "" for error in errors)
-    if unanswered and n_invalid > args.max_invalid * len(errors):
+    if unanswered:
         runs.fail(
             f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks again for these "
             f"alone. The first: {unanswered[0]}"

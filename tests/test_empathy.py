@@ -9,7 +9,7 @@ import eval_sentient as sentient
 from benchmarks import empathy
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
-from test_endpoint import exits, serve  # noqa: F401  (fixtures)
+from test_endpoint import serve  # noqa: F401  (a fixture)
 from test_simulated_user import dialogue, shared, write
 
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped

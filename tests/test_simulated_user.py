@@ -7,7 +7,7 @@ import pytest
 
 from endpoint import Endpoint
 from rewards import simulated_user as sim
-from test_endpoint import exits, serve  # noqa: F401  (fixtures)
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "sage"
 PROFILE = {

@@ -937,6 +937,7 @@ def test_the_thinking_of_a_local_judge_is_no_verdict(think_format, opening, text
 
 def test_a_request_that_is_too_long_for_a_local_judge_is_one_invalid_row(local_judge_folder, exits):
     judge = str(local_judge_folder)  # its context has 512 tokens
+    assert local_judge.ask(judge, [], str, Path("none.jsonl"), "hf") == []
     refused = local_judge.refuse_long(judge, {"long": [0] * 505, "short": [0] * 504}, 8)
     assert list(refused) == ["long"] and "--judge-max-tokens 8 are more than the 512" in refused["long"].error
     assert "use another judge" in exits(local_judge.refuse_long, judge, {"long": [0] * 505}, 8)
