@@ -148,10 +148,13 @@ def request_key(model: str, request: dict) -> str:
 
 
 def read_reply(tokenizer: Tokenizer, text: str, parse: Callable[[str], Any]) -> Reply:
+    """Parses a judge's text. The Reply's `text` is without thinking, as others read it too; the store has all of it."""
+    verdict = ""
     try:
-        return Reply(parse(verdict_of(tokenizer, text)), text, "", (0, 0), {})
+        verdict = verdict_of(tokenizer, text)
+        return Reply(parse(verdict), verdict, "", (0, 0), {})
     except (ValueError, RecursionError) as error:  # json raises the second on a thousand brackets
-        return Reply(None, text, str(error), (0, 0), {})
+        return Reply(None, verdict, str(error), (0, 0), {})
 
 
 def verdict_of(tokenizer: Tokenizer, text: str) -> str:
