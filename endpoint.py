@@ -51,6 +51,9 @@ CHECK_ATTEMPT = -1  # the number of its attempt in the store; those of `ask` beg
 CHECK_TIMEOUT = 20  # seconds for the one token of `try_endpoint`
 CHECK_RETRIES = 2  # repeats of that call, but none in a dry run; other calls have `retries`
 UNSAVED = {}  # {store: (request, attempt, reply)} of `try_endpoint`, until the store is next opened for a run
+SLOWEST = 5  # tokens a second; `call_timeout` waits for a reply that comes as slowly, or for its turn at a busy server
+NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
+CANNOT_SEND = "the request cannot be sent"  # begins another; see `was_refused`
 JITTER = random.Random()  # not the global generator, from which training draws
 
 
@@ -95,6 +98,11 @@ def token_limits(request: dict) -> tuple[int, int | None]:
 def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
     """Returns the cost of tokens (in, out) at prices (in, out) per million."""
     return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
+
+
+def call_timeout(max_tokens: int) -> float:
+    """Returns the seconds to wait for a reply of so many tokens: `Endpoint.timeout`, or more for a long one."""
+    return max(Endpoint.timeout, max_tokens / SLOWEST)
 
 
 # --- 2. replies: what an endpoint sends and what the store holds
@@ -186,6 +194,16 @@ def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
         # the text came without keys from the store
         error = one_line(f"unreadable in {attempts} attempts: {str(e) or type(e).__name__}")
         return Reply(None, text, error, usage, choice)
+
+
+def has_no_reply(error: str) -> bool:
+    """Tells from a Reply's `error` whether every call failed, as in an outage: a later start may get a reply."""
+    return error.startswith(NO_REPLY)
+
+
+def was_refused(error: str) -> bool:
+    """Tells from a Reply's `error` whether the endpoint refuses this request for good, as one that is too long."""
+    return error.startswith(("HTTP 4", CANNOT_SEND))
 
 
 # --- 3. the client
@@ -487,7 +505,7 @@ class Batch:
         try:
             sent = json.dumps({**request, "model": endpoint.model}, ensure_ascii=False).encode()
         except UnicodeEncodeError as e:  # half of a surrogate pair in a message
-            return f"the request cannot be sent: {e}"
+            return f"{CANNOT_SEND}: {e}"
 
         for repeat in range(endpoint.retries + 1):
             worst = self.reserve(request)
@@ -513,7 +531,7 @@ class Batch:
                 wait += JITTER.uniform(0, min(MAX_BACKOFF, endpoint.backoff * 2**repeat))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), wait)
-        return f"no reply in {endpoint.retries + 1} calls; the last: {error}"
+        return f"{NO_REPLY} in {endpoint.retries + 1} calls; the last: {error}"
 
     async def post(self, sent: bytes) -> tuple[int, float, bytes]:
         """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""

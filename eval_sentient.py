@@ -32,8 +32,9 @@ benchmarks/empathy.py.
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
 
-A dialogue has no score if the planner or the speaker stays unreadable, or if it outgrows the model's context.
-Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
+A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or if
+--model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
+If a simulator behind an endpoint gave no reply, as in an outage, the run ends without a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
 `--dry-run` makes the same checks.
@@ -61,7 +62,7 @@ import vllm_engine
 from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.scoring import add_to_index, for_summary
-from endpoint import Endpoint, dollars, token_limits, try_endpoint
+from endpoint import Endpoint, call_timeout, dollars, token_limits, try_endpoint, was_refused
 from rewards import simulated_user, user_prompts
 
 
@@ -160,7 +161,7 @@ class Args:
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
     # run
     seed: int = 0
-    """Random seed for sampling, for the simulators and for intervals."""
+    """Random seed for sampling, for the simulators and for intervals. --model-url gets none if it is 0."""
     out: str = ""
     """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
@@ -223,8 +224,8 @@ def print_warnings(warnings: list[str]) -> None:
 
 # --- 2. the tested model
 
-# text, whether it is finished, number of tokens; None if the conversation does not fit the model's context
-Reply = tuple[str, bool, int] | None
+# text, whether it is finished, number of tokens; or why there is none: the conversation is too long for the model
+Reply = tuple[str, bool, int] | str
 Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversations, seeds) -> replies
 
 
@@ -248,12 +249,13 @@ def local_model(args: Args) -> Iterator[Generate]:
         gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
         dtype=args.dtype,
     )
-    max_prompt_tokens = context_length(args) - args.max_tokens
+    context = utils.context_length(utils.load_config(args.model))
+    max_prompt_tokens = context - args.max_tokens
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
         prompts = [templates.encode_prompt(tokenizer, messages) for messages in conversations]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
-        replies: list[Reply] = [None] * len(prompts)
+        replies: list[Reply] = ["no room for a reply in the model's context"] * len(prompts)
         if fitting:
             samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
             for n, sample in samples:
@@ -268,14 +270,29 @@ def local_model(args: Args) -> Iterator[Generate]:
 
 
 def endpoint_model(args: Args, run: Path) -> Generate:
-    """Asks the model behind --model-url. Its replies are kept in model.jsonl."""
+    """Asks the model behind --model-url. Its replies are kept in model.jsonl.
+
+    A conversation that the endpoint refuses for good has no reply: it is too long, or a content filter stops it.
+    """
     model = shared.model_endpoint(args, run)
     sampling = shared.endpoint_sampling(args, args.temperature)
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-        requests = [{"messages": messages, **sampling} for messages in conversations]
+        requests = []
+        for messages, seed in zip(conversations, seeds, strict=True):
+            request = {"messages": messages, **sampling}
+            if args.seed:  # with 0 none, as in shared.complete_by_endpoint
+                request["seed"] = seed
+            requests.append(request)
+        answers = model.ask(requests, name="model")
+        if not model.bodies:  # later a few long conversations may be all that is asked
+            shared.check_not_all_refused(model, answers)
+
         replies = []
-        for reply in model.ask(requests, name="model"):
+        for reply in answers:
+            if was_refused(reply.error):
+                replies.append(reply.error)
+                continue
             if reply.error:
                 runs.fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
             finished = reply.choice.get("finish_reason") != "length"
@@ -284,11 +301,6 @@ def endpoint_model(args: Args, run: Path) -> Generate:
         return replies
 
     return generate
-
-
-def context_length(args: Args) -> int:
-    """Returns how many tokens the model can read and write."""
-    return utils.context_length(utils.load_config(args.model))
 
 
 # --- 3. the dialogues
@@ -340,9 +352,9 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
         for dialogue in due.values()
     ]
     for dialogue, reply in zip(due.values(), generate(conversations, seeds), strict=True):
-        if reply is None:
+        if isinstance(reply, str):
             dialogue["ended"] = "too_long"
-            dialogue["error"] = "no room for a reply in the model's context"
+            dialogue["error"] = reply
             continue
         text, finished, n_tokens = reply
         shared.check_plain(args, text)
@@ -375,6 +387,7 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
         run / f"{role}.jsonl",
         url,
         args.concurrency,
+        timeout=call_timeout(args.user_max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -419,7 +432,7 @@ def estimate(profiles: list[dict], args: Args) -> str:
 
 
 def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
-    """Hashes what two comparable scores share: setting, simulator and its endpoint, prompts, profiles."""
+    """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts, profiles."""
     name, url = simulators(args)[role]
     contents = [
         args.setting() | {"seed": 0},
@@ -431,6 +444,7 @@ def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
         user_prompts.SPEAKER,
         list(user_prompts.RULES.values()),
         profiles,
+        *shared.digests_of(name),
     ]
     return shared.short_hash(json.dumps(contents))
 
@@ -485,17 +499,11 @@ def with_trained_context(args: Args) -> Args:
 
 def check_first_prompts(args: Args, profiles: list[dict]) -> None:
     """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
-    tokenizer = shared.load_tokenizer(args)
-    longest = 0
+    conversations = []
     for profile in profiles:
         dialogue = simulated_user.start(profile, args.setting())
-        messages = simulated_user.chat_messages(dialogue, args.ask_thinking)
-        longest = max(longest, len(runs.or_fail(templates.encode_prompt, tokenizer, messages)))
-    if longest + args.max_tokens > context_length(args):
-        runs.fail(
-            f"a first prompt of {longest} tokens and --max-tokens {args.max_tokens} are more than the "
-            f"{context_length(args)} tokens of {args.model}'s context"
-        )
+        conversations.append(simulated_user.chat_messages(dialogue, args.ask_thinking))
+    shared.check_prompts(args, conversations)
 
 
 def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> list[dict]:
@@ -509,8 +517,12 @@ def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Genera
 
 
 def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
-    """Returns the scores of the dialogues with one simulator, and lists those that have none."""
+    """Returns the scores of the dialogues with one simulator, and lists those that have none.
+
+    Exits with 2 if some have none because the simulator did not reply: --resume asks it again.
+    """
     name, _ = simulators(args)[role]
+    shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
     failed = [dialogue for dialogue in dialogues if "error" in dialogue]
@@ -584,8 +596,8 @@ def main(args: Args) -> None:
     for role, result in results.items():
         summary[role] = for_summary(result)
         index += index_rows(args, role, result)
+    add_to_index(run, index)  # first, as a run with a summary is complete
     runs.write_summary(run, summary)
-    add_to_index(run, index)
 
 
 if __name__ == "__main__":

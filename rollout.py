@@ -130,7 +130,7 @@ class Completion:
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that end a turn: the `stop_ids` that templates.py sets, or EOS alone, as for a judge."""
+    """Returns the token ids that end a turn: the `stop_ids` of templates.py and benchmarks/shipped.py, or EOS alone."""
     return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
 
 

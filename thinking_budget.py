@@ -19,8 +19,8 @@ import torch
 class ThinkingBudget:
     """Says where in a completion thinking must be closed, how to tell whether it is open, and what closes it."""
 
-    end: int
-    """Tokens of the completion before that place: the budget, and the tag that opens the thinking."""
+    close_at: int
+    """Tokens of the completion after which thinking is closed: the budget, and the tag that opens the thinking."""
     opening_tag: str
     """A turn with thinking begins with this text."""
     closed_pattern: str
@@ -31,12 +31,12 @@ class ThinkingBudget:
     """The beginning of the turn, if the chat template has already written it."""
 
     def closing_after(self, ids: list[int], tokenizer) -> list[int]:
-        """Returns the token ids that must follow the first `end` ids of a completion.
+        """Returns the token ids that must follow the first `close_at` ids of a completion.
 
         They are [] if its thinking is closed by then, or if it has none. If the model has begun to close it, they
         are the rest of the closing tokens.
         """
-        written = ids[: self.end]
+        written = ids[: self.close_at]
         turn = self.from_template + tokenizer.decode(written, skip_special_tokens=False)
         has_thought = turn.lstrip().startswith(self.opening_tag)
         if not has_thought or re.search(self.closed_pattern, turn):
@@ -53,19 +53,19 @@ class ThinkingBudget:
             written: token ids (B, T) of the completions so far.
             scores: (B, V), of the next token; changed in place and returned.
         """
-        n_since_end = written.size(1) - self.end
-        if not 0 <= n_since_end < len(self.closing):
+        n_since_closing = written.size(1) - self.close_at
+        if not 0 <= n_since_closing < len(self.closing):
             return scores
         for row, ids in enumerate(written.tolist()):
             closing = self.closing_after(ids, tokenizer)
-            if n_since_end < len(closing):
+            if n_since_closing < len(closing):
                 scores[row] = -math.inf
-                scores[row, closing[n_since_end]] = 0.0
+                scores[row, closing[n_since_closing]] = 0.0
         return scores
 
     def was_used_up(self, ids: list[int], tokenizer) -> bool:
         """Tells whether a completion's thinking was closed because its budget was used up."""
-        if len(ids) <= self.end:
+        if len(ids) <= self.close_at:
             return False
         closing = self.closing_after(ids, tokenizer)
-        return closing != [] and ids[self.end : self.end + len(closing)] == closing
+        return closing != [] and ids[self.close_at : self.close_at + len(closing)] == closing

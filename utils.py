@@ -131,8 +131,9 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
         opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
         even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
-        its response. `response` is what follows the last tag that opens a response, even if the status is not `ok`.
-        Reward models read `response_to_score` instead.
+        its response. `response` is what follows the last tag that opens a response, even if the status is not `ok`;
+        but it is empty if the completion was cut off before its response, as a tag is then only named in the
+        thinking. Reward models read `response_to_score` instead.
     """
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
@@ -142,8 +143,10 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         text = before + closing_tag
         finished = finished or bool(closing_tag)
 
-    thinking, status = _walk_tags(text.strip(), expected, finished)
+    thinking, status, in_response = _walk_tags(text.strip(), expected, finished)
     response = _response_of(text, expected)
+    if status == "truncated" and not in_response:
+        response = ""
     if status != "no_open" and any(text.count(tag) > 1 for tag in expected.tags):
         status = "nested"
     elif status == "ok" and not finished:
@@ -153,8 +156,11 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
     return ThinkParts(thinking, response, status)
 
 
-def _walk_tags(text: str, expected: ThinkFormat, finished: bool) -> tuple[str, str]:
-    """Follows the tags from left to right; returns the thinking, and `ok` or what is wrong with the tags."""
+def _walk_tags(text: str, expected: ThinkFormat, finished: bool) -> tuple[str, str, bool]:
+    """Follows the tags from left to right.
+
+    Returns the thinking, `ok` or what is wrong with the tags, and whether the response's opening tag was reached.
+    """
     thinking = ""
     for tags in (expected.thinking_tags, expected.response_tags):
         if tags is None:
@@ -162,14 +168,15 @@ def _walk_tags(text: str, expected: ThinkFormat, finished: bool) -> tuple[str, s
         opening, closing = tags
         if not text.startswith(opening):
             cut_inside_tag = not finished and opening.startswith(text)
-            return thinking, "truncated" if cut_inside_tag else "no_open"
+            return thinking, "truncated" if cut_inside_tag else "no_open", False
         inside, closing_tag, rest = text.removeprefix(opening).partition(closing)
         if tags is expected.thinking_tags:
             thinking = inside.strip()
         if not closing_tag:
-            return thinking, "no_close" if finished else "truncated"
+            in_response = tags is expected.response_tags
+            return thinking, "no_close" if finished else "truncated", in_response
         text = rest.strip()
-    return thinking, "ok"
+    return thinking, "ok", True
 
 
 def _response_of(text: str, expected: ThinkFormat) -> str:

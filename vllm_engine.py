@@ -98,7 +98,7 @@ class Engine:
                     ids = ids + list(output.token_ids)
                     logprobs = logprobs + _logprobs(output)
                     yield place, ids, logprobs, output.finish_reason == "stop"
-                elif place in budgets and len(output.token_ids) >= budgets[place].end:
+                elif place in budgets and len(output.token_ids) >= budgets[place].close_at:
                     del budgets[place]
                     closed[place] = self._close_thinking(place, requests[place], output)
 
@@ -120,7 +120,7 @@ class Engine:
         Returns ids and log-probabilities up to there; two empty lists if there is nothing to close.
         """
         budget = request["budget"]
-        thought = list(output.token_ids)[: budget.end]
+        thought = list(output.token_ids)[: budget.close_at]
         closing = budget.closing_after(thought, self.llm.get_tokenizer())
         if not closing:
             return [], []
@@ -128,7 +128,7 @@ class Engine:
         n_left = request["max_tokens"] - len(ids)
         self.llm.llm_engine.abort_request([str(place)])
         self._add(place, request | {"prompt": request["prompt"] + ids, "max_tokens": n_left})
-        logprobs = _logprobs(output)[: budget.end]
+        logprobs = _logprobs(output)[: budget.close_at]
         return ids, logprobs + [0.0] * len(closing)  # forced tokens have probability 1
 
     def update(self, trained: torch.nn.Module) -> None:
@@ -182,7 +182,7 @@ def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
     """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. Without a GPU every name is "CPU".
 
     Makes as many groups as the GPUs allow, but no more than `at_most`; 0 is no limit, or one group on a CPU.
-    Process k of an accelerated launch leaves the first k groups to others. Exits with 2 if no group is left.
+    In an accelerated launch process k takes groups k, k+1, …, as each earlier process has one. Exits with 2 if no group is left.
     """
     if not torch.cuda.is_available():
         return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]

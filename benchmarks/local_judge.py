@@ -1,5 +1,10 @@
-"""A judge that runs on this machine: `--judge local:FOLDER`, or a hub name after `local:`."""
+"""A judge that runs on this machine: `--judge local:FOLDER`, or a hub name after `local:`.
 
+It is prompted and stopped as an evaluated model of its family would be (benchmarks/shipped.py). If it thinks, its
+verdict is what follows the thinking.
+"""
+
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -7,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 import policy
 import rollout
 import runs
 import templates
 import utils
+from benchmarks.foreign import FOREIGN_STYLES, split_foreign
+from benchmarks.shipped import use_as_shipped
 from endpoint import Reply
 
 ATTEMPTS = 4  # as many as an endpoint gets
@@ -30,7 +38,8 @@ def ask(
 ) -> list[Reply]:
     """Returns the local judge's reply to each request, in their order.
 
-    Every text is appended to `store` before it is parsed, so a later start does not generate it again.
+    Every text is appended to `store` before it is parsed, so a later start does not generate it again. A request
+    that is too long for the judge's context is not asked; exits with 2 if all are.
 
     Args:
         model: folder or hub name.
@@ -39,7 +48,10 @@ def ask(
         backend: "auto", "vllm" or "hf", as --rollout.
         gpus, dtype: see rollout.generate.
     """
+    if not requests:  # as where every comparison is decided without a judge
+        return []
     tokenizer = load_tokenizer(model)
+    max_tokens = requests[0]["max_tokens"]
     keys = [request_key(model, request) for request in requests]
     prompts = {}  # by key: equal requests get one reply
     for key, request in zip(keys, requests):
@@ -48,8 +60,8 @@ def ask(
     for row in runs.read_log(store):
         texts[row["key"], row["attempt"]] = row["text"]
 
-    replies: dict[str, Reply] = {}
-    unread = list(prompts)
+    replies = refuse_long(model, prompts, max_tokens)
+    unread = [key for key in prompts if key not in replies]
     for attempt in range(ATTEMPTS):
         # seeds and batches follow from the places in `unread`, so a resumed run repeats an unbroken one
         done = {place for place, key in enumerate(unread) if (key, attempt) in texts}
@@ -59,7 +71,7 @@ def ask(
                 model,
                 [prompts[key] for key in unread],
                 tokenizer,
-                rollout.Sampling(temperature, requests[0]["max_tokens"]),
+                rollout.Sampling(temperature, max_tokens),
                 use_vllm=rollout.use_vllm(backend),
                 seed=attempt,
                 gpus=gpus,
@@ -73,27 +85,59 @@ def ask(
                 runs.append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
 
         for key in unread:
-            replies[key] = read_reply(texts[key, attempt], parse)
+            replies[key] = read_reply(tokenizer, texts[key, attempt], parse)
         unread = [key for key in unread if replies[key].error]
     return [replies[key] for key in keys]
 
 
-def check(model: str) -> None:
-    """Exits with 2 if the judge's tokenizer, chat template, config or weights are missing; loads no weights."""
+def refuse_long(model: str, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, Reply]:
+    """Returns an invalid reply to each prompt that leaves no room for a verdict; exits with 2 if none does."""
+    context = utils.context_length(utils.load_config(model))
+    refused = {}
+    for key, prompt in prompts.items():
+        if len(prompt) + max_tokens > context:
+            error = (
+                f"too long: a prompt (tokens: {len(prompt)}) and --judge-max-tokens {max_tokens} are more than the "
+                f"{context} tokens of {model}'s context"
+            )
+            refused[key] = Reply(None, "", error, (0, 0), {})
+    if refused and len(refused) == len(prompts):
+        runs.fail(f"--judge local:{model}: every request is {error}; use another judge, or fewer tokens")
+    return refused
+
+
+def check(model: str, max_tokens: int) -> None:
+    """Exits with 2 if the judge's tokenizer, chat template, config or weights are missing; loads no weights.
+
+    Also if its context has no room for `max_tokens` and a prompt.
+    """
     load_tokenizer(model)
-    utils.load_config(model)
+    context = utils.context_length(utils.load_config(model))
     policy.check_weights(AutoModelForCausalLM, model)
+    if max_tokens >= context:
+        runs.fail(
+            f"--judge-max-tokens {max_tokens} leaves no room for a prompt in the {context} tokens of {model}'s context; "
+            "use less"
+        )
 
 
-def load_tokenizer(model: str):
-    """Loads the judge's tokenizer; exits with 2 if it has no chat template."""
+@functools.cache  # `check` loads it first, then `ask`
+def load_tokenizer(model: str) -> Tokenizer:
+    """Loads the judge's tokenizer, to be used as it ships; exits with 2 if it has no chat template.
+
+    The first call prints how the judge is prompted, where it ends and how its thinking is recognised.
+    """
     if not model:
         runs.fail("--judge local: names no model; write local:FOLDER or local:HUB-NAME")
     tokenizer = utils.load_tokenizer(model)
     if not tokenizer.chat_template:
         runs.fail(f"--judge local:{model} has no chat template; name an instruct model")
-    if not tokenizer.pad_token:
-        tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so any token will do
+    think_format = "auto"  # as its template shows
+    stored_format = utils.read_trained_as(model).get("think_format")
+    if stored_format == "think":  # trained here, with a template that does not show it
+        think_format = "tags"
+    line = runs.or_fail(use_as_shipped, tokenizer, think_format, "auto", {})
+    print(f"judge {model}: {line}", flush=True)
     return tokenizer
 
 
@@ -103,8 +147,25 @@ def request_key(model: str, request: dict) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read_reply(text: str, parse: Callable[[str], Any]) -> Reply:
+def read_reply(tokenizer: Tokenizer, text: str, parse: Callable[[str], Any]) -> Reply:
+    """Parses a judge's text. The Reply's `text` is without thinking, as others read it too; the store has all of it."""
+    verdict = ""
     try:
-        return Reply(parse(text), text, "", (0, 0), {})
+        verdict = verdict_of(tokenizer, text)
+        return Reply(parse(verdict), verdict, "", (0, 0), {})
     except (ValueError, RecursionError) as error:  # json raises the second on a thousand brackets
-        return Reply(None, text, str(error), (0, 0), {})
+        return Reply(None, verdict, str(error), (0, 0), {})
+
+
+def verdict_of(tokenizer: Tokenizer, text: str) -> str:
+    """Returns what a judge says after its thinking; ValueError if the thinking is never closed."""
+    style = FOREIGN_STYLES.get(tokenizer.think_format)
+    if style is None:
+        return text
+    opening = tokenizer.opening
+    if not text.lstrip().startswith(opening.strip()):
+        text = opening + text  # the chat template has opened the thinking
+    parts = split_foreign(text, style, finished=True)
+    if parts.status == "no_close":
+        raise ValueError("the judge's thinking is not closed; a larger --judge-max-tokens may help")
+    return parts.response

@@ -25,7 +25,7 @@ from benchmarks import local_judge
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.scoring import mean
 from benchmarks.shipped import use_as_shipped
-from endpoint import Endpoint, Reply, resolve_url, try_endpoint
+from endpoint import Endpoint, Reply, call_timeout, has_no_reply, resolve_url, try_endpoint, was_refused
 from thinking_budget import ThinkingBudget
 
 # --- 1. the tested model
@@ -139,12 +139,12 @@ def thinking_budget(args) -> ThinkingBudget | None:
     else:
         runs.fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
 
-    end = args.max_thinking_tokens
+    close_at = args.max_thinking_tokens
     if not tokenizer.opening:  # the model writes the tag itself
-        end += count_tokens(tokenizer, opening_tag)
+        close_at += count_tokens(tokenizer, opening_tag)
     closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
-    budget = ThinkingBudget(end, opening_tag, closed_pattern, closing, tokenizer.opening)
-    if budget.end + len(budget.closing) >= args.max_tokens:
+    budget = ThinkingBudget(close_at, opening_tag, closed_pattern, closing, tokenizer.opening)
+    if budget.close_at + len(budget.closing) >= args.max_tokens:
         runs.fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
     return budget
 
@@ -193,7 +193,20 @@ def check_plain(args, text: str) -> None:
 
 def model_endpoint(args, run: Path) -> Endpoint:
     """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(args.model, run / "model.jsonl", args.model_url, args.concurrency, key_env=args.key_env)
+    return Endpoint(
+        args.model,
+        run / "model.jsonl",
+        args.model_url,
+        args.concurrency,
+        timeout=call_timeout(args.max_tokens),
+        key_env=args.key_env,
+    )
+
+
+def check_not_all_refused(model: Endpoint, replies: list[Reply]) -> None:
+    """Exits with 2 if --model-url has refused every request: the model's name or a parameter is wrong."""
+    if replies and all(was_refused(reply.error) for reply in replies):
+        runs.fail(f"{model.base_url} refuses every request to {model.model}: {replies[0].error}")
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -210,15 +223,17 @@ def endpoint_sampling(args, temperature: float) -> dict:
 
 # --- 2. its answers
 
-# a task, the text of its completion, whether it ended before the token limit, its number of tokens, and whether its
-# thinking was closed because the budget was used up
-Completion = tuple[dict, str, bool, int, bool]
+# a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token limit, its
+# number of tokens, and whether its thinking was closed because the budget was used up
+Completion = tuple[dict, str | None, bool, int, bool]
+FIRST_REQUESTS = 5  # asked one after another, until one is answered: a fault shows before all are paid for
 
 
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
-    Appends each row to generations.jsonl when it is done; keeps rows that are already there.
+    Appends each row to generations.jsonl when it is done; keeps rows that are already there. A task that an
+    endpoint refuses for good, as too long or by its content filter, has the status `refused` and no response.
 
     Args:
         tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
@@ -241,9 +256,13 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     for task, text, finished, n_tokens, used_up in completions:
         if task["id"] in rows:  # an endpoint's stored replies come again
             continue
-        check_plain(args, text)
-        text = whole_turn(args, text, finished)
-        parts = split_thinking(text, model_format, finished)
+        if text is None:
+            text = ""
+            parts = utils.ThinkParts("", "", "refused")
+        else:
+            check_plain(args, text)
+            text = whole_turn(args, text, finished)
+            parts = split_thinking(text, model_format, finished)
         row = {
             "id": task["id"],
             "temperature": temperature,
@@ -270,7 +289,7 @@ def complete_here(
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
-    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, task["messages"]) for task in tasks]
+    prompts = check_prompts(args, [task["messages"] for task in tasks])
     stop = stop_string(think_format(args))
     budget = thinking_budget(args)
     samples = rollout.generate(
@@ -292,19 +311,35 @@ def complete_here(
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url; model.jsonl keeps them, so none is paid for twice."""
+    """Yields completions of all tasks by --model-url; model.jsonl keeps them, so none is paid for twice.
+
+    Some servers know no field `seed` and refuse it. So the first answer to each task has none with --seed 0.
+    """
     model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
     requests = []
-    for task in tasks:
+    for place, task in enumerate(tasks):
         request = {"messages": task["messages"], **sampling}
-        if task.get("sample"):
-            request["seed"] = task["sample"]  # equal requests would share one reply
+        if args.seed or task.get("sample"):  # equal requests would share one reply
+            request["seed"] = args.seed * 1_000_003 + place  # as rollout.generate
         requests.append(request)
 
-    first_reply = model.ask(requests[:1], name="generate")[0]
-    check_plain(args, first_reply.text)  # before all the others are paid for
-    for task, reply in zip(tasks, model.ask(requests, name="generate")):
+    for request in requests[:FIRST_REQUESTS]:
+        first_reply = model.ask([request], name="generate")[0]
+        check_plain(args, first_reply.text)
+        if not was_refused(first_reply.error):
+            break
+    replies = model.ask(requests, name="generate")
+    check_not_all_refused(model, replies)
+    refusals = []
+    for task, reply in zip(tasks, replies):
+        if was_refused(reply.error):
+            refusals.append(f"task {task['id']} is refused: {reply.error}")
+    print_first(refusals)
+    for task, reply in zip(tasks, replies):
+        if was_refused(reply.error):
+            yield task, None, True, 0, False
+            continue
         if reply.error:
             runs.fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
         finished = reply.choice.get("finish_reason") != "length"
@@ -321,8 +356,8 @@ def count_tokens(tokenizer, text: str) -> int | None:
 def answer(row: dict) -> str:
     """Returns the part of a generation row that is judged.
 
-    It is the response, even one that the token limit cut off, as in the official tools. A completion in any
-    other bad format, such as thinking that was never closed, counts as the empty answer.
+    ok and truncated: the response, which is empty if the thinking was not closed. It counts even if the token limit
+    cut it off, as in the official tools. no_open, no_close, nested, empty_response, refused: the empty answer.
     """
     if row["status"] in ("ok", "truncated"):
         return row["response"]
@@ -331,7 +366,10 @@ def answer(row: dict) -> str:
 
 def describe(rows: list[dict]) -> dict:
     """Returns status counts and means of generation rows; a mean is None if no row has the value."""
-    response_tokens = [row["n_tokens"] - (row["n_thinking_tokens"] or 0) for row in rows]
+    response_tokens = []
+    for row in rows:
+        if row["n_thinking_tokens"] is not None:  # behind an endpoint `n_tokens` has the thinking too
+            response_tokens.append(row["n_tokens"] - row["n_thinking_tokens"])
     return {
         "status": dict(sorted(Counter(row["status"] for row in rows).items())),
         "format_ok": mean_of_known(row["status"] == "ok" for row in rows),
@@ -359,13 +397,17 @@ def judge_request(args, messages: list[dict]) -> dict:
     }
 
 
-def judge_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key."""
+def judge_endpoint(args, run: Path, max_tokens: int = 0) -> Endpoint:
+    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key.
+
+    `max_tokens`: of the longest reply that it may give, for which a call waits.
+    """
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
         args.concurrency,
+        timeout=call_timeout(max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -393,9 +435,27 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
         dtype = getattr(args, "dtype", "auto")  # a script that generates nothing has no such flag
         return local_judge.ask(model, requests, parse, run / "judge.jsonl", rollout_of(args), gpus, dtype)
 
-    judge = judge_endpoint(args, run)
+    longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
+    judge = judge_endpoint(args, run, longest_reply)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
     return judge.ask(requests, parse)
+
+
+def check_answered(errors: list[str], who: str) -> None:
+    """Ends a run before its summary if calls got no reply, as in an outage: --resume asks them again.
+
+    Replies that cannot be read and requests that are refused for good would only come again, so they are invalid rows.
+
+    Args:
+        errors: of every reply, "" for a good one.
+        who: what was asked.
+    """
+    unanswered = [error for error in errors if has_no_reply(error)]
+    if unanswered:
+        runs.fail(
+            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks again for these "
+            f"alone. The first: {unanswered[0]}"
+        )
 
 
 def print_estimate(args, requests: list[dict], name: str) -> None:
@@ -417,7 +477,10 @@ def require(args, **what: str) -> None:
 
 
 def check_model(args) -> None:
-    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
+    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights.
+
+    Also if --max-tokens leaves no room for a prompt; `check_prompts` looks at the prompts themselves.
+    """
     if args.model_url:
         if args.chat_template != "auto":
             runs.fail(
@@ -430,6 +493,31 @@ def check_model(args) -> None:
     utils.load_config(args.model)
     policy.check_weights(AutoModelForCausalLM, args.model)
     check_engines(args, args.model, "tensor_parallel")
+    check_length(args, 1)
+
+
+def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
+    """Returns the token ids of the prompts of a model that runs here; exits with 2 if one does not fit its context."""
+    tokenizer = load_tokenizer(args)
+    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, messages) for messages in conversations]
+    check_length(args, max(map(len, prompts), default=0))
+    return prompts
+
+
+def check_length(args, longest_prompt: int) -> None:
+    """Exits with 2 if a prompt and --max-tokens are more than the context of a model that runs here.
+
+    vLLM would refuse the prompt, and transformers would sample beyond what the model was trained for.
+    """
+    context = utils.context_length(utils.load_config(args.model))
+    if longest_prompt + args.max_tokens > context:
+        advice = f"use --max-tokens {context - longest_prompt} or less"
+        if longest_prompt >= context:
+            advice = "leave this prompt out"
+        runs.fail(
+            f"a prompt (tokens: {longest_prompt}) and --max-tokens {args.max_tokens} are more than the {context} tokens "
+            f"of {args.model}'s context; {advice}"
+        )
 
 
 def rollout_of(args) -> str:
@@ -461,7 +549,7 @@ def check_judge(args) -> None:
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
         check_engines(args, model, "judge_tensor_parallel")
-        local_judge.check(model)
+        local_judge.check(model, args.judge_max_tokens)
     elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
     elif args.judge:
@@ -509,6 +597,16 @@ def resolve_judge_url(judge: str, url: str) -> str:
     if is_behind_endpoint(judge):
         return resolve_url(url)
     return ""
+
+
+def digests_of(judge: str) -> list[str]:
+    """Returns the hashes of the files of a judge or simulated user that is a program or runs here; [] behind an endpoint.
+
+    A hub name has none either.
+    """
+    if is_behind_endpoint(judge):
+        return []
+    return list(runs.digest_files({"judge": judge}).values())
 
 
 def short_hash(text: str) -> str:

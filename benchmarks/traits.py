@@ -25,7 +25,8 @@ verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {
    checkpoints show it alike. The interval (95 %, bootstrap over prompts) is for each trait by itself.
    `flip_rate` is the share of prompts whose two orders disagree. If a reply cannot be read, the judge is
    asked again. If that does not help, the prompt is left out in both orders, so that the judge's liking for
-   a position stays balanced. Above --max-invalid there are no win rates.
+   a position stays balanced. Above --max-invalid there are no win rates. If the judge's endpoint gave no reply to
+   some requests, as in an outage, the run ends without win rates, and --resume asks these again.
 
 `--traits` compares the traits of another run, or of a file of your own {"traits": [{"name",
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
@@ -275,6 +276,7 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     """Asks the judge for traits; returns {traits, prompts (the ids it saw), batches} for traits.json."""
     parse = partial(trait_judging.read_traits, most=args.max_traits)
     replies = shared.ask_judge(args, trait_judging.extract_requests(args, pairs), parse, run)
+    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     rows = []
     for (model_is, batch), reply in zip(trait_judging.batches(args, pairs), replies, strict=True):
         prompts = [pair["id"] for pair in batch]
@@ -304,6 +306,7 @@ def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> lis
         return dict(zip(names, trait_judging.read_verdicts(text, len(names))))
 
     replies = shared.ask_judge(args, trait_judging.compare_requests(args, pairs, traits), parse, run)
+    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     asked = [(pair["id"], model_is) for pair in pairs for model_is in (1, 2)]
     rows = []
     for (prompt_id, model_is), reply in zip(asked, replies, strict=True):
@@ -326,6 +329,9 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
         "prompts": digest([pair["messages"] for pair in pairs]),
         "baseline": digest([pair["baseline"] for pair in pairs]),
     }
+    files = shared.digests_of(args.judge)
+    if files:  # of a local judge
+        judging["judge_files"] = files
     return {**judging, "hash": digest(judging)}
 
 
@@ -418,6 +424,6 @@ def main(args: Args) -> None:
         "wording": describe_wording(args.template),
         "fingerprint": fingerprint(args, traits, compared),
     }
+    add_to_index(run, index_rows(args, summary))  # first, as a run with a summary is complete
     runs.write_summary(run, summary)
-    add_to_index(run, index_rows(args, summary))
     print(table(summary))

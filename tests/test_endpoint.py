@@ -935,29 +935,36 @@ def test_one_process_at_a_time(serve, client, exits, tmp_path):
 # --- a tested model behind an endpoint
 
 
-def answer(server, tmp_path, prompt="Hi", **flags):
+def model_args(server, **flags) -> SimpleNamespace:
+    """Returns the flags of an evaluation script that asks a model behind an endpoint."""
+    args = {
+        "model": "m",
+        "model_url": server.url,
+        "think_format": "auto",
+        "chat_template_args": (),
+        "top_p": 1.0,
+        "max_tokens": 9,
+        "max_thinking_tokens": 0,
+        "concurrency": 1,
+        "key_env": (),
+        "seed": 0,
+    }
+    return SimpleNamespace(**args | flags)
+
+
+def answer(server, tmp_path, prompt="Hi", n_samples=1, **flags):
     """Returns the generation rows of one task from the function that the evaluation scripts use."""
+    prompts = prompt if isinstance(prompt, list) else [prompt]
     # here, as it loads vLLM or transformers, which the client that is killed need not wait for
     from benchmarks import shared
 
     tmp_path.mkdir(exist_ok=True)
-    args = SimpleNamespace(
-        **{
-            "model": "m",
-            "model_url": server.url,
-            "think_format": "auto",
-            "chat_template_args": (),
-            "top_p": 1.0,
-            "max_tokens": 9,
-            "max_thinking_tokens": 0,
-            "concurrency": 1,
-            "key_env": (),
-            **flags,
-        }
-    )
-    return shared.generate(
-        args, [{"id": "a", "messages": [{"role": "user", "content": prompt}]}], 0.0, tmp_path
-    )
+    tasks = []
+    for text in prompts:
+        for sample in range(n_samples):
+            messages = [{"role": "user", "content": text}]
+            tasks.append({"id": f"{text} {sample}", "sample": sample, "messages": messages})
+    return shared.generate(model_args(server, **flags), tasks, 0.0, tmp_path)
 
 
 def test_a_zero_model_is_asked_to_stop_at_its_closing_tag_and_to_keep_it(serve, tmp_path):
@@ -994,6 +1001,58 @@ def test_thinking_that_a_template_behind_the_endpoint_opened(serve, tmp_path):
         found[name] = (row["thinking"], row["response"], row["status"])
     assert found == {"done": ("z", "y", "ok"), "plain": ("", "y", "ok"), "cut": ("z", "", "truncated")}
     assert server.requests[-1][0]["chat_template_kwargs"] == {"effort": "high"}
+
+
+def test_a_long_reply_gets_the_time_that_it_needs(serve, tmp_path):
+    from benchmarks import shared
+
+    args = model_args(serve(lambda text, n: "y"), max_tokens=8192)
+    assert shared.model_endpoint(args, tmp_path).timeout == 8192 / 5
+    args.max_tokens = 9
+    assert shared.model_endpoint(args, tmp_path).timeout == 120
+
+
+def test_a_task_that_the_endpoint_refuses_has_a_row_and_ends_nothing(serve, tmp_path, capsys):
+    from benchmarks import shared
+
+    too_long = (400, {"error": {"message": "context too long"}})
+    server = serve(lambda text, n: too_long if "long" in text else "y")
+    rows = answer(server, tmp_path, ["long", "short", "long too"])
+    assert [(row["status"], row["response"], row["text"]) for row in rows] == [
+        ("refused", "", ""),
+        ("ok", "y", "y"),
+        ("refused", "", ""),
+    ]
+    assert shared.answer(rows[0]) == ""
+    assert shared.describe(rows)["status"] == {"ok": 1, "refused": 2}
+    assert "task long 0 is refused: HTTP 400" in capsys.readouterr().err
+    assert answer(server, tmp_path, ["long", "short", "long too"]) == rows
+
+
+def test_an_endpoint_that_refuses_everything_ends_the_run(serve, tmp_path, exits):
+    server = serve(lambda text, n: (400, {"error": {"message": "unknown parameter"}}))
+    said = exits(answer, server, tmp_path, ["a", "b"])
+    assert "refuses every request" in said and "unknown parameter" in said
+    assert not (tmp_path / "generations.jsonl").exists()
+
+
+def test_seeds_of_samples_behind_an_endpoint(serve, tmp_path):
+    seeds = {}
+    for seed in (0, 1):
+        server = serve(lambda text, n: "y")
+        answer(server, tmp_path / str(seed), ["a", "b"], n_samples=2, seed=seed)
+        seeds[seed] = [request.get("seed") for request, _ in server.requests]
+    assert seeds[0] == [None, 1, None, 3]  # a server that knows no seeds can be asked for one answer a task
+    assert seeds[1] == [1_000_003, 1_000_004, 1_000_005, 1_000_006]
+
+
+def test_tokens_of_a_response_are_unknown_behind_an_endpoint(serve, tmp_path):
+    from benchmarks import shared
+
+    rows = answer(serve(lambda text, n: "<think> z </think> y"), tmp_path, think_format="think")
+    assert shared.describe(rows)["response_tokens"] is None
+    rows[0] |= {"n_tokens": 9, "n_thinking_tokens": 5}
+    assert shared.describe(rows)["response_tokens"] == 4
 
 
 if __name__ == "__main__":  # the command that is killed and repeated

@@ -493,3 +493,41 @@ def test_settings_of_the_papers():
     names = ("start", "max_change", "cap", "high", "low", "turns")
     assert [sim.SAGE[name] for name in names] == [40, 10, 100, 100, 10, 10]
     assert [sim.RLVER[name] for name in names] == [30, None, 100, None, 1, 8]
+
+
+def test_a_conversation_that_the_model_refuses_is_too_long(serve, tmp_path, exits):  # noqa: F811
+    def refuse(text, n):
+        if "Bob" in text and "Origin:" not in text and "TargetCompletion:" not in text:
+            return 400, {"error": {"message": "context too long"}}
+        return behave(text, n + 1)
+
+    server = serve(refuse)
+    sentient.main(endpoint_args(server, tmp_path, held_out_simulator="", turns=1, seed=3))
+    dialogues = {d["id"]: d for d in read(tmp_path / "run" / "dialogues.jsonl")}
+    assert dialogues["Bob"]["ended"] == "too_long" and "HTTP 400" in dialogues["Bob"]["error"]
+    assert dialogues["Ann"]["ended"] == "turns"
+    seeds = {request["seed"] for request, _ in server.requests if request["model"] == "m"}
+    assert seeds == {(3 * 1_000_003 + number) * 1009 for number in range(5)}
+
+    nobody = serve(lambda text, n: (400, {"error": {"message": "unknown parameter"}}))
+    args = endpoint_args(server, tmp_path, model_url=nobody.url, out=str(tmp_path / "none"))
+    assert "refuses every request" in exits(sentient.main, args)
+
+
+def test_an_outage_of_a_simulator_ends_the_run_before_its_summary(tmp_path, exits):  # noqa: F811
+    args = toy_args(tmp_path)
+    dialogues = [sim.start(PROFILE | {"id": name}, sim.SAGE) | {"ended": "turns"} for name in "abc"]
+    sim.end_without_score(dialogues[0], "unreadable in 4 attempts: no change")
+    assert sentient.score_dialogues(args, "simulator", [], dialogues)["n_invalid"] == 1
+    sim.end_without_score(dialogues[1], "no reply in 9 calls; the last: HTTP 503")
+    said = exits(sentient.score_dialogues, args, "simulator", [], dialogues)
+    assert "1 of 3 got no reply" in said and "--resume" in said
+
+
+def test_a_fingerprint_has_the_program_of_the_user(tmp_path):
+    program = tmp_path / "user.py"
+    program.write_text("def user(dialogue, setting): return 'hm', 1")
+    args = toy_args(tmp_path, simulator=f"{program}:user")
+    before = sentient.fingerprint(args, "simulator", [])
+    program.write_text("def user(dialogue, setting): return 'hm', 2")
+    assert sentient.fingerprint(args, "simulator", []) != before

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_endpoint import ChatServer
 
+import endpoint
 from benchmarks import trait_judging, traits
 
 ROOT = Path(__file__).parents[1]
@@ -674,3 +675,25 @@ def test_resume_after_a_kill(serve, files, tmp_path):
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
     assert run(server, tmp_path / "run", args, resume=True) == whole  # finished: it only prints
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
+
+
+def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_BACKOFF", 0)
+    is_down = True
+
+    def judge(text, n):
+        if is_down and "# Traits" in text and "number 7 " in text:
+            return 503, {"error": {"message": "overloaded"}}
+        return counting_judge(text)
+
+    server = serve(judge)
+    out = tmp_path / "run"
+    args = {**files, "traits": traits_file(tmp_path / "t.json", ("budget",))}
+    with pytest.raises(SystemExit):
+        run(server, out, args)
+    said = capsys.readouterr().err
+    assert "2 of 80 got no reply" in said and "--resume" in said and "HTTP 503" in said
+    assert not (out / "summary.json").exists()
+    is_down = False
+    assert run(server, out, args, resume=True)["n_invalid"] == 0
+    assert len(list(csv.DictReader(open(tmp_path / "runs.csv")))) == 1

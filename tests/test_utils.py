@@ -160,6 +160,8 @@ ZERO_THINK = [
     ("<think>z</think>", False, "truncated", "z", ""),
     ("<think>z</think><respo", False, "truncated", "z", ""),
     ("<think>z</think><response>y</respo", False, "truncated", "z", "y</respo"),
+    ("<think>put it in <response> tags", False, "truncated", "put it in <response> tags", ""),  # thinking
+    ("<think>use <response> tags</think><respo", False, "truncated", "use <response> tags", ""),
     ("", False, "truncated", "", ""),
 ]
 CASES = {"think": THINK, "plain": PLAIN, "zero_plain": ZERO_PLAIN, "zero_think": ZERO_THINK}

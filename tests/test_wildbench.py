@@ -15,6 +15,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -24,6 +25,7 @@ from transformers import LlamaForCausalLM
 
 import endpoint
 import eval_wildbench
+import rollout
 import templates
 from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
@@ -915,6 +917,7 @@ def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_m
         if part == "half of the weights":
             os.truncate(folder / "model.safetensors", 50_000)
     whole = ("--tasks", tasks, *LOCAL, "--judge", f"local:{local_judge_folder}", "--dry-run")
+    whole += ("--judge-max-tokens", 8)
     run(*whole)
     for words, folder in (
         (("--judge", f"local:{judge}"), judge),
@@ -1049,3 +1052,51 @@ def test_a_think_format_that_is_not_the_models_is_refused(tmp_path, capsys):
         shared.think_format(args)
     assert "was trained to the format 'think', not 'plain'" in capsys.readouterr().err
     assert shared.think_format(eval_wildbench.Args(model=str(tmp_path), think_format="think")) == "think"
+
+
+def test_a_local_judge_ends_at_every_end_of_turn(tokenizer_folders, tmp_path):
+    """Its EOS, those of its generation config, and the one of its chat template."""
+    shutil.copytree(tokenizer_folders["smollm"], tmp_path / "judge")
+    (tmp_path / "judge" / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    tokenizer = local_judge.load_tokenizer(str(tmp_path / "judge"))
+    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert set(rollout.ends_of(tokenizer)) == {tokenizer.eos_token_id, end_of_turn, 3, 4}
+
+
+@pytest.mark.parametrize(
+    "think_format, opening, text, value",
+    [
+        ("plain", "", '{"score": "7"}', "7"),
+        ("tags", "", '<think>{"score": "2"} no, better</think>{"score": "7"}', "7"),
+        ("tags", "<think>\n", '{"score": "2"} no, better</think>{"score": "7"}', "7"),
+        ("tags", "<think>\n\n</think>\n\n", '{"score": "7"}', "7"),
+        ("tags", "", '{"score": "7"}', "7"),
+        ("tags", "", '<think>{"score": "2"} no, better', None),  # cut off
+        ("tags", "<think>\n", '{"score": "2"} no, better', None),
+        ("channels", "", '<|channel|>analysis<|message|>{"score": "2"}', None),
+    ],
+)
+def test_the_thinking_of_a_local_judge_is_no_verdict(think_format, opening, text, value):
+    tokenizer = SimpleNamespace(think_format=think_format, opening=opening)
+    reply = local_judge.read_reply(tokenizer, text, lambda words: wildbench.read_verdict(words, "score"))
+    assert reply.value == value and "better" not in reply.text
+    assert ("not closed" in reply.error) == (value is None)
+
+
+def test_a_request_that_is_too_long_for_a_local_judge_is_one_invalid_row(local_judge_folder, exits):
+    judge = str(local_judge_folder)  # its context has 512 tokens
+    assert local_judge.ask(judge, [], str, Path("none.jsonl"), "hf") == []
+    refused = local_judge.refuse_long(judge, {"long": [0] * 505, "short": [0] * 504}, 8)
+    assert list(refused) == ["long"] and "--judge-max-tokens 8 are more than the 512" in refused["long"].error
+    assert "use another judge" in exits(local_judge.refuse_long, judge, {"long": [0] * 505}, 8)
+    assert "--judge-max-tokens 512 leaves no room" in exits(local_judge.check, judge, 512)
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused(exits):
+    folder = str(ROOT / "data" / "toy" / "base")  # its context has 512 tokens
+    args = eval_wildbench.Args(model=folder, rollout="hf", max_tokens=512)
+    assert "more than the 512 tokens" in exits(shared.check_model, args)
+    args.max_tokens = 500
+    shared.check_model(args)
+    messages = [{"role": "user", "content": "yes " * 50}]
+    assert "--max-tokens 500" in exits(shared.check_prompts, args, [messages])
