@@ -63,7 +63,7 @@ import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary, require_replies, row_key
+from benchmarks.scoring import add_to_index, for_summary, row_key
 from benchmarks.table import BENCHMARKS
 from rows import read_rows
 
@@ -305,7 +305,7 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
     replies = shared.ask_judge(args, flat_requests, parse, run)
-    require_replies(replies)
+    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
 
     rows = []
     next_reply = iter(replies)

@@ -3,7 +3,7 @@
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode reward --judge gpt-4o-2024-05-13
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
-        --mode score --judge local:Qwen/Qwen3-32B --judge-tensor-parallel 2
+        --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2
     python eval_wildbench.py --model results/demo/runs/grpo-think/model --tasks data/toy/benchmark_tasks.jsonl \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
@@ -57,7 +57,7 @@ from rows import check_ids, read_rows
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary, require_replies
+from benchmarks.scoring import add_to_index, for_summary
 
 
 @dataclass
@@ -235,7 +235,7 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
     if first_reply_counts:
         parse = str  # reads every text, so none is asked for again
     replies = shared.ask_judge(args, requests, parse, run)
-    require_replies(replies)
+    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     for verdict, reply in zip(missing, replies, strict=True):
         value = reply.value
         error = reply.error

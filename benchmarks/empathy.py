@@ -305,7 +305,9 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
 
     if ".py:" not in args.judge:
         asked = requests(args, dialogues, capability_prompt)
-        marks = [reply.value for reply in shared.ask_judge(args, asked, read_marks, run)]
+        replies = shared.ask_judge(args, asked, read_marks, run)
+        shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
+        marks = [reply.value for reply in replies]
         capabilities = count_failures(marks)
         if is_reliable(args, capabilities):
             capabilities |= score_capabilities(marks, args.seed)
@@ -330,7 +332,9 @@ def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[st
         return codes
 
     asked = requests(args, dialogues, strategy_prompt)
-    codes = [reply.value for reply in shared.ask_judge(args, asked, read_strategies, run)]
+    replies = shared.ask_judge(args, asked, read_strategies, run)
+    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
+    codes = [reply.value for reply in replies]
     # What reads the replies to all requests cannot know how many replies each dialogue has. Where the judge
     # has miscounted them, it is asked again.
     miscounted = defaultdict(list)  # places in `dialogues`, by the number of replies
@@ -349,7 +353,7 @@ def fingerprint(args) -> str:
     """Hashes what two comparable judgements share: judge, endpoint and wording."""
     wording = [STRATEGY_PROMPT, STRATEGIES, CAPABILITY_PROMPT, CAPABILITIES]
     place = shared.resolve_judge_url(args.judge, args.judge_url)
-    return shared.short_hash(json.dumps([args.judge, place, *wording]))
+    return shared.short_hash(json.dumps([args.judge, place, *wording, *shared.digests_of(args.judge)]))
 
 
 def count_failures(judgements: list) -> dict:

@@ -23,7 +23,6 @@ from rows import read_rows
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
-NO_REPLY = "no reply in "  # begins endpoint.py's error for a request that it has repeated in vain
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
 
 
@@ -274,20 +273,6 @@ def parse_json(text: str):
         except ValueError:
             continue
     return None
-
-
-def require_replies(replies: list) -> None:
-    """Exits with 2 if calls to the judge got no reply, because of an outage that may be over at the next start.
-
-    `replies` are those of endpoint.py. A reply that cannot be read, and a request that the endpoint refuses for
-    good, make an invalid row instead.
-    """
-    unanswered = [reply.error for reply in replies if reply.error.startswith(NO_REPLY)]
-    if unanswered:
-        runs.fail(
-            f"judge: {len(unanswered)} of {len(replies)} requests got no reply, so there is no score; the same "
-            f"command with --resume asks these again, and no other. The first: {unanswered[0]}"
-        )
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
