@@ -97,7 +97,8 @@ class Args:
     top_p: float = 0.95
     """The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
-    """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's evaluation uses
+    8192 with thinking, 4096 without."""
     max_thinking_tokens: int = 0
     """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     samples: int = 1
@@ -145,7 +146,7 @@ class Args:
     """Stored responses, annotations or judge texts; their numbers go into the file --out."""
     # run
     seed: int = 0
-    """Random seed for sampling."""
+    """Random seed for sampling. Behind --model-url, 0 sends no seed with the first answer to a task."""
     out: str = ""
     """Run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>. With --from, the file
     for the numbers and, under `rows`, the result of every row; empty: only print the numbers."""

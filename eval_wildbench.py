@@ -89,7 +89,8 @@ class Args:
     top_p: float = 1.0
     """The paper's evaluation uses 0.95, the default of eval_benchmarks.py."""
     max_tokens: int = 8192
-    """New tokens per answer. The paper's evaluation uses 8192 with thinking, 4096 without."""
+    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's evaluation uses
+    8192 with thinking, 4096 without."""
     max_thinking_tokens: int = 0
     """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     batch_size: int = 64
@@ -143,7 +144,8 @@ class Args:
     """Run folders to print side by side."""
     # run
     seed: int = 0
-    """Random seed for sampling, for drawn orders and for intervals."""
+    """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with the first
+    answer to a task."""
     out: str = ""
     """Run folder; empty: results/eval__<model>__s<seed>__<hash of the arguments>."""
     resume: bool = False

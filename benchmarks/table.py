@@ -8,7 +8,7 @@ paper and the official tool. Scored rows, stored or generated, have these fields
     arenahard2        uid; verdict_game1_A_is_baseline and verdict_game2_A_is_model (label or judge text);
                       model_metadata
     creativewriting3  title, iteration (1 to 3), judge_text
-    ifeval, ifbench   key, response
+    ifeval, ifbench   key or prompt, response
     popqa             id or question, response
     mmlu_redux        id (position in the data, from 0) or question, response
     math500           unique_id or problem, response
