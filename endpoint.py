@@ -54,6 +54,7 @@ UNSAVED = {}  # {store: (request, attempt, reply)} of `try_endpoint`, until the 
 SLOWEST = 5  # tokens a second; `call_timeout` waits for a reply that comes as slowly, or for its turn at a busy server
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
 CANNOT_SEND = "the request cannot be sent"  # begins another; see `was_refused`
+REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 JITTER = random.Random()  # not the global generator, from which training draws
 
 
@@ -273,7 +274,7 @@ class Endpoint:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
-        `parse_retries` times. Refused, empty and cut-off replies reach it as they are. A request without a
+        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. Refused, empty and cut-off replies reach it as they are. A request without a
         readable reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
         """
         check_requests(requests, name, self)
@@ -322,6 +323,7 @@ class Endpoint:
                 )
             self.file.seek(self.end)
             for line in self.file:
+                watchdog.beat()  # a long run's store has hundreds of thousands of lines
                 if not line.endswith(b"\n"):
                     print(f"{self.store}: cut off the last line, which a kill had torn", file=sys.stderr)
                     self.file.truncate(self.end)
@@ -502,8 +504,14 @@ class Batch:
     async def call(self, request: dict, attempt: int) -> str:
         """Calls until a reply is stored; returns "", or why there is none. Raises Stop."""
         endpoint = self.endpoint
+        body = {**request, "model": endpoint.model}
+        if attempt > 0:  # a server that samples as before would give the reply that could not be read again
+            if "temperature" in body:
+                body["temperature"] = max(body["temperature"], REPEAT_TEMPERATURE)
+            if "seed" in body:
+                body["seed"] += attempt
         try:
-            sent = json.dumps({**request, "model": endpoint.model}, ensure_ascii=False).encode()
+            sent = json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError as e:  # half of a surrogate pair in a message
             return f"{CANNOT_SEND}: {e}"
 
@@ -529,9 +537,16 @@ class Batch:
 
             if repeat < endpoint.retries:
                 wait += JITTER.uniform(0, min(MAX_BACKOFF, endpoint.backoff * 2**repeat))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.stopping.wait(), wait)
+                await self.pause(wait)
         return f"{NO_REPLY} in {endpoint.retries + 1} calls; the last: {error}"
+
+    async def pause(self, seconds: float) -> None:
+        """Waits as long as a server asked for, or until the calls are stopped; a training run is alive meanwhile."""
+        end = time.monotonic() + seconds
+        while not self.stopping.is_set() and time.monotonic() < end:
+            watchdog.beat()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), min(10.0, end - time.monotonic()))
 
     async def post(self, sent: bytes) -> tuple[int, float, bytes]:
         """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""

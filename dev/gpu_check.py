@@ -258,7 +258,7 @@ def dpo(runner: Runner, name: str) -> dict:
 def reward(runner: Runner, name: str) -> dict:
     runner.make_world()
     epochs = 0.5 if ON_GPU else 0.02
-    lines = runner.train(name, "train_reward.py", "--preset", "toy", "--epochs", epochs)
+    lines = runner.train(name, "train_reward.py", "--preset", "toy", "--epochs", epochs, "--warmup-ratio", 0)
     return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
 
 

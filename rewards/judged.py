@@ -10,6 +10,7 @@ need a judge that does not think.
 
 import json
 import re
+from contextlib import suppress
 from collections import defaultdict
 from math import exp, isfinite, tanh
 from typing import Literal
@@ -136,11 +137,21 @@ def _ask_for_token(
 
 def read_json(text: str) -> dict:
     """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without one."""
-    text = text.rpartition("</think>")[2]
-    found = json.loads(text[text.find("{") : text.rfind("}") + 1], strict=False)
+    _, tag, answer = text.rpartition("</think>")
+    found = None
+    whole = _from_brace_to_brace(text)
+    if tag in whole:  # without thinking the tag is "", or the reply quotes it
+        with suppress(ValueError):
+            found = json.loads(whole, strict=False)
+    if found is None:
+        found = json.loads(_from_brace_to_brace(answer), strict=False)
     if not isinstance(found, dict):
         raise ValueError("no JSON object")
     return found
+
+
+def _from_brace_to_brace(text: str) -> str:
+    return text[text.find("{") : text.rfind("}") + 1]
 
 
 def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:

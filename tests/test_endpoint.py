@@ -433,6 +433,16 @@ def test_no_malformed_reply_becomes_a_value(serve, client):
         ) in reply.error
 
 
+def test_an_unreadable_reply_is_not_asked_for_in_the_same_words(serve, client):
+    """A server that samples by temperature and seed alone would give the same reply."""
+    server = serve(lambda text, n: '{"score": 8}' if n == 2 else "prose")
+    [request] = ask_for("x", temperature=0, seed=7)
+    assert client(server).ask([request], verdict)[0].value == 8
+    sent = [(body["temperature"], body["seed"]) for body, _ in server.requests]
+    assert sent == [(0, 7), (0.3, 8), (0.3, 9)]
+    assert client(server).ask([request], verdict)[0].value == 8 and server.calls["x"] == 3  # from the store
+
+
 def test_parse_retries_go_on_where_they_ended(serve, client):
     server = serve(lambda text, n: '{"score": 8}' if n == 3 else "prose")
     reply = client(server).ask(ask_for("x"), verdict, parse_retries=1)[0]

@@ -322,6 +322,7 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     noise,
 )
 def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
+    after = after.replace("</think>", "")  # what stands before it is thinking, not a reply
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
     assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
     assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
@@ -859,15 +860,16 @@ verdicts = st.lists(
     st.sampled_from([-1, 0, 20]),
 )
 def test_scores_of_verdicts(rows, mode, protocol, margin):
-    unread = [
-        r
-        for r in rows
-        if (
-            r["choice"] not in wildbench.CHOICES
-            if mode == "reward"
-            else wildbench.mark_value(r["score"]) is None
-        )
-    ]
+    asked = rows
+    if mode == "reward" and protocol == "official":  # the board asks about no empty or cut answer
+        asked = [row for row in rows if not wildbench.lacks_text(row, mode)]
+    unread = []
+    for row in asked:
+        is_read = row["choice"] in wildbench.CHOICES
+        if mode == "score":
+            is_read = wildbench.mark_value(row["score"]) is not None
+        if not is_read:
+            unread.append(row)
     try:
         numbers = wildbench.score_verdicts(rows, mode, protocol, margin)
     except ValueError:
@@ -880,9 +882,8 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         and low <= numbers["interval"][0] <= numbers["interval"][1] <= high
     )
     if mode == "reward" and protocol == "official":
-        assert sum(numbers[k] for k in ("win_much", "win", "tie", "lose", "lose_much")) == len(rows) - len(
-            unread
-        )
+        n_read = sum(numbers[k] for k in ("win_much", "win", "tie", "lose", "lose_much"))
+        assert n_read == len(asked) - len(unread) and numbers["n_skipped"] == len(rows) - len(asked)
 
 
 @given(text, st.integers(0, 20))

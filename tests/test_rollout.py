@@ -293,7 +293,7 @@ def test_a_budget_leaves_the_samples_that_do_not_use_it_up(engines, base, tokeni
         assert 0 < n_closed < len(prompts)
         rest = {place: sample.ids for place, sample in sampler.sample(prompts, seeds, done={0, 3})}
         assert rest == {place: ids for place, ids in found.items() if place not in (0, 3)}
-        sampler.sampling = Sampling(1.0, 20, budget=dataclasses.replace(budget, end=20))
+        sampler.sampling = Sampling(1.0, 20, budget=dataclasses.replace(budget, close_at=20))
         assert {place: sample.ids for place, sample in sampler.sample(prompts, seeds)} == without
 
 
