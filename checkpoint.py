@@ -385,18 +385,18 @@ def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]
     check_shared_disk(run, accelerator)
     folder = None
     first_step = 0
-    logged = -1  # a start logs nothing from before, not even its step 0, the held-out prompts of the start
+    last_logged = -1  # a start keeps nothing, not even a step 0, the held-out prompts of an earlier start
     if args.resume:
         folder = latest(run)
         accelerator.print(f"resumes from {folder or 'the beginning: there is no checkpoint'}", flush=True)
     if folder:
         first_step = step_of(folder)
-        logged = first_step
+        last_logged = first_step
     if first_step > getattr(args, "steps", first_step):  # others derive their steps from epochs, which stay
         runs.fail(f"--steps {args.steps}: {folder} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
         for name in LOGS:
-            cut_log(run / name, logged)
+            cut_log(run / name, last_logged)
     accelerator.wait_for_everyone()
     return folder, first_step
 

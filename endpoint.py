@@ -274,8 +274,9 @@ class Endpoint:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
-        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. Refused, empty and cut-off replies reach it as they are. A request without a
-        readable reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
+        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. Refused, empty and cut-off
+        replies reach it as they are. A request without a readable reply has the value None and an `error`. `name`
+        is shown in the progress bar and in messages.
         """
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]

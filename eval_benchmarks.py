@@ -259,7 +259,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
         tasks,
-        runs.digest_files({"judge": args.judge}),
+        shared.digests_of(args.judge),
     ]
     # only where they are used: all other runs have the same fingerprint without them
     if args.max_thinking_tokens:
@@ -294,10 +294,7 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
-    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies.
-
-    Exits with 2 if requests got no reply.
-    """
+    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
     parse = benchmark.parse_reply[args.protocol]
@@ -306,7 +303,6 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
     replies = shared.ask_judge(args, flat_requests, parse, run)
-    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
 
     rows = []
     next_reply = iter(replies)

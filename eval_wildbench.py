@@ -214,7 +214,7 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     judging["template"] = shared.short_hash(template)
     judging["tasks"] = shared.short_hash(json.dumps(shown, sort_keys=True))
     # what a judge that is named alike may hold another time: a program, or the weights of a local model
-    judging["judge_files"] = runs.digest_files({"judge": args.judge})
+    judging["judge_files"] = shared.digests_of(args.judge)
     return {**judging, "hash": shared.short_hash(json.dumps(judging, sort_keys=True))}
 
 
@@ -222,10 +222,7 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
 
 
 def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template: str, run: Path) -> None:
-    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
-
-    Exits with 2 if requests got no reply.
-    """
+    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read."""
     key = wildbench.VERDICT_KEYS[args.mode]
     missing = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
     requests = wildbench.judge_requests(args, missing, tasks, template)
@@ -237,7 +234,6 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
     if first_reply_counts:
         parse = str  # reads every text, so none is asked for again
     replies = shared.ask_judge(args, requests, parse, run)
-    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     for verdict, reply in zip(missing, replies, strict=True):
         value = reply.value
         error = reply.error
@@ -319,10 +315,11 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
-    common["n"] = sum(
-        numbers["status"].values()
-    )  # completions, one a task; a judge may give a task several verdicts
-    return [first] + [{**common, "metric": metric, "value": numbers[metric]} for metric in metrics]
+    n_completions = sum(numbers["status"].values())  # one a task, which may get several verdicts
+    lines = [first]
+    for metric in metrics:
+        lines.append({**common, "n": n_completions, "metric": metric, "value": numbers[metric]})
+    return lines
 
 
 def score_stored(args: Args) -> None:
@@ -413,10 +410,8 @@ def main(args: Args) -> None:
     if args.mode != "program":
         n_words = args.max_tokens
         kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
-        if kept_words:
-            n_words = min(
-                n_words, kept_words
-            )  # the judge reads no more, and is not asked about a longer answer
+        if kept_words:  # the judge reads no more, and is not asked about a longer answer
+            n_words = min(n_words, kept_words)
         longest_answers = {task["id"]: " ".join(["word"] * n_words) for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
         to_judge = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]

@@ -507,9 +507,8 @@ def reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tu
     else:
         adapter = [weight for weight in model.parameters() if weight.requires_grad]
         with unwrap(model).disable_adapter():
-            for (
-                weight
-            ) in adapter:  # peft has frozen them, and FSDP2 takes the gradients' dtype from its first forward
+            # peft has frozen them, and FSDP2 takes the gradients' dtype from its first forward
+            for weight in adapter:
                 weight.requires_grad_(True)
             logprobs, _ = model(*inputs)
     return logprobs

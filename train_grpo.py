@@ -255,14 +255,14 @@ VERIFIED = {
     "temperature": 1.0,
 }
 SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
-    "dtype": "bfloat16",
     "rollout": "vllm",
     "reward_on": "response",
     "max_prompt_tokens": 192,
-    "max_completion_tokens": 192,
-    "steps": 60,
+    "max_completion_tokens": 160,
+    "steps": 30,
     "prompts_per_step": 4,
-    "learning_rate": 1e-5,
+    "learning_rate": 1e-4,
+    "lora_r": 16,
     "micro_batch_tokens": 1024,
     "gradient_checkpointing": False,
     "save_steps": 10,
@@ -410,7 +410,6 @@ PRESETS: dict[str, dict] = {
         **SMOLLM2,
         "think_format": "plain",
         "rewards": ("instructions:1",),
-        "max_completion_tokens": 256,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",

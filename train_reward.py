@@ -8,9 +8,9 @@ The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This 
 to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
 to score. At the end, held-out pairs give its accuracy and its calibration error (ECE). Pairs are sorted into
 ten bins by the probability that the model gives to the order it prefers. In each bin its mean is compared
-with the share of pairs for which that order is right. As annotators like long answers, two more numbers stand beside: how often the longer answer is the better one,
-and the accuracy where both are about equally long. A last step that would have fewer pairs than --batch-size
-is left out of each epoch.
+with the share of pairs for which that order is right. As annotators like long answers, two more numbers stand
+beside: how often the longer answer is the better one, and the accuracy where both are about equally long. A last
+step that would have fewer pairs than --batch-size is left out of each epoch.
 
 Why this is a loop and not TRL's RewardTrainer: under FSDP2 the trainer adds up gradients in bfloat16, and two
 processes on a CPU cannot resume, because its optimizer's state does not load. None of its arguments changes that.
@@ -123,10 +123,10 @@ PRESETS: dict[str, dict] = {
     "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
-        "dtype": "bfloat16",
-        "max_length": 512,
-        "batch_size": 16,
-        "learning_rate": 3e-5,
+        "max_length": 256,
+        "batch_size": 8,
+        "learning_rate": 3e-4,
+        "lora_r": 16,
         "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 10,
@@ -258,6 +258,11 @@ class Pair:
 def n_padded(pair: Pair) -> int:
     """Returns a pair's tokens in a forward: two rows, the shorter one padded."""
     return 2 * pair.longest
+
+
+def lengths_of(pair: Pair) -> tuple[int, int]:
+    """Returns a pair's tokens for policy.micro_batches: prompt and answer are one text, which is padded once."""
+    return n_padded(pair), 0
 
 
 def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
@@ -433,9 +438,7 @@ def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[to
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = policy.micro_batches(
-        pairs, args.micro_batch_tokens, accelerator, lengths=lambda pair: (n_padded(pair), 0)
-    )
+    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
     losses = []
     all_chosen = []
     all_rejected = []

@@ -161,10 +161,10 @@ PRESETS: dict[str, dict] = {
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
         "traces": "data/small/traces.jsonl",
-        "dtype": "bfloat16",
         "max_length": 512,
         "batch_size": 8,
-        "learning_rate": 5e-5,
+        "learning_rate": 5e-4,
+        "lora_r": 16,
         "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 20,
@@ -304,6 +304,7 @@ def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Lea
 
 
 def packed_length(trace: Trace) -> tuple[int, int]:
+    """Returns a trace's tokens for policy.micro_batches: packed, prompt and answer are one text."""
     return policy.n_tokens_of(trace), 0
 
 

@@ -182,7 +182,8 @@ def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
     """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. Without a GPU every name is "CPU".
 
     Makes as many groups as the GPUs allow, but no more than `at_most`; 0 is no limit, or one group on a CPU.
-    In an accelerated launch process k takes groups k, k+1, …, as each earlier process has one. Exits with 2 if no group is left.
+    In an accelerated launch process k takes groups k, k+1, …, as each earlier process has one. Exits with 2 if no
+    group is left.
     """
     if not torch.cuda.is_available():
         return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]

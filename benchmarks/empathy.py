@@ -305,9 +305,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
 
     if ".py:" not in args.judge:
         asked = requests(args, dialogues, capability_prompt)
-        replies = shared.ask_judge(args, asked, read_marks, run)
-        shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
-        marks = [reply.value for reply in replies]
+        marks = [reply.value for reply in shared.ask_judge(args, asked, read_marks, run)]
         capabilities = count_failures(marks)
         if is_reliable(args, capabilities):
             capabilities |= score_capabilities(marks, args.seed)
@@ -332,9 +330,7 @@ def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[st
         return codes
 
     asked = requests(args, dialogues, strategy_prompt)
-    replies = shared.ask_judge(args, asked, read_strategies, run)
-    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
-    codes = [reply.value for reply in replies]
+    codes = [reply.value for reply in shared.ask_judge(args, asked, read_strategies, run)]
     # What reads the replies to all requests cannot know how many replies each dialogue has. Where the judge
     # has miscounted them, it is asked again.
     miscounted = defaultdict(list)  # places in `dialogues`, by the number of replies

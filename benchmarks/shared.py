@@ -427,7 +427,8 @@ def is_behind_endpoint(judge: str) -> bool:
 def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
-    `parse` raises ValueError for a reply that it cannot read; the request is then asked again.
+    `parse` raises ValueError for a reply that it cannot read; the request is then asked again. Exits with 2 if
+    requests got no reply, see `check_answered`.
     """
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
@@ -438,7 +439,9 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
     judge = judge_endpoint(args, run, longest_reply)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-    return judge.ask(requests, parse)
+    replies = judge.ask(requests, parse)
+    check_answered([reply.error for reply in replies], f"--judge {args.judge}")
+    return replies
 
 
 def check_answered(errors: list[str], who: str) -> None:

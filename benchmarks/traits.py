@@ -276,7 +276,6 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     """Asks the judge for traits; returns {traits, prompts (the ids it saw), batches} for traits.json."""
     parse = partial(trait_judging.read_traits, most=args.max_traits)
     replies = shared.ask_judge(args, trait_judging.extract_requests(args, pairs), parse, run)
-    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     rows = []
     for (model_is, batch), reply in zip(trait_judging.batches(args, pairs), replies, strict=True):
         prompts = [pair["id"] for pair in batch]
@@ -306,7 +305,6 @@ def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> lis
         return dict(zip(names, trait_judging.read_verdicts(text, len(names))))
 
     replies = shared.ask_judge(args, trait_judging.compare_requests(args, pairs, traits), parse, run)
-    shared.check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     asked = [(pair["id"], model_is) for pair in pairs for model_is in (1, 2)]
     rows = []
     for (prompt_id, model_is), reply in zip(asked, replies, strict=True):

@@ -5,13 +5,14 @@
 #   STAGES="data sft" bash experiments/small.sh                   # some of them
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
-# It takes 12 GB of memory and 45 GB of disk. docs/small.md says how long it takes on two CPU cores with bfloat16 instructions,
-# and how long it should take on a GPU. IFEval needs NLTK's data: python -m nltk.downloader punkt_tab
+# docs/small.md says what it takes, on two CPU cores and on a GPU.
+# IFEval needs NLTK's data: python -m nltk.downloader punkt_tab
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
 : "${RESULTS:=results/small}" "${DATA:=data/small}" "${MODEL:=data/smollm2}"
 : "${SEEDS:=0 1}" # of the runs that are compared, RLMT and RLHF
+: "${DTYPE:=auto}" # bfloat16 on a GPU, float32 on a CPU; a CPU with avx512_bf16 or amx_bf16 is faster with bfloat16
 : "${PROMPTS:=allenai/tulu-3-wildchat-if-on-policy-8b}" # or the authors' file wildchat-if_train.parquet
 : "${ALPACA:=}"         # a copy of the repository tatsu-lab/alpaca_eval; empty: git downloads what is needed of it
 : "${IFEVAL:=google/IFEval}" # or its file
@@ -40,13 +41,13 @@ if stage data; then
   fi
 
   short="wildchat-if --input $PROMPTS --max-characters 400"
-  make "$DATA/prompts_eval.jsonl" data.prepare $short --n 400 --seed 1
+  make "$DATA/prompts_eval.jsonl" data.prepare $short --n 200 --seed 1
   make "$DATA/prompts_gold.jsonl" data.prepare $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl"
   make "$DATA/prompts.jsonl" data.prepare $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl"
   make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --exclude "$IFEVAL"
 
   make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
-  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 800
+  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 500
   if [ -d "$DATA" ]; then
     echo "$settings" > "$DATA/settings.txt"
   fi
@@ -55,24 +56,24 @@ fi
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
 
 if stage reward; then
-  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/alpaca/pairs_a.jsonl" \
+  python train_reward.py --preset small --dtype "$DTYPE" --model "$MODEL" --pairs "$DATA/alpaca/pairs_a.jsonl" \
     --held-out-pairs "$DATA/alpaca/pairs_b.jsonl" --out "$RUNS/reward-proxy" --resume
-  python train_reward.py --preset small --model "$MODEL" --pairs "$DATA/alpaca/pairs_b.jsonl" \
+  python train_reward.py --preset small --dtype "$DTYPE" --model "$MODEL" --pairs "$DATA/alpaca/pairs_b.jsonl" \
     --held-out-pairs "$DATA/alpaca/pairs_a.jsonl" --out "$RUNS/reward-gold" --resume
 fi
 
 # --- 3. warm start, with thinking and without
 
 if stage sft; then
-  python train_sft_warmstart.py --preset small --model "$MODEL" --traces "$DATA/traces.jsonl" \
+  python train_sft_warmstart.py --preset small --dtype "$DTYPE" --model "$MODEL" --traces "$DATA/traces.jsonl" \
     --out "$RUNS/sft-think" --resume
-  python train_sft_warmstart.py --preset small --model "$MODEL" --traces "$DATA/traces.jsonl" \
+  python train_sft_warmstart.py --preset small --dtype "$DTYPE" --model "$MODEL" --traces "$DATA/traces.jsonl" \
     --think-format plain --out "$RUNS/sft-plain" --resume
 fi
 
 # --- 4. RLMT and RLHF: the pair that the paper is about
 
-RL="--preset small --prompts $DATA/prompts.jsonl --reward-model $RUNS/reward-proxy/model \
+RL="--preset small --dtype $DTYPE --prompts $DATA/prompts.jsonl --reward-model $RUNS/reward-proxy/model \
   --gold $GOLD --gold-prompts $DATA/prompts_gold.jsonl"
 
 if stage grpo; then
@@ -91,11 +92,11 @@ fi
 # --- 5. RLVR: instructions that a checker verifies
 
 if stage rlvr; then
-  python train_grpo.py --preset small-instructions --model "$RUNS/sft-plain/model" --prompts "$DATA/instructions.jsonl" \
-    --out "$RUNS/rlvr-plain" --resume
+  python train_grpo.py --preset small-instructions --dtype "$DTYPE" --model "$RUNS/sft-plain/model" \
+    --prompts "$DATA/instructions.jsonl" --out "$RUNS/rlvr-plain" --resume
 fi
 
-# --- 6. evaluation: gold reward of one answer to each of 400 prompts, and IFEval
+# --- 6. evaluation: gold reward of one answer to each of 200 prompts, and IFEval
 
 # model_of NAME: the model of a run, or the one that all start from
 model_of() {
@@ -115,13 +116,13 @@ is_trained() {
 answer() {
   python eval_wildbench.py --model "$(model_of "$1")" --tasks "$2" --judge experiments/small_judge.py:judge \
     --reward-model "$RUNS/reward-proxy/model" --reward-on response --max-tokens 256 --max-invalid 1 \
-    --rollout vllm --dtype bfloat16 --out "$3" --resume
+    --rollout vllm --dtype "$DTYPE" --out "$3" --resume
 }
 
 # ifeval NAME TEMPERATURE OUT
 ifeval() {
   python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$(model_of "$1")" --max-tokens 400 --temperature "$2" \
-    --rollout vllm --dtype bfloat16 --out "$3" --resume
+    --rollout vllm --dtype "$DTYPE" --out "$3" --resume
 }
 
 if stage evaluate; then

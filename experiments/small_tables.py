@@ -252,9 +252,10 @@ def explanation(rows: pd.DataFrame) -> str:
         "answers in good format. IFEval: the share of "
         f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with top-p 0.95 "
         "and greedy, in answers of at most 400 tokens: longer ones are cut off and checked as far as they go, so the "
-        "numbers are not those of leaderboards, which allow more. Each task is averaged first over the seeds that have a value; the gold of each seed is in brackets. ± is "
-        "one standard error over the tasks, which does not cover how other seeds differ. Differences are taken task "
-        "by task, where both rows have a value; those beyond two standard errors are bold."
+        "numbers are not those of leaderboards, which allow more. Each task is averaged first over the seeds that "
+        "have a value; the gold of each seed is in brackets. ± is one standard error over the tasks, which does not "
+        "cover how other seeds differ. Differences are taken task by task, where both rows have a value; those beyond "
+        "two standard errors are bold."
     )
 
 

@@ -54,9 +54,8 @@ def load_gold(args, device: str, run: Path):
         return _judge_as_gold(args, run)
     if ".py:" in spec:
         return _function_as_gold(runs.load_function(spec))
-    return RewardModel(
-        spec, think_format="plain", device=device, dtype=args.dtype
-    )  # it is given responses only
+    # it is given responses only
+    return RewardModel(spec, think_format="plain", device=device, dtype=args.dtype)
 
 
 def _function_as_gold(function):

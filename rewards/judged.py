@@ -10,8 +10,8 @@ need a judge that does not think.
 
 import json
 import re
-from contextlib import suppress
 from collections import defaultdict
+from contextlib import suppress
 from math import exp, isfinite, tanh
 from typing import Literal
 

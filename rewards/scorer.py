@@ -35,12 +35,13 @@ class Scorer:
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
 
         # a second thread scores completions while others are still sampled
-        self._thread = ThreadPoolExecutor(1)
-        self._stream = None
         if torch.cuda.is_available():
-            self._stream = torch.cuda.Stream()
             device = torch.cuda.current_device()  # a new thread would take GPU 0, and memory of it
             self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
+            self._stream = torch.cuda.Stream()
+        else:
+            self._thread = ThreadPoolExecutor(1)
+            self._stream = None
         self._waiting = []  # completions of a batch that is not full yet
         self._scoring = []  # a future for each batch that the thread has been given
 

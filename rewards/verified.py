@@ -210,8 +210,8 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
     """Whether both are spelled alike or math-verify finds them equal.
 
     A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty
-    by answers that are slow to compare. An answer that would fit several truths is not equal either: the question once more, an anagram
-    of the truth's words, a unit and more text behind it.
+    by answers that are slow to compare. An answer that would fit several truths is not equal either: the question
+    once more, an anagram of the truth's words, a unit and more text behind it.
     """
     if not answer or _is_unsolved(truth, answer):
         return False

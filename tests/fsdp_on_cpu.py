@@ -1,6 +1,6 @@
 """Runs a script of this repository with FSDP2 on CPU processes, where accelerate would silently fall back to DDP.
 
-tests/test_grpo.py starts it: accelerate launch ... fsdp_on_cpu.py SCRIPT ARGUMENTS
+tests/launch.py starts it: accelerate launch ... fsdp_on_cpu.py SCRIPT ARGUMENTS
 """
 
 import runpy
