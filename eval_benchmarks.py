@@ -218,6 +218,11 @@ def task_prompt(args: Args, task: dict) -> str:
     return BENCHMARKS[args.name].prompt.format(**task)
 
 
+def messages_of(args: Args, task: dict) -> list[dict]:
+    """Returns the conversation that the model answers."""
+    return [{"role": "user", "content": task_prompt(args, task)}]
+
+
 def judge_template_for(args: Args, task: dict) -> str:
     """Returns the text of --template for a task; "" without one. Exits with 2 if it cannot be filled in."""
     if not args.template:
@@ -280,9 +285,9 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     requests = []
     requested_tasks = []
     for task in tasks:
-        messages = [{"role": "user", "content": task_prompt(args, task)}]
         for sample in range(args.samples):
-            requests.append({"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages})
+            request_id = f"{task['position']}-{sample}"
+            requests.append({"id": request_id, "sample": sample, "messages": messages_of(args, task)})
             requested_tasks.append(task)
     rows = shared.generate(args, requests, args.temperature, run)
     answers = []
@@ -428,6 +433,8 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
+    if not args.model_url:
+        shared.check_prompts(args, [messages_of(args, task) for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
     shared.check_judge(args)

@@ -404,6 +404,8 @@ def main(args: Args) -> None:
     )
     check_models(args)
     tasks = load_tasks(args)
+    if not args.model_url:
+        shared.check_prompts(args, [task["messages"] for task in tasks])
     template = load_template(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")

@@ -15,13 +15,13 @@ if not GOLD:
     runs.fail(
         "experiments/small_judge.py reads the gold reward model's folder from the environment: GOLD=FOLDER"
     )
-runs.or_fail(RewardModel.check, GOLD)
+runs.or_fail(RewardModel.check, GOLD, "", "response", "plain")
 
 
 @cache
 def gold_model() -> RewardModel:
     """Loads the gold reward model once, when the first answer is judged."""
-    return RewardModel(GOLD, reward_on="response", think_format="plain")
+    return RewardModel(GOLD, "response", "plain")
 
 
 def judge(messages: list[dict], response: str) -> dict:

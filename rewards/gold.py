@@ -27,7 +27,7 @@ def check(args) -> None:
     elif ".py:" in args.gold:
         runs.load_function(args.gold)
     elif args.gold:
-        runs.or_fail(RewardModel.check, args.gold)
+        runs.or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
 def try_judge(args, run: Path) -> None:
@@ -55,7 +55,7 @@ def load_gold(args, device: str, run: Path):
     if ".py:" in spec:
         return _function_as_gold(runs.load_function(spec))
     # it is given responses only
-    return RewardModel(spec, think_format="plain", device=device, dtype=args.dtype)
+    return RewardModel(spec, "response", "plain", device=device, dtype=args.dtype)
 
 
 def _function_as_gold(function):

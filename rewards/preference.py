@@ -59,12 +59,10 @@ class RewardModel:
         self.n_truncated = 0
 
     @staticmethod
-    def check(
-        path: str, chat_template: str = "", reward_on: str = "response", think_format: str = "plain"
-    ) -> Tokenizer:
+    def check(path: str, chat_template: str, reward_on: str, think_format: str) -> Tokenizer:
         """Returns the tokenizer with its chat template; checks the model without loading weights.
 
-        Raises ValueError if it cannot score such completions. Exits with 2 if the folder cannot be used.
+        The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits with 2 if the folder cannot be used.
         """
         tokenizer = utils.load_tokenizer(path)
         config = utils.load_config(path)

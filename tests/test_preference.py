@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -151,7 +152,8 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
 
 def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
     drops_thinking = reward_models["drops_thinking"]
-    for make in (RewardModel, RewardModel.check):
+    check = partial(RewardModel.check, chat_template="", reward_on="think+response", think_format="think")
+    for make in (RewardModel, check):
         with pytest.raises(
             ValueError, match="has no chat template; pass --reward-args preference.chat_template"
         ):
