@@ -121,7 +121,7 @@ answer() {
 
 # ifeval NAME TEMPERATURE OUT
 ifeval() {
-  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$(model_of "$1")" --max-tokens 400 --temperature "$2" \
+  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$(model_of "$1")" --max-tokens 256 --temperature "$2" \
     --rollout vllm --dtype "$DTYPE" --out "$3" --resume
 }
 

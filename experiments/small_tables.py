@@ -251,7 +251,7 @@ def explanation(rows: pd.DataFrame) -> str:
         "their n. Proxy: the reward that RLMT and RLHF are trained on, of the same answers. Format ok: the share of "
         "answers in good format. IFEval: the share of "
         f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with top-p 0.95 "
-        "and greedy, in answers of at most 400 tokens: longer ones are cut off and checked as far as they go, so the "
+        "and greedy, in answers of at most 256 tokens: longer ones are cut off and checked as far as they go, so the "
         "numbers are not those of leaderboards, which allow more. Each task is averaged first over the seeds that "
         "have a value; the gold of each seed is in brackets. ± is one standard error over the tasks, which does not "
         "cover how other seeds differ. Differences are taken task by task, where both rows have a value; those beyond "
