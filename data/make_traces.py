@@ -6,8 +6,8 @@
 
 The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and
 writes a simulated thinking trace and the response in tags. The paper's teacher was asked for the same in
-other words, behind the prompt; --instruction FILE uses those of a file. With --reasoning-field the teacher gets the prompt alone, and the thinking is what its endpoint
-sends as reasoning.
+other words, behind the prompt; --instruction FILE uses those of a file. With --reasoning-field the teacher
+gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three

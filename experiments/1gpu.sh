@@ -28,6 +28,12 @@ evaluate() {
 
 # --- The inputs of every stage, before anything is trained
 
+case $MODEL in # from which the preset of the warm start begins
+  qwen2.5-0.5b) base=Qwen/Qwen2.5-0.5B ;;
+  qwen2.5-1.5b) base=Qwen/Qwen2.5-1.5B ;;
+  llama3.2-1b) base=meta-llama/Llama-3.2-1B ;;
+  *) echo "error: MODEL=$MODEL: use qwen2.5-0.5b, qwen2.5-1.5b or llama3.2-1b; others have no preset of GRPO" >&2 && exit 2 ;;
+esac
 inputs="$TRACES $PROMPTS"
 if [[ " $BENCHMARKS " == *" mmlu_redux "* ]]; then
   inputs+=" data/mmlu_redux"
@@ -42,8 +48,8 @@ if [ -n "$missing" ]; then
   echo "error: missing:$missing; README.md, \"A run on one GPU\", has the commands that make them" >&2
   exit 2
 fi
-# hub data sets, NLTK's data and judges: a dry run, with the toy model in the place of those that are still to be trained
-MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" evaluate data/toy/base "$CARD-$MODEL-dry-run"
+# hub data sets, NLTK's data, judges, lengths: a dry run with the model from which all start. It needs no chat template then
+MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$CARD-$MODEL-dry-run"
 
 # --- Warm start, with thinking and without
 

@@ -8,7 +8,7 @@
 # The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
 set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
-: "${MAX_TOKENS:=8192}"   # the paper's: 8192 with thinking, 4096 without
+: "${MAX_TOKENS:=8192}"   # the authors': 8192 with thinking and for all Zero models, 4096 for others
 : "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
 : "${MODEL_FLAGS:=}"      # how the model runs: --tensor-parallel 4, or --model-url URL (its key: --key-env in JUDGE_FLAGS)
 : "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS

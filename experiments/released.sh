@@ -12,145 +12,146 @@ set -euo pipefail
 : "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
 export SEED RESULTS JUDGE_FLAGS TEMPLATES
 
-think() { # ROW FORMAT
-  THINK_FORMAT=$2 bash experiments/evaluate.sh "$CHECKPOINTS/$1" "$1-as-released-s$SEED"
-}
-plain() { # ROW FORMAT
-  MAX_TOKENS=4096 THINK_FORMAT=$2 bash experiments/evaluate.sh "$CHECKPOINTS/$1" "$1-as-released-s$SEED"
+evaluate() { # ROW FORMAT
+  local max_tokens=8192
+  if [ "$2" = plain ]; then # but not zero_plain, as with the authors
+    max_tokens=4096
+  fi
+  MAX_TOKENS=$max_tokens THINK_FORMAT=$2 bash experiments/evaluate.sh "$CHECKPOINTS/$1" "$1-as-released-s$SEED"
 }
 
 # --- table 1
 
 # row: table1/llama3.1-8b-sft-plain-as-released
-plain llama3.1-8b-sft-plain plain
+evaluate llama3.1-8b-sft-plain plain
 
 # row: table1/llama3.1-8b-sft-think-as-released
-think llama3.1-8b-sft-think think
+evaluate llama3.1-8b-sft-think think
 
 # row: table1/llama3.1-8b-rlhf-as-released
-plain llama3.1-8b-rlhf plain
+evaluate llama3.1-8b-rlhf plain
 
 # row: table1/llama3.1-8b-rlmt-as-released
-think llama3.1-8b-rlmt think
+evaluate llama3.1-8b-rlmt think
 
 # row: table1/qwen2.5-7b-sft-plain-as-released
-plain qwen2.5-7b-sft-plain plain
+evaluate qwen2.5-7b-sft-plain plain
 
 # row: table1/qwen2.5-7b-sft-think-as-released
-think qwen2.5-7b-sft-think think
+evaluate qwen2.5-7b-sft-think think
 
 # row: table1/qwen2.5-7b-rlhf-as-released
-plain qwen2.5-7b-rlhf plain
+evaluate qwen2.5-7b-rlhf plain
 
 # row: table1/qwen2.5-7b-rlmt-as-released
-think qwen2.5-7b-rlmt think
+evaluate qwen2.5-7b-rlmt think
 
 # row: table1/llama3.1-8b-instruct-sft-plain-as-released
-plain llama3.1-8b-instruct-sft-plain plain
+evaluate llama3.1-8b-instruct-sft-plain plain
 
 # row: table1/llama3.1-8b-instruct-sft-think-as-released
-think llama3.1-8b-instruct-sft-think think
+evaluate llama3.1-8b-instruct-sft-think think
 
 # row: table1/llama3.1-8b-instruct-rlhf-as-released
-plain llama3.1-8b-instruct-rlhf plain
+evaluate llama3.1-8b-instruct-rlhf plain
 
 # row: table1/llama3.1-8b-instruct-rlmt-as-released
-think llama3.1-8b-instruct-rlmt think
+evaluate llama3.1-8b-instruct-rlmt think
 
 # row: table1/qwen2.5-7b-instruct-sft-plain-as-released
-plain qwen2.5-7b-instruct-sft-plain plain
+evaluate qwen2.5-7b-instruct-sft-plain plain
 
 # row: table1/qwen2.5-7b-instruct-sft-think-as-released
-think qwen2.5-7b-instruct-sft-think think
+evaluate qwen2.5-7b-instruct-sft-think think
 
 # row: table1/qwen2.5-7b-instruct-rlhf-as-released
-plain qwen2.5-7b-instruct-rlhf plain
+evaluate qwen2.5-7b-instruct-rlhf plain
 
 # row: table1/qwen2.5-7b-instruct-rlmt-as-released
-think qwen2.5-7b-instruct-rlmt think
+evaluate qwen2.5-7b-instruct-rlmt think
 
 # row: table1/llama3.1-8b-rlhf-zero-as-released
-plain llama3.1-8b-rlhf-zero zero_plain
+evaluate llama3.1-8b-rlhf-zero zero_plain
 
 # row: table1/llama3.1-8b-rlmt-zero-as-released
-think llama3.1-8b-rlmt-zero zero_think
+evaluate llama3.1-8b-rlmt-zero zero_think
 
 # row: table1/qwen2.5-7b-rlhf-zero-as-released
-plain qwen2.5-7b-rlhf-zero zero_plain
+evaluate qwen2.5-7b-rlhf-zero zero_plain
 
 # row: table1/qwen2.5-7b-rlmt-zero-as-released
-think qwen2.5-7b-rlmt-zero zero_think
+evaluate qwen2.5-7b-rlmt-zero zero_think
 
 # --- table 3
 
 # row: table3/llama3.1-8b-rlhf-dpo-as-released
-plain llama3.1-8b-rlhf-dpo plain
+evaluate llama3.1-8b-rlhf-dpo plain
 
 # row: table3/llama3.1-8b-rlmt-dpo-as-released
-think llama3.1-8b-rlmt-dpo think
+evaluate llama3.1-8b-rlmt-dpo think
 
 # row: table3/llama3.1-8b-rlhf-ppo-as-released
-plain llama3.1-8b-rlhf-ppo plain
+evaluate llama3.1-8b-rlhf-ppo plain
 
 # row: table3/llama3.1-8b-rlmt-ppo-as-released
-think llama3.1-8b-rlmt-ppo think
+evaluate llama3.1-8b-rlmt-ppo think
 
 # row: table3/qwen2.5-7b-rlhf-dpo-as-released
-plain qwen2.5-7b-rlhf-dpo plain
+evaluate qwen2.5-7b-rlhf-dpo plain
 
 # row: table3/qwen2.5-7b-rlmt-dpo-as-released
-think qwen2.5-7b-rlmt-dpo think
+evaluate qwen2.5-7b-rlmt-dpo think
 
 # row: table3/qwen2.5-7b-rlhf-ppo-as-released
-plain qwen2.5-7b-rlhf-ppo plain
+evaluate qwen2.5-7b-rlhf-ppo plain
 
 # row: table3/qwen2.5-7b-rlmt-ppo-as-released
-think qwen2.5-7b-rlmt-ppo think
+evaluate qwen2.5-7b-rlmt-ppo think
 
 # row: table3/llama3.1-8b-instruct-rlhf-dpo-as-released
-plain llama3.1-8b-instruct-rlhf-dpo plain
+evaluate llama3.1-8b-instruct-rlhf-dpo plain
 
 # row: table3/llama3.1-8b-instruct-rlmt-dpo-as-released
-think llama3.1-8b-instruct-rlmt-dpo think
+evaluate llama3.1-8b-instruct-rlmt-dpo think
 
 # row: table3/llama3.1-8b-instruct-rlhf-ppo-as-released
-plain llama3.1-8b-instruct-rlhf-ppo plain
+evaluate llama3.1-8b-instruct-rlhf-ppo plain
 
 # row: table3/llama3.1-8b-instruct-rlmt-ppo-as-released
-think llama3.1-8b-instruct-rlmt-ppo think
+evaluate llama3.1-8b-instruct-rlmt-ppo think
 
 # row: table3/qwen2.5-7b-instruct-rlhf-dpo-as-released
-plain qwen2.5-7b-instruct-rlhf-dpo plain
+evaluate qwen2.5-7b-instruct-rlhf-dpo plain
 
 # row: table3/qwen2.5-7b-instruct-rlmt-dpo-as-released
-think qwen2.5-7b-instruct-rlmt-dpo think
+evaluate qwen2.5-7b-instruct-rlmt-dpo think
 
 # row: table3/qwen2.5-7b-instruct-rlhf-ppo-as-released
-plain qwen2.5-7b-instruct-rlhf-ppo plain
+evaluate qwen2.5-7b-instruct-rlhf-ppo plain
 
 # row: table3/qwen2.5-7b-instruct-rlmt-ppo-as-released
-think qwen2.5-7b-instruct-rlmt-ppo think
+evaluate qwen2.5-7b-instruct-rlmt-ppo think
 
 # row: table3/llama3.1-8b-rlhf-zero-dpo-as-released
-plain llama3.1-8b-rlhf-zero-dpo zero_plain
+evaluate llama3.1-8b-rlhf-zero-dpo zero_plain
 
 # row: table3/llama3.1-8b-rlmt-zero-dpo-as-released
-think llama3.1-8b-rlmt-zero-dpo zero_think
+evaluate llama3.1-8b-rlmt-zero-dpo zero_think
 
 # row: table3/llama3.1-8b-rlhf-zero-ppo-as-released
-plain llama3.1-8b-rlhf-zero-ppo zero_plain
+evaluate llama3.1-8b-rlhf-zero-ppo zero_plain
 
 # row: table3/llama3.1-8b-rlmt-zero-ppo-as-released
-think llama3.1-8b-rlmt-zero-ppo zero_think
+evaluate llama3.1-8b-rlmt-zero-ppo zero_think
 
 # row: table3/qwen2.5-7b-rlhf-zero-dpo-as-released
-plain qwen2.5-7b-rlhf-zero-dpo zero_plain
+evaluate qwen2.5-7b-rlhf-zero-dpo zero_plain
 
 # row: table3/qwen2.5-7b-rlmt-zero-dpo-as-released
-think qwen2.5-7b-rlmt-zero-dpo zero_think
+evaluate qwen2.5-7b-rlmt-zero-dpo zero_think
 
 # row: table3/qwen2.5-7b-rlhf-zero-ppo-as-released
-plain qwen2.5-7b-rlhf-zero-ppo zero_plain
+evaluate qwen2.5-7b-rlhf-zero-ppo zero_plain
 
 # row: table3/qwen2.5-7b-rlmt-zero-ppo-as-released
-think qwen2.5-7b-rlmt-zero-ppo zero_think
+evaluate qwen2.5-7b-rlmt-zero-ppo zero_think

@@ -31,7 +31,9 @@ make() {
 }
 
 if stage data; then
-  settings="PROMPTS=$PROMPTS ALPACA=$ALPACA IFEVAL=$IFEVAL"
+  n_evaluated=200 n_held_out=64 n_instructions=2000 answer_characters=500
+  settings="PROMPTS=$PROMPTS ALPACA=$ALPACA IFEVAL=$IFEVAL n_evaluated=$n_evaluated n_held_out=$n_held_out \
+n_instructions=$n_instructions answer_characters=$answer_characters"
   if [ -e "$DATA/settings.txt" ] && [ "$(cat "$DATA/settings.txt")" != "$settings" ]; then
     echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA" >&2
     exit 2
@@ -41,13 +43,13 @@ if stage data; then
   fi
 
   short="wildchat-if --input $PROMPTS --max-characters 400"
-  make "$DATA/prompts_eval.jsonl" data.prepare $short --n 200 --seed 1
-  make "$DATA/prompts_gold.jsonl" data.prepare $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl"
+  make "$DATA/prompts_eval.jsonl" data.prepare $short --n $n_evaluated --seed 1
+  make "$DATA/prompts_gold.jsonl" data.prepare $short --n $n_held_out --seed 2 --exclude "$DATA/prompts_eval.jsonl"
   make "$DATA/prompts.jsonl" data.prepare $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl"
-  make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --exclude "$IFEVAL"
+  make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n $n_instructions --exclude "$IFEVAL"
 
   make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
-  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 500
+  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters $answer_characters
   if [ -d "$DATA" ]; then
     echo "$settings" > "$DATA/settings.txt"
   fi

@@ -199,7 +199,7 @@ bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-instruct-rlmt-s$SEED/model" "q
 # --- Llama-3.1-8B, Zero: an instruction instead of SFT
 
 # row: table1/llama3.1-8b-prompted-plain
-MAX_TOKENS=4096 THINK_FORMAT=zero_plain bash experiments/evaluate.sh meta-llama/Llama-3.1-8B \
+THINK_FORMAT=zero_plain bash experiments/evaluate.sh meta-llama/Llama-3.1-8B \
   "llama3.1-8b-prompted-plain-s$SEED"
 
 # row: table1/llama3.1-8b-prompted-think
@@ -212,7 +212,7 @@ $LAUNCH train_grpo.py --preset table1/llama3.1-8b-rlhf-zero $AS_RELEASED --promp
 
 # row: table1/llama3.1-8b-rlhf-zero
 # needs: llama3.1-8b-rlhf-zero
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-s$SEED/model" \
   "llama3.1-8b-rlhf-zero-s$SEED"
 
 # stage: llama3.1-8b-rlmt-zero
@@ -227,7 +227,7 @@ bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlmt-zero-s$SEED/model" "llam
 # --- Qwen2.5-7B, Zero: an instruction instead of SFT
 
 # row: table1/qwen2.5-7b-prompted-plain
-MAX_TOKENS=4096 THINK_FORMAT=zero_plain bash experiments/evaluate.sh Qwen/Qwen2.5-7B \
+THINK_FORMAT=zero_plain bash experiments/evaluate.sh Qwen/Qwen2.5-7B \
   "qwen2.5-7b-prompted-plain-s$SEED"
 
 # row: table1/qwen2.5-7b-prompted-think
@@ -240,7 +240,7 @@ $LAUNCH train_grpo.py --preset table1/qwen2.5-7b-rlhf-zero $AS_RELEASED --prompt
 
 # row: table1/qwen2.5-7b-rlhf-zero
 # needs: qwen2.5-7b-rlhf-zero
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-s$SEED/model" \
   "qwen2.5-7b-rlhf-zero-s$SEED"
 
 # stage: qwen2.5-7b-rlmt-zero

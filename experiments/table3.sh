@@ -251,7 +251,7 @@ bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-instruct-rlmt-ppo-s$SEED/model
 # about 8 H100-hours, without the sampling
 $LAUNCH train_dpo.py --preset table3/llama3.1-8b-rlhf-zero-dpo $AS_RELEASED --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
   --seed "$SEED" --out "$RESULTS/llama3.1-8b-rlhf-zero-dpo-s$SEED" --resume
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-dpo-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-dpo-s$SEED/model" \
   "llama3.1-8b-rlhf-zero-dpo-s$SEED"
 
 # row: table3/llama3.1-8b-rlmt-zero-dpo
@@ -264,7 +264,7 @@ bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlmt-zero-dpo-s$SEED/model" "
 # about 62 H100-hours
 $LAUNCH train_ppo.py --preset table3/llama3.1-8b-rlhf-zero-ppo --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
   --seed "$SEED" --out "$RESULTS/llama3.1-8b-rlhf-zero-ppo-s$SEED" --resume
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-ppo-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlhf-zero-ppo-s$SEED/model" \
   "llama3.1-8b-rlhf-zero-ppo-s$SEED"
 
 # row: table3/llama3.1-8b-rlmt-zero-ppo
@@ -285,7 +285,7 @@ bash experiments/evaluate.sh "$RESULTS/llama3.1-8b-rlmt-zero-ppo-s$SEED/model" "
 # about 8 H100-hours, without the sampling
 $LAUNCH train_dpo.py --preset table3/qwen2.5-7b-rlhf-zero-dpo $AS_RELEASED --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
   --seed "$SEED" --out "$RESULTS/qwen2.5-7b-rlhf-zero-dpo-s$SEED" --resume
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-dpo-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-dpo-s$SEED/model" \
   "qwen2.5-7b-rlhf-zero-dpo-s$SEED"
 
 # row: table3/qwen2.5-7b-rlmt-zero-dpo
@@ -298,7 +298,7 @@ bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlmt-zero-dpo-s$SEED/model" "q
 # about 62 H100-hours
 $LAUNCH train_ppo.py --preset table3/qwen2.5-7b-rlhf-zero-ppo --prompts data/wildchat_if.jsonl $GOLD_FLAGS \
   --seed "$SEED" --out "$RESULTS/qwen2.5-7b-rlhf-zero-ppo-s$SEED" --resume
-MAX_TOKENS=4096 bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-ppo-s$SEED/model" \
+bash experiments/evaluate.sh "$RESULTS/qwen2.5-7b-rlhf-zero-ppo-s$SEED/model" \
   "qwen2.5-7b-rlhf-zero-ppo-s$SEED"
 
 # row: table3/qwen2.5-7b-rlmt-zero-ppo

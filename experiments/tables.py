@@ -107,7 +107,8 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
-        empty = dict.fromkeys(("ours", "low", "high", "seed_low", "seed_high", "task", "fingerprint"))
+        names = ("ours", "low", "high", "seed_low", "seed_high", "n", "n_invalid", "task", "fingerprint")
+        empty = dict.fromkeys(names)
         return empty | {"seeds": 0}
     if values["fingerprint"].nunique() > 1:
         names = ", ".join(values["run"])
@@ -129,6 +130,8 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
         "high": factor * high,
         "seed_low": seed_low,
         "seed_high": seed_high,
+        "n": values["n"].iloc[0],  # that of each seed, as tasks are part of the fingerprint
+        "n_invalid": values["n_invalid"].sum(),
         "task": values["benchmark"].iloc[0],
         "fingerprint": values["fingerprint"].iloc[0],
         "seeds": seeds,
@@ -155,6 +158,20 @@ def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
         means_of_seeds.append(means[same])
     task_means = pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean()
     return bootstrap(task_means)
+
+
+def counts(table: pd.DataFrame) -> str:
+    """Writes of how many values each number is a mean, which rows have fewer or more, and how many were invalid."""
+    parts = []
+    for column, cells in table.dropna(subset="n").groupby("benchmark", sort=False):
+        usual = cells["n"].mode()[0]
+        part = f"{column} {usual:g}"
+        for n, others in cells[cells["n"] != usual].groupby("n"):
+            part += f", but {n:g} in {' '.join(others['row'])}"
+        for cell in cells[cells["n_invalid"] > 0].itertuples():
+            part += f", {cell.n_invalid:g} invalid in {cell.row}"
+        parts.append(part)
+    return f"n of each seed: {'; '.join(parts)}."
 
 
 def judged_unlike(table: pd.DataFrame) -> list[str]:
@@ -413,6 +430,8 @@ def render(results: Path, rows: dict[str, list[str]]) -> dict[str, str]:
             notes.append(AVERAGED)
         if table not in COLUMNS:
             notes += wordings(numbers)
+        if numbers["n"].notna().any():
+            notes.append(counts(numbers))
         for sentence in judged_unlike(numbers):
             print(f"WARNING: {name}, {sentence}", file=sys.stderr)
             notes.append(sentence)

@@ -402,7 +402,7 @@ def test_one_card_looks_for_its_inputs_before_it_trains():
     commands = [" ".join(command) for command in expand(script, {**hub, "BENCHMARKS": "popqa"})]
     kinds = ["eval", "sft", "sft", "eval", "eval", "grpo", "grpo", "eval", "eval"]
     assert [re.search("eval|sft|grpo", command)[0] for command in commands] == kinds
-    assert "--model data/toy/base --dry-run" in commands[0]
+    assert "--model Qwen/Qwen2.5-1.5B --dry-run" in commands[0]
     assert not any("--dry-run" in command for command in commands[1:])
     without_thinking = ["--max-tokens 4096" in command for command in commands if "eval_" in command]
     assert without_thinking == [False, False, True, False, True]
@@ -602,7 +602,7 @@ def test_rows_as_released_need_their_checkpoint(tmp_path, monkeypatch, capsys):
     assert len(commands) == 7
     popqa = commands["qwen2.5-7b-rlhf-zero-ppo-as-released-s0--popqa"]
     assert f"--model {tmp_path}/theirs/qwen2.5-7b-rlhf-zero-ppo " in popqa
-    assert "--max-tokens 4096 --think-format zero_plain" in popqa
+    assert "--max-tokens 8192 --think-format zero_plain" in popqa
 
 
 def test_large_models_of_others_by_several_gpus_or_by_an_endpoint(tmp_path, monkeypatch):
@@ -810,6 +810,19 @@ def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
     with pytest.raises(SystemExit):
         tables.render(tmp_path, ROWS)
     assert "were not judged alike" in capsys.readouterr().err
+
+
+def test_numbers_of_fewer_tasks_are_named(tmp_path):
+    common = {"metric": "accuracy_paper", "benchmark": "popqa", "temperature": 0.7, "value": 0.4}
+    lines = []
+    for row, n, n_invalid in (("rlmt", 50, 0), ("rlhf", 14267, 3), ("sft-think", 14267, 0)):
+        run = f"llama3.1-8b-{row}-s0--popqa"
+        lines.append({**common, "run": run, "n": n, "n_invalid": n_invalid, "fingerprint": str(n)})
+    write_index(tmp_path, lines)
+    text = tables.render(tmp_path, ROWS)["table1"]
+    assert "n of each seed: PopQA 14267, but 50 in llama3.1-8b-rlmt, 3 invalid in llama3.1-8b-rlhf." in text
+    written = pd.read_csv(tmp_path / "tables" / "table1.csv").dropna(subset="n")
+    assert sorted(zip(written["n"], written["n_invalid"])) == [(50, 0), (14267, 0), (14267, 3)]
 
 
 def test_two_temperatures_of_a_seed_are_not_two_seeds(tmp_path, capsys):
