@@ -166,7 +166,8 @@ class Args:
     """At most so many times in a step, flat groups (rewards about equal) are replaced by groups of other prompts
     (DAPO). 0: never."""
     pass_at_k: int = 0
-    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
+    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards. A completion without
+    a reward counts for nothing."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -488,6 +489,19 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     return centred / (variance.sqrt() + 1e-4)
 
 
+def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor, k: int) -> torch.Tensor:
+    """Returns the advantage (P, G) of each completion by the verifier's verdicts (P*G,), see `shaping.pass_at_k`.
+
+    A completion without a verdict or without a reward counts for nothing in its group, and its advantage is 0.
+    """
+    counted = []
+    for verdict, reward in zip(verdicts, rewards_P_G.flatten().tolist(), strict=True):
+        counted.append(None if math.isnan(reward) else verdict)
+    advantages = shaping.pass_at_k(counted, rewards_P_G.size(1), k)
+    advantages = [0.0 if advantage is None else advantage for advantage in advantages]
+    return torch.tensor(advantages, device=rewards_P_G.device).view_as(rewards_P_G)
+
+
 def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
     """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
     highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
@@ -613,17 +627,13 @@ def set_advantages(
 
     `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
     """
-    if args.pass_at_k:
-        verdicts = [completion.correct for completion in completions]
-        advantages = shaping.pass_at_k(verdicts, args.group_size, args.pass_at_k)
-    else:
-        advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
-    for completion, advantage in zip(completions, advantages, strict=True):
-        completion.advantages = [advantage or 0.0] * len(completion.ids)  # None: there is no verdict
+    own_advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+    for completion, advantage in zip(completions, own_advantages, strict=True):
+        completion.advantages = [advantage] * len(completion.ids)
 
     metrics = {}
     for source in dense_rewards:
-        divided = args.scale_rewards in ("group", "batch")
+        divided = args.scale_rewards in ("group", "batch")  # by the spread in the group, with batch too
         dense.add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
@@ -725,17 +735,15 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         runs.fail(
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
         )
-    # reasons why a flag would do nothing, "" if there is none
-    by_server = "with --vllm-server-url" if args.vllm_server_url else ""
-    without_vllm = "" if by_server or rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    runs.refuse_unused(
-        {
-            "--rollout": by_server,
-            "--vllm-memory": by_server or without_vllm,
-            "--vllm-sleep": by_server or without_vllm,
-            "--importance-correction": without_vllm,
-        }
-    )
+    unused = {}  # flags, and why they would do nothing
+    if args.vllm_server_url:
+        unused = dict.fromkeys(("--rollout", "--vllm-memory", "--vllm-sleep"), "with --vllm-server-url")
+    elif not rollout.use_vllm(args.rollout):
+        flags = ("--vllm-memory", "--vllm-sleep", "--importance-correction")
+        unused = dict.fromkeys(flags, "without --rollout vllm")
+    if args.pass_at_k and "process" not in rewards.reward_names(args):  # whose advantages it divides
+        unused["--scale-rewards"] = "with --pass-at-k"
+    runs.refuse_unused(unused)
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
@@ -835,9 +843,13 @@ def main(args: Args) -> None:
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
             laps.end("reward")
 
-            # 3. advantage: a reward compared with those of its group
-            advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
-            if args.dynamic_sampling:  # groups that stayed flat teach nothing
+            # 3. advantage: a completion compared with those of its group
+            if args.pass_at_k:
+                verdicts = gather_object([completion.correct for completion in completions])
+                advantages_P_G = pass_at_k_advantages(verdicts, rewards_P_G, args.pass_at_k)
+            else:
+                advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
+            if args.dynamic_sampling:  # groups that stayed flat: no advantage from their outcome
                 advantages_P_G[flat_P] = 0.0
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
             laps.end("advantage")

@@ -73,6 +73,21 @@ def test_advantages_by_hand():
     assert train_grpo.group_advantages(torch.tensor([[NAN, 7.0]]), "batch").tolist() == [[0.0, 0.0]]
 
 
+def test_pass_at_k_leaves_out_completions_without_a_reward():
+    rewards_P_G = torch.tensor([[1.0, 0.0, 0.0, 0.0], [NAN, 0.0, 0.0, 0.0], [1.0, 0.0, NAN, 0.0]])
+    verdicts = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, None]
+    found = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, 2)
+    # 4 completions, 1 right: rho = 1 - 3/6, sigma = 1/2; right: 1, wrong: (1 - 1/2 - 2/3) * 2
+    torch.testing.assert_close(found[0], torch.tensor([1.0, -1 / 3, -1 / 3, -1 / 3]))
+    # the right one has no reward, so that the others are 3 wrong ones
+    assert found[1].tolist() == [0.0] * 4
+    # two count, 1 right: every pair has it
+    assert found[2].tolist() == [0.0] * 4
+
+    of_two = train_grpo.pass_at_k_advantages([1.0, 0.0, 1.0], torch.tensor([[1.0, 0.0, NAN]]), 1)
+    torch.testing.assert_close(of_two, torch.tensor([[1.0, -1.0, 0.0]]))  # rho = sigma = 1/2
+
+
 def test_flat_groups():
     rewards = torch.tensor([[1.0, 1.04], [1.0, 1.06], [NAN, 5.0], [NAN, NAN]])
     assert train_grpo.is_flat(rewards).tolist() == [True, False, True, True]
@@ -536,6 +551,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
         (["--gold", "nowhere.py:f"], "is not file.py:function"),
         (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
+        (["--pass-at-k", "2", "--scale-rewards", "none"], "--scale-rewards does nothing with --pass-at-k"),
         (["--stall-minutes", "0"], "use more than 0"),
         (["--vllm-sleep"], "--vllm-sleep does nothing without --rollout vllm"),
         (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),
