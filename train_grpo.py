@@ -88,7 +88,7 @@ class Args:
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although most completions of the first three steps are cut off, or none has the format."""
+    """Go on although in each of the first three steps most completions are cut off, or none has the format."""
     vllm_server_url: str = ""
     """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train.
     --key-env names the key of a server that was started with --api-key."""
@@ -125,16 +125,18 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
-    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of the
-    released code: one without the tag that opens its response (in a Zero format, that closes it) is scored as the
-    text [NULL], any other as it is."""
+    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its group.
+    score: that of its text as it is. null, the released code's strict mode: a text without the tag that opens its
+    response, or in a Zero format without the closing one behind it, is scored as [NULL]; any other as it is. score
+    and null concern the reward model alone."""
     format_margin: float = 1.0
-    """What --on-bad-format floor subtracts, in units of the reward."""
+    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest reward
+    of its group."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
+    and those of --gold-prompts; nothing is trained on it. A judge gets a call for each: P x G a step."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -160,11 +162,11 @@ class Args:
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """How a reward becomes an advantage. group: minus the group's mean, divided by the group's standard deviation;
-    batch: divided by that of all rewards of the step; none: not divided (Dr. GRPO)."""
+    """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of the group;
+    batch: by that of the step; none: as it is (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """At most so many times in a step, flat groups (rewards about equal) are replaced by groups of other prompts
-    (DAPO). 0: never."""
+    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other prompts
+    (DAPO). 0: none."""
     pass_at_k: int = 0
     """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards. A completion without
     a reward counts for nothing."""
@@ -282,7 +284,8 @@ ONE_CARD = {
 CARD_24GB = {**ONE_CARD, "prompts_per_step": 32, "max_completion_tokens": 2048}
 CARD_80GB = {**ONE_CARD, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
+    # The defaults of Args are table 7's. A preset without `model` does not choose one, whatever its name says: give
+    # --model, the SFT run of that name
     "table1/llama3.1-8b-rlmt": PAPER,
     "table1/llama3.1-8b-rlhf": PAPER | RLHF,
     "table1/qwen2.5-7b-rlmt": PAPER,
@@ -751,12 +754,20 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
     n_updates = args.updates_per_rollout * args.num_iterations
     layout = utils.THINK_FORMATS[args.think_format].layout
+    reads = ""
+    if "preference" in rewards.reward_names(args):
+        reads = f"the reward model reads {args.reward_on}; "
     accelerator.print(
         f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps of {n_updates} updates\n"
-        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
+        f"{accelerator.num_processes} processes; {args.steps} steps, updates a step: {n_updates}\n"
+        f"rollouts by {samples_by}; format {layout!r}; {reads}bad format: {args.on_bad_format}"
     )
+    if args.gold.startswith("judge:"):
+        n_calls = args.prompts_per_step * args.group_size
+        accelerator.print(
+            f"--gold: its judge is asked about every training completion, {n_calls} calls a step, "
+            f"{args.steps * n_calls} in all"
+        )
 
 
 def main(args: Args) -> None:

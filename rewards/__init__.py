@@ -95,7 +95,7 @@ RESERVED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # logge
 class Scores:
     """The rewards of the completions of a step. Every list has one entry a row."""
 
-    totals: Values  # the reward to train on; None: there is none, and nothing must be learned from the row
+    totals: Values  # the reward to train on; None: there is none, and the row's advantage is 0
     parts: dict[str, Values]  # the value of every reward, by its name
     contributions: dict[str, Values]  # what every reward adds to the total
     correct: Values  # the verifiers' verdict: 1 right, 0 wrong, None unknown

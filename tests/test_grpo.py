@@ -535,6 +535,17 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
 # --- arguments
 
 
+def test_what_a_run_announces(capsys):
+    """The reward model only where there is one; the calls of a judge that measures gold, as they cost money."""
+    args = train_grpo.Args(prompts_per_step=4, group_size=2, steps=3, rewards=("math:1",), gold="judge:m")
+    train_grpo.announce(args, False, policy.start_accelerator())
+    said = capsys.readouterr().out
+    assert "the reward model reads" not in said and "8 calls a step, 24 in all" in said
+    train_grpo.announce(train_grpo.Args(gold="gold.py:f"), False, policy.start_accelerator())
+    said = capsys.readouterr().out
+    assert "the reward model reads think+response" in said and "calls" not in said
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
