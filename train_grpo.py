@@ -286,9 +286,14 @@ def grpo_loss(
     reference_logprobs: torch.Tensor | None,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    args: Args,
     token_weights: torch.Tensor,
     importance_weights: torch.Tensor | float = 1.0,
+    *,
+    epsilon: float,
+    beta: float,
+    epsilon_high: float | None = None,
+    loss_type: str = "dapo",
+    ratio_level: str = "token",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
 
@@ -299,19 +304,20 @@ def grpo_loss(
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
         importance_weights: (B, T), trainer's over sampler's probability.
+        epsilon, beta, epsilon_high, loss_type, ratio_level: as in Args.
     """
     log_ratio = (logprobs - old_logprobs) * mask
-    if args.ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
+    if ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    if args.loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
+    if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
-        highest = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
+        highest = CISPO_CAP if epsilon_high is None else epsilon_high
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
     else:
-        lowest = 1 - args.epsilon
-        highest = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
+        lowest = 1 - epsilon
+        highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
     token_loss = policy_loss * importance_weights
 
@@ -321,7 +327,7 @@ def grpo_loss(
         # http://joschu.net/blog/kl-approx.html
         reference_log_ratio = (reference_logprobs - logprobs) * mask
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
-        token_loss = token_loss + args.beta * kl
+        token_loss = token_loss + beta * kl
 
     too_low = (ratio < lowest) & (advantages < 0)
     too_high = (ratio > highest) & (advantages > 0)
@@ -360,35 +366,41 @@ def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> l
 
 
 def replace_flat_groups(
-    completions: list, prompts: list[dict], step: int, sampler, scorer: Scorer, model
+    completions: list, chosen: list[dict], prompts: list[dict], step: int, sampler, scorer: Scorer, model
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. Every
-    process samples as many groups as the one that needs most: under FSDP2 a forward gathers weights from all.
+    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. All
+    processes sample as many groups as the one that needs most, as a forward under FSDP2 gathers weights from all;
+    what a process has too many is discarded.
+
+    Args:
+        completions: those of this process, in groups.
+        chosen: the prompts of the step, those of all processes.
+        prompts: all prompts of the run.
     """
     args = scorer.args
     accelerator = scorer.accelerator
-    seen = {row["id"] for row in checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)}
-    attempt = 0
-    while attempt < args.dynamic_sampling:
+    seen = {prompt["id"] for prompt in chosen}
+    n_attempts = 0
+    while n_attempts < args.dynamic_sampling:
         own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
         flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
-        most = max(gather_object([len(flat)]))
+        most_flat = max(gather_object([len(flat)]))
         unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
-        n_drawn = most * accelerator.num_processes
-        if most == 0 or n_drawn > len(unseen):
+        n_drawn = most_flat * accelerator.num_processes
+        if most_flat == 0 or n_drawn > len(unseen):
             break
-        attempt += 1
-        places = np.random.default_rng((args.seed, step, attempt)).choice(len(unseen), n_drawn, replace=False)
-        drawn = [unseen[place] for place in places]
+        n_attempts += 1
+        generator = np.random.default_rng((args.seed, step, n_attempts))
+        drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
         seen.update(prompt["id"] for prompt in drawn)
         sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
         scorer.score(sampled, args.group_size, model)
         for n, group in enumerate(flat):
             old = slice(group * args.group_size, (group + 1) * args.group_size)
             completions[old] = sampled[n * args.group_size : (n + 1) * args.group_size]
-    return {"dynamic_sampling/attempts": attempt}
+    return {"dynamic_sampling/attempts": n_attempts}
 
 
 def set_advantages(
@@ -418,18 +430,18 @@ def accumulate_gradients(
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
     completions are in; see `mean_weights`.
     """
-    n_tokens = policy.count_trained_tokens(completions, accelerator)
+    n_trained_tokens = policy.count_trained_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
 
     sums = {}
     batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, members in enumerate(batches):
+    for i, micro_batch in enumerate(batches):
         watchdog.beat()  # a run without a beat for --stall-minutes ends
-        batch = policy.collate(members, pad_token_id, accelerator.device)
+        batch = policy.collate(micro_batch, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
         token_weights = mean_weights(
-            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
+            mask, args.loss_type, n_trained_tokens, n_completions, args.max_completion_tokens
         )
         reference_logprobs = None
         if args.beta:
@@ -437,7 +449,8 @@ def accumulate_gradients(
 
         with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout, pi_old is the policy itself: the ratio is 1, its gradient that of log pi
+            # without stored old_logprobs the policy has not changed since the rollout: the ratio is 1, and its
+            # gradient is that of log pi
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
             importance_weights = 1.0
@@ -449,20 +462,24 @@ def accumulate_gradients(
                 reference_logprobs,
                 batch["advantages"],
                 mask,
-                args,
                 token_weights,
                 importance_weights,
+                epsilon=args.epsilon,
+                epsilon_high=args.epsilon_high,
+                beta=args.beta,
+                loss_type=args.loss_type,
+                ratio_level=args.ratio_level,
             )
             loss = loss - args.entropy_coef * (entropies * token_weights).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 
-        batch_sums["loss"] = loss.detach() * n_tokens  # as sums are divided by n_tokens below
+        batch_sums["loss"] = loss.detach() * n_trained_tokens  # it is a mean already, and is divided below
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    means = policy.mean_over_tokens(sums, n_tokens, accelerator)
+    means = policy.mean_over_tokens(sums, n_trained_tokens, accelerator)
     return means | extreme_clip_ratios(completions, sums, accelerator)
 
 
@@ -564,10 +581,10 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)  # of new weights
+    last_checkpoint, first_step = checkpoint.resume(run, args, accelerator)
+    torch.manual_seed(args.seed)  # LoRA's initial weights
     model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
+        args.model, args.lora_r, args.gradient_checkpointing, last_checkpoint, args.load_in_4bit, args.dtype
     )
     model = policy.Policy(model, args.temperature)
     model, optimizer = policy.prepare_trained(
@@ -576,25 +593,40 @@ def main(args: Args) -> None:
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
-    # by the prefix of their files in a checkpoint; the policy's files have none
+    dense_rewards = dense.load(args, last_checkpoint, reference, tokenizer, accelerator)  # some of them learn
+    # keys are prefixes of file names in a checkpoint; "" is the policy
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
-    checkpoint.load_optimizers(folder, learners)
+    checkpoint.load_optimizers(last_checkpoint, learners)
     checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(
-        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, args.top_p, args.vllm_sleep, server
+    sampling = rollout.Sampling(
+        temperature=args.temperature,
+        max_tokens=args.max_completion_tokens,
+        top_p=args.top_p,
+        stop=utils.THINK_FORMATS[args.think_format].stop,
+    )
+    sampler = rollout.Sampler(
+        args.model,
+        tokenizer,
+        sampling,
+        use_vllm=use_vllm,
+        server=server,
+        in_process=True,  # `sync` gives it the policy
+        max_length=max_length,
+        vllm_memory=args.vllm_memory,
+        sleeps=args.vllm_sleep,
+        dtype=args.dtype,
     )
 
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
-    collapse = ""  # the reason, once the policy has collapsed and the run must end
-    step = first_step - 1  # a finished run that resumes has no step left
+    collapse_reason = ""  # not empty once the policy has collapsed and the run must end
+    step = first_step - 1  # for the summary, if all steps were trained before the resume
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
-        if first_step == 0:  # where held_out.jsonl's curves begin
+        if first_step == 0:  # measures the model before training
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
@@ -614,7 +646,7 @@ def main(args: Args) -> None:
             # 2. reward
             collapse_indicators = scorer.score(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                metrics |= replace_flat_groups(completions, prompts, step, sampler, scorer, model)
+                metrics |= replace_flat_groups(completions, chosen, prompts, step, sampler, scorer, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
             metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
@@ -642,48 +674,55 @@ def main(args: Args) -> None:
             updates = []
             for iteration in range(args.num_iterations):
                 seed = (args.seed, step, iteration)
-                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_gradients(
-                        members, model, reference, args, tokenizer.pad_token_id, accelerator
+                for mini_batch in rollout.mini_batches(completions, args.updates_per_rollout, seed):
+                    update_metrics = accumulate_gradients(
+                        mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
                     )
-                    means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
+                    update_metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+                    # before it reaches the weights
+                    policy.check_finite(update_metrics, mini_batch, step + 1, run)
                     optimizer.step()
                     optimizer.zero_grad()
-                    updates.append(means)
-            metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
+                    updates.append(update_metrics)
+            metrics |= {name: fmean(update[name] for update in updates) for name in updates[0]}
             # ends a run whose sampler has other weights than the policy
             sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
             # 5. log, save
-            everyone = gather_object(completions)
-            metrics |= rollout.completion_metrics(everyone)
+            all_completions = gather_object(completions)
+            metrics |= rollout.completion_metrics(all_completions)
             metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
-            n_tokens = sum(map(policy.n_tokens_of, everyone))
+            n_tokens_read = sum(map(policy.n_tokens_of, all_completions))
             laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(step + 1, everyone)
-            format_guard.check(everyone, step + 1)
+            logger.log(step + 1, metrics | laps.metrics, n_tokens_read, laps.seconds)
+            logger.log_completions(step + 1, all_completions)
+            format_guard.check(all_completions, step + 1)
             if collapse_indicators:  # there is an unsupervised reward
                 history.append(collapse_indicators)
-                collapse = unsupervised.collapsed(history)
+                collapse_reason = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or collapse or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # measured first: a run that is killed in between repeats the step and measures it again
-                if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
-                    best = run / "best_by_gold"
-                    checkpoint.save_model(best, model, tokenizer, accelerator)
+            is_last = step + 1 == args.steps
+            if stopping or collapse_reason or is_last or (step + 1) % args.save_steps == 0:
+                # measure before saving: a run killed between the two repeats this step, and measures again
+                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1)
+                if is_best:
+                    checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
                 checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
-            if collapse:
-                accelerator.print(f"{collapse}; the run ends here")
+            if collapse_reason:
+                accelerator.print(f"{collapse_reason}; the run ends here")
                 break
 
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
+    summary = {
+        "steps": step + 1,
+        "stopped": collapse_reason,
+        "prompts": len(prompts),
+        "dropped": len(dropped),
+    }
     checkpoint.finish(run, summary, sampler)
 
 
