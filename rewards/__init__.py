@@ -119,7 +119,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
     if judged_rewards(args):
         context["judge"] = judge_endpoint(args, run)
 
-    def compose(rows: list[dict], group_size: int) -> Scores:
+    def reward_function(rows: list[dict], group_size: int) -> Scores:
         rows = [prompts[row["id"]] | row for row in rows]
         given = context | {"group_size": group_size}
         parts = {}
@@ -144,7 +144,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
             indicators = unsupervised.collapse_indicators(rows, group_size)
         return Scores(totals, parts, contributions, given["correct"], indicators)
 
-    return compose
+    return reward_function
 
 
 def _call(name: str, function: Callable, rows: list[dict], given: dict, options: dict) -> Values:

@@ -27,8 +27,8 @@ class Scorer:
         self.args = args
         self.tokenizer = tokenizer
         self.accelerator = accelerator
-        self.compose = rewards.load(args, run)  # None if the reward is the preference alone
-        self.reward_name = "total" if self.compose else "preference"
+        self.reward_function = rewards.load(args, run)  # None if the reward is the preference alone
+        self.reward_name = "total" if self.reward_function else "preference"
         self.gold = load_gold(args, str(accelerator.device), run)
         self.reward_model = load_reward_model(args, str(accelerator.device))
         names = rewards.reward_names(args)
@@ -100,7 +100,7 @@ class Scorer:
                 self.accelerator,
             )
         indicators = {}
-        if self.compose is None:
+        if self.reward_function is None:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
             totals, indicators = self._totals(completions, group_size)
@@ -115,7 +115,7 @@ class Scorer:
         rows = gather_object([completion.row() for completion in completions])
         scores = None
         if self.accelerator.is_main_process:
-            scores = self.compose(rows, group_size)
+            scores = self.reward_function(rows, group_size)
         scores = broadcast_object_list([scores])[0]
 
         own_places = rollout.share_of(list(range(len(rows))), self.accelerator)
