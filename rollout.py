@@ -85,9 +85,11 @@ class Completion:
     loss_mask: list[int] | None = None
     """1 on the policy's tokens, 0 on a user's turns; None: all are the policy's."""
     sampler_logprobs: list[float] | None = None
+    """The sampler's log-probability of each token, nats."""
     old_logprobs: list[float] | None = None
+    """That of the policy before the first update of the rollout; None where there is only one."""
     reference_logprobs: list[float] | None = None
-    """Log-probability of each token, nats: by the sampler, the policy at the rollout, the reference."""
+    """That of the reference."""
     values: list[float] | None = None
     """PPO: the critic's value of the text before each token, at the rollout."""
     returns: list[float] | None = None
@@ -196,7 +198,7 @@ class Sampler:
     """Samples completions of a model by vLLM, by a vLLM server, or by transformers' generate.
 
     Args:
-        model: folder or hub name; None: weights come by `sync`.
+        model: folder or hub name; None, as in tests: weights come by `sync` alone.
         use_vllm: whether an engine of vLLM samples.
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
         vllm_memory: share of the GPU that vLLM reserves.
@@ -400,23 +402,20 @@ def policy_sampler(
     use_vllm: bool,
     max_tokens: int,
     max_length: int,
-    top_p: float = 1.0,
     sleeps: bool = False,
-    server: vllm_server.Server | None = None,
 ) -> Sampler:
-    """Returns the sampler of a training loop, which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of PPO or RLVER, which `sync` gives the policy; see Sampling and Sampler."""
     stop = utils.THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,
         tokenizer,
-        Sampling(args.temperature, max_tokens, top_p, stop),
+        Sampling(args.temperature, max_tokens, stop=stop),
         use_vllm,
         max_length,
         args.vllm_memory,
         in_process=True,
         sleeps=sleeps,
         dtype=args.dtype,
-        server=server,
     )
 
 

@@ -132,7 +132,7 @@ def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str,
     if preset and preset not in presets:
         fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
     values = presets.get(preset, {})
-    if "--as-released" in words:
+    if any(word.replace("_", "-") == "--as-released" for word in words):  # tyro reads --as_released too
         if preset not in released:
             known = ", ".join(released) or "none"
             fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
@@ -148,6 +148,8 @@ def check_values(args) -> None:
             fail(f"--{field.replace('_', '-')} {value}: use 1 or more")
     if getattr(args, "stall_minutes", 1) <= 0:
         fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
+    if hasattr(args, "learning_rate"):  # evaluations may be greedy
+        _check_training_samples(args)
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
     _check_bitsandbytes(args)
@@ -165,6 +167,18 @@ def check_values(args) -> None:
         or_fail(api_keys.check_url, url, f"--{field.replace('_', '-')}")
     # before it is logged: the key itself may have been typed
     or_fail(api_keys.check_key_env, getattr(args, "key_env", ()))
+
+
+def _check_training_samples(args) -> None:
+    """Exits with 2 for a temperature or a top-p that no training script can sample at."""
+    temperature = getattr(args, "temperature", 1.0)
+    top_p = getattr(args, "top_p", 1.0)
+    if not temperature > 0:
+        fail(
+            f"--temperature {temperature}: use more than 0; at 0 all completions of a prompt would be the same"
+        )
+    if not 0 < top_p <= 1:
+        fail(f"--top-p {top_p}: use more than 0 and at most 1, which samples from all tokens")
 
 
 def _check_bitsandbytes(args) -> None:
@@ -291,7 +305,7 @@ class Laps:
         return self.last - self.started
 
     def end(self, phase: str) -> None:
-        """Ends a lap, one of those of `phase`; on a GPU, when the card has done what it was given."""
+        """Adds the time since the last call to time/<phase>. Waits for the GPU first."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             gib = torch.cuda.max_memory_allocated() / 2**30
@@ -355,7 +369,7 @@ class StepLogger:
 
 # arguments that say how a run is started, not what it is
 HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
-# arguments whose larger value trains a finished run on
+# a larger value continues a finished run
 LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
 FREE = (

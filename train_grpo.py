@@ -11,6 +11,9 @@ A step, for P prompts with G completions each:
 For each token, ratio = pi / pi_old: 1 where a rollout has one update, so that only its gradient matters. k3, an
 estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 
+Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A name
+that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
+
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
@@ -34,9 +37,6 @@ Deviations from the paper and its released code (verl):
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
 checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
-
-Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A name
-that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
 """
 
 import math
@@ -63,6 +63,7 @@ from rewards import dense, gold, shaping, unsupervised
 from rewards.scorer import Scorer
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of other papers
 @dataclass
 class Args:
     # model and data
@@ -88,7 +89,7 @@ class Args:
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
     allow_truncation: bool = False
-    """Go on although most completions of the first three steps are cut off, or none has the format."""
+    """Go on although in each of the first three steps most completions are cut off, or none has the format."""
     vllm_server_url: str = ""
     """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train.
     --key-env names the key of a server that was started with --api-key."""
@@ -125,16 +126,18 @@ class Args:
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its group minus
-    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of the
-    released code: one without the tag that opens its response (in a Zero format, that closes it) is scored as the
-    text [NULL], any other as it is."""
+    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its group.
+    score: that of its text as it is. null, the released code's strict mode: a text without the tag that opens its
+    response, or in a Zero format without the closing one behind it, is scored as [NULL]; any other as it is. score
+    and null concern the reward model alone."""
     format_margin: float = 1.0
-    """What --on-bad-format floor subtracts, in units of the reward."""
+    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest reward
+    of its group."""
     reward_tokens_per_batch: int = 0
     """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
-    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
+    and those of --gold-prompts; nothing is trained on it. A judge gets a call for each: P x G a step."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
@@ -160,13 +163,14 @@ class Args:
     ratio_level: Literal["token", "sequence"] = "token"
     """sequence: GSPO's length-normalised ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """How a reward becomes an advantage. group: minus the group's mean, divided by the group's standard deviation;
-    batch: divided by that of all rewards of the step; none: not divided (Dr. GRPO)."""
+    """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of the group;
+    batch: by that of the step; none: as it is (Dr. GRPO)."""
     dynamic_sampling: int = 0
-    """At most so many times in a step, flat groups (rewards about equal) are replaced by groups of other prompts
-    (DAPO). 0: never."""
+    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other prompts
+    (DAPO). 0: none."""
     pass_at_k: int = 0
-    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards."""
+    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards. A completion without
+    a reward counts for nothing."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -229,7 +233,500 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "gap": "sampling/logprob_gap",
 }
 
-# --- presets, one a row of the paper's tables; the algorithm begins at group_advantages
+# --- the algorithm: pure functions
+
+
+def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.Tensor:
+    """Returns the advantage (P, G) of each completion: its reward compared with its group's.
+
+    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0.
+
+    Args:
+        scale: none: r - mean of the group (equation 4 of 2509.20357).
+            group: (r - mean) / (standard deviation of the group + 1e-4); the released code adds 1e-6.
+            batch: (r - mean of the group) / (standard deviation of all rewards + 1e-4).
+    """
+    known = ~rewards_P_G.isnan()
+    count = known.sum(1, keepdim=True)
+    mean = rewards_P_G.nansum(1, keepdim=True) / count.clamp(min=1)
+    centred = torch.where(known, rewards_P_G - mean, 0.0)
+    if scale == "none":
+        return centred
+    if scale == "batch":
+        known_rewards = rewards_P_G[known]
+        spread = known_rewards.std() if len(known_rewards) > 1 else 0.0
+        return centred / (spread + 1e-4)
+    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+    return centred / (variance.sqrt() + 1e-4)
+
+
+def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor, k: int) -> torch.Tensor:
+    """Returns the advantage (P, G) of each completion by the verifier's verdicts (P*G,), see `shaping.pass_at_k`.
+
+    A completion without a verdict or without a reward counts for nothing in its group, and its advantage is 0.
+    """
+    counted = []
+    for verdict, reward in zip(verdicts, rewards_P_G.flatten().tolist(), strict=True):
+        counted.append(None if math.isnan(reward) else verdict)
+    advantages = shaping.pass_at_k(counted, rewards_P_G.size(1), k)
+    advantages = [0.0 if advantage is None else advantage for advantage in advantages]
+    return torch.tensor(advantages, device=rewards_P_G.device).view_as(rewards_P_G)
+
+
+def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
+    """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
+    highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
+    lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
+    return ~(highest - lowest > ZERO_SPREAD)
+
+
+def grpo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    token_weights: torch.Tensor,
+    importance_weights: torch.Tensor | float = 1.0,
+    *,
+    epsilon: float,
+    beta: float,
+    epsilon_high: float | None = None,
+    loss_type: str = "dapo",
+    ratio_level: str = "token",
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
+
+    Args:
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
+            sampled, of the reference; the last is None without a KL term.
+        advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
+        mask: (B, T), 1 on the tokens that are trained on.
+        token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
+        importance_weights: (B, T), trainer's over sampler's probability.
+        epsilon, beta, epsilon_high, loss_type, ratio_level: as in Args.
+    """
+    log_ratio = (logprobs - old_logprobs) * mask
+    if ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
+        log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    ratio = log_ratio.exp()
+
+    if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
+        lowest = 0.0
+        highest = CISPO_CAP if epsilon_high is None else epsilon_high
+        policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
+    else:
+        lowest = 1 - epsilon
+        highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
+        policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
+    token_loss = policy_loss * importance_weights
+
+    kl = torch.zeros_like(logprobs)
+    if reference_logprobs is not None:
+        # k3, an unbiased and non-negative estimate of KL(policy || reference):
+        # http://joschu.net/blog/kl-approx.html
+        reference_log_ratio = (reference_logprobs - logprobs) * mask
+        kl = reference_log_ratio.exp() - reference_log_ratio - 1
+        token_loss = token_loss + beta * kl
+
+    too_low = (ratio < lowest) & (advantages < 0)
+    too_high = (ratio > highest) & (advantages > 0)
+    sums = {
+        "kl": (kl * mask).sum(),
+        "clip_ratio/low_mean": (too_low * mask).sum(),
+        "clip_ratio/high_mean": (too_high * mask).sum(),
+        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
+    }
+    return (token_loss * token_weights).sum(), {name: value.detach() for name, value in sums.items()}
+
+
+def mean_weights(
+    mask: torch.Tensor, loss_type: str, n_tokens: int, n_completions: int, max_tokens: int
+) -> torch.Tensor:
+    """Returns the weight (B, T) of each token in an update's loss, which makes the loss a mean.
+
+    dapo and cispo: over tokens. grpo: over completions, of the means over their tokens (equation 4 of
+    2509.20357). dr_grpo: over completions, of the sums over their tokens divided by `max_tokens`. `n_tokens`
+    and `n_completions` count the whole update, over all processes and micro-batches.
+    """
+    if loss_type == "grpo":
+        return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
+    if loss_type == "dr_grpo":
+        return mask / (n_completions * max_tokens)
+    return mask / n_tokens
+
+
+# --- steps of the loop
+
+
+def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
+    """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
+    repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
+    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
+
+
+def replace_flat_groups(
+    completions: list, chosen: list[dict], prompts: list[dict], step: int, sampler, scorer: Scorer, model
+) -> dict[str, float]:
+    """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
+
+    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. All
+    processes sample as many groups as the one that needs most, as a forward under FSDP2 gathers weights from all;
+    what a process has too many is discarded.
+
+    Args:
+        completions: those of this process, in groups.
+        chosen: the prompts of the step, those of all processes.
+        prompts: all prompts of the run.
+    """
+    args = scorer.args
+    accelerator = scorer.accelerator
+    seen = {prompt["id"] for prompt in chosen}
+    n_attempts = 0
+    while n_attempts < args.dynamic_sampling:
+        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
+        flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
+        most_flat = max(gather_object([len(flat)]))
+        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
+        n_drawn = most_flat * accelerator.num_processes
+        if most_flat == 0 or n_drawn > len(unseen):
+            break
+        n_attempts += 1
+        generator = np.random.default_rng((args.seed, step, n_attempts))
+        drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
+        seen.update(prompt["id"] for prompt in drawn)
+        sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
+        scorer.score(sampled, args.group_size, model)
+        for n, group in enumerate(flat):
+            old = slice(group * args.group_size, (group + 1) * args.group_size)
+            completions[old] = sampled[n * args.group_size : (n + 1) * args.group_size]
+    return {"dynamic_sampling/attempts": n_attempts}
+
+
+def set_advantages(
+    completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
+) -> dict[str, float]:
+    """Sets `advantages` of this process's completions: each token gets its completion's, plus dense ones.
+
+    `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
+    """
+    own_advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+    for completion, advantage in zip(completions, own_advantages, strict=True):
+        completion.advantages = [advantage] * len(completion.ids)
+
+    metrics = {}
+    for source in dense_rewards:
+        divided = args.scale_rewards in ("group", "batch")  # by the spread in the group, with batch too
+        dense.add_advantages(source, completions, args.group_size, scale=divided)
+        metrics |= source.metrics
+    return metrics
+
+
+def accumulate_gradients(
+    completions: list, model, reference, args: Args, pad_token_id: int, accelerator: Accelerator
+) -> dict[str, float]:
+    """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+
+    The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
+    completions are in; see `mean_weights`.
+    """
+    n_trained_tokens = policy.count_trained_tokens(completions, accelerator)
+    n_completions = len(completions) * accelerator.num_processes
+
+    sums = {}
+    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
+    for i, micro_batch in enumerate(batches):
+        watchdog.beat()  # a run without a beat for --stall-minutes ends
+        batch = policy.collate(micro_batch, pad_token_id, accelerator.device)
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        mask = batch["loss_mask"]
+        token_weights = mean_weights(
+            mask, args.loss_type, n_trained_tokens, n_completions, args.max_completion_tokens
+        )
+        reference_logprobs = None
+        if args.beta:
+            reference_logprobs = policy.reference_logprobs(model, reference, inputs)
+
+        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
+            # without stored old_logprobs the policy has not changed since the rollout: the ratio is 1, and its
+            # gradient is that of log pi
+            old_logprobs = batch.get("old_logprobs", logprobs.detach())
+            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
+            importance_weights = 1.0
+            if args.importance_correction == "token_truncate":
+                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
+            loss, batch_sums = grpo_loss(
+                logprobs,
+                old_logprobs,
+                reference_logprobs,
+                batch["advantages"],
+                mask,
+                token_weights,
+                importance_weights,
+                epsilon=args.epsilon,
+                epsilon_high=args.epsilon_high,
+                beta=args.beta,
+                loss_type=args.loss_type,
+                ratio_level=args.ratio_level,
+            )
+            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
+            # DDP and FSDP2 average gradients over processes; we want their sum
+            accelerator.backward(loss * accelerator.num_processes)
+
+        batch_sums["loss"] = loss.detach() * n_trained_tokens  # it is a mean already, and is divided below
+        batch_sums["entropy"] = (entropies.detach() * mask).sum()
+        batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
+        for name, value in batch_sums.items():
+            sums[name] = sums.get(name, 0.0) + value
+    means = policy.mean_over_tokens(sums, n_trained_tokens, accelerator)
+    return means | extreme_clip_ratios(completions, sums, accelerator)
+
+
+def extreme_clip_ratios(
+    completions: list, sums: dict[str, torch.Tensor], accelerator: Accelerator
+) -> dict[str, float]:
+    """Returns the lowest and the highest share of clipped tokens among the processes, as TRL logs them."""
+    n_own_tokens = max(1, sum(completion.n_trained_tokens for completion in completions))
+    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / n_own_tokens
+    shares = accelerator.gather(own_shares.unsqueeze(0))
+    return {
+        "clip_ratio/low_min": shares[:, 0].min().item(),
+        "clip_ratio/high_max": shares[:, 1].max().item(),
+    }
+
+
+# --- before the loop
+
+
+def check_arguments(args: Args, accelerator: Accelerator) -> None:
+    """Exits with 2 for arguments that cannot work together."""
+    if args.group_size < 2:
+        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
+    if args.prompts_per_step % accelerator.num_processes:
+        runs.fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
+            f"processes; use a multiple of {accelerator.num_processes}"
+        )
+    own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
+    if own_completions % args.updates_per_rollout:
+        runs.fail(
+            f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
+            f"{args.updates_per_rollout} equal parts"
+        )
+    if args.loss_type == "cispo" and args.epsilon_high is not None and args.epsilon_high <= 1:
+        runs.fail(
+            f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
+            f"above 1; {CISPO_CAP} is usual"
+        )
+    if args.vllm_server_url and not torch.cuda.is_available():
+        runs.fail(
+            "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
+        )
+    unused = {}  # flags, and why they would do nothing
+    if args.vllm_server_url:
+        unused = dict.fromkeys(("--rollout", "--vllm-memory", "--vllm-sleep"), "with --vllm-server-url")
+    elif not rollout.use_vllm(args.rollout):
+        flags = ("--vllm-memory", "--vllm-sleep", "--importance-correction")
+        unused = dict.fromkeys(flags, "without --rollout vllm")
+    if args.pass_at_k and "process" not in rewards.reward_names(args):  # whose advantages it divides
+        unused["--scale-rewards"] = "with --pass-at-k"
+    runs.refuse_unused(unused)
+
+
+def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run."""
+    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
+    n_updates = args.updates_per_rollout * args.num_iterations
+    layout = utils.THINK_FORMATS[args.think_format].layout
+    reads = ""
+    if "preference" in rewards.reward_names(args):
+        reads = f"the reward model reads {args.reward_on}; "
+    accelerator.print(
+        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
+        f"{accelerator.num_processes} processes; {args.steps} steps, updates a step: {n_updates}\n"
+        f"rollouts by {samples_by}; format {layout!r}; {reads}bad format: {args.on_bad_format}"
+    )
+    if args.gold.startswith("judge:"):
+        n_calls = args.prompts_per_step * args.group_size
+        accelerator.print(
+            f"--gold: its judge is asked about every training completion, {n_calls} calls a step, "
+            f"{args.steps * n_calls} in all"
+        )
+
+
+def main(args: Args) -> None:
+    accelerator = policy.start_accelerator(args.dtype)
+    check_arguments(args, accelerator)
+
+    # --- data, checked before anything is loaded
+    tokenizer = policy.load_policy_tokenizer(args)
+    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
+    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
+    announce(args, use_vllm, accelerator)
+    has_reference = bool(args.beta)
+    rewards.check(args)
+    dense.check(args, has_reference)
+    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    accelerator.print(plan.check_memory(memory, args))
+    start = runs.check_run(args, "grpo", args.model, runs.constants(globals()))
+    max_length = args.max_prompt_tokens + args.max_completion_tokens
+    server = None
+    if args.vllm_server_url:  # exits with 2 if no server answers
+        server = vllm_server.Server(args.vllm_server_url, max_length, args.key_env)
+    rewards.try_judges(args, start.run)
+    if args.dry_run:
+        return
+    run = runs.start_run(start)
+    runs.write_jsonl(run / "dropped.jsonl", dropped)
+
+    # --- models; a resumed run takes their weights from its last checkpoint
+    last_checkpoint, first_step = checkpoint.resume(run, args, accelerator)
+    torch.manual_seed(args.seed)  # LoRA's initial weights
+    model = policy.load_policy(
+        args.model, args.lora_r, args.gradient_checkpointing, last_checkpoint, args.load_in_4bit, args.dtype
+    )
+    model = policy.Policy(model, args.temperature)
+    model, optimizer = policy.prepare_trained(
+        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
+    )
+    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
+    if has_reference and not args.lora_r:
+        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
+    dense_rewards = dense.load(args, last_checkpoint, reference, tokenizer, accelerator)  # some of them learn
+    # keys are prefixes of file names in a checkpoint; "" is the policy
+    learners = {"": checkpoint.Learner(model, optimizer)}
+    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    checkpoint.load_optimizers(last_checkpoint, learners)
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    scorer = Scorer(args, tokenizer, run, accelerator)
+    sampling = rollout.Sampling(
+        temperature=args.temperature,
+        max_tokens=args.max_completion_tokens,
+        top_p=args.top_p,
+        stop=utils.THINK_FORMATS[args.think_format].stop,
+    )
+    sampler = rollout.Sampler(
+        args.model,
+        tokenizer,
+        sampling,
+        use_vllm=use_vllm,
+        server=server,
+        in_process=True,  # `sync` gives it the policy
+        max_length=max_length,
+        vllm_memory=args.vllm_memory,
+        sleeps=args.vllm_sleep,
+        dtype=args.dtype,
+    )
+
+    # --- the loop
+    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
+    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
+    collapse_reason = ""  # not empty once the policy has collapsed and the run must end
+    step = first_step - 1  # for the summary, if all steps were trained before the resume
+    with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
+        if first_step == 0:  # measures the model before training
+            checkpoint.seed_step(args.seed, 0, accelerator)
+            gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
+        for step in range(first_step, args.steps):
+            laps = runs.Laps()
+            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+            metrics = {
+                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
+                "learning_rate": args.learning_rate,
+            }
+
+            # 1. rollout: every process samples for its share of the prompts
+            sampler.sync(model)  # gives it the policy's weights
+            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
+            completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
+            laps.end("rollout")
+
+            # 2. reward
+            collapse_indicators = scorer.score(completions, args.group_size, model)
+            if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
+                metrics |= replace_flat_groups(completions, chosen, prompts, step, sampler, scorer, model)
+            sampler.sleep()  # its GPU memory is for the update
+            rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
+            metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
+            flat_P = is_flat(rewards_P_G)
+            metrics["reward/flat_groups"] = flat_P.float().mean().item()
+            laps.end("reward")
+
+            # 3. advantage: a completion compared with those of its group
+            if args.pass_at_k:
+                verdicts = gather_object([completion.correct for completion in completions])
+                advantages_P_G = pass_at_k_advantages(verdicts, rewards_P_G, args.pass_at_k)
+            else:
+                advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
+            if args.dynamic_sampling:  # groups that stayed flat: no advantage from their outcome
+                advantages_P_G[flat_P] = 0.0
+            metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
+            laps.end("advantage")
+
+            # 4. update
+            if args.updates_per_rollout * args.num_iterations > 1:
+                # from the second update on, the policy is another than the one that sampled
+                policy.set_old_logprobs(
+                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
+                )
+            updates = []
+            for iteration in range(args.num_iterations):
+                seed = (args.seed, step, iteration)
+                for mini_batch in rollout.mini_batches(completions, args.updates_per_rollout, seed):
+                    update_metrics = accumulate_gradients(
+                        mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
+                    )
+                    update_metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+                    # before it reaches the weights
+                    policy.check_finite(update_metrics, mini_batch, step + 1, run)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    updates.append(update_metrics)
+            metrics |= {name: fmean(update[name] for update in updates) for name in updates[0]}
+            # ends a run whose sampler has other weights than the policy
+            sampler.check(metrics["sampling/logprob_gap"], step + 1)
+            laps.end("update")
+
+            # 5. log, save
+            all_completions = gather_object(completions)
+            metrics |= rollout.completion_metrics(all_completions)
+            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
+            n_tokens_read = sum(map(policy.n_tokens_of, all_completions))
+            laps.end("other")
+            logger.log(step + 1, metrics | laps.metrics, n_tokens_read, laps.seconds)
+            logger.log_completions(step + 1, all_completions)
+            format_guard.check(all_completions, step + 1)
+            if collapse_indicators:  # there is an unsupervised reward
+                history.append(collapse_indicators)
+                collapse_reason = unsupervised.collapsed(history)
+            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
+            is_last = step + 1 == args.steps
+            if stopping or collapse_reason or is_last or (step + 1) % args.save_steps == 0:
+                # measure before saving: a run killed between the two repeats this step, and measures again
+                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1)
+                if is_best:
+                    checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
+                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+            if stopping:
+                raise checkpoint.Stopped(step + 1)
+            if collapse_reason:
+                accelerator.print(f"{collapse_reason}; the run ends here")
+                break
+
+    logger.close()
+    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
+    summary = {
+        "steps": step + 1,
+        "stopped": collapse_reason,
+        "prompts": len(prompts),
+        "dropped": len(dropped),
+    }
+    checkpoint.finish(run, summary, sampler)
+
+
+# --- what --preset and --as-released set; most presets are a row of the paper's tables
 
 PAPER = {
     "reward_on": "response",  # equation 3
@@ -281,7 +778,8 @@ ONE_CARD = {
 CARD_24GB = {**ONE_CARD, "prompts_per_step": 32, "max_completion_tokens": 2048}
 CARD_80GB = {**ONE_CARD, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
+    # The defaults of Args are table 7's. A preset without `model` does not choose one, whatever its name says: give
+    # --model, the SFT run of that name
     "table1/llama3.1-8b-rlmt": PAPER,
     "table1/llama3.1-8b-rlhf": PAPER | RLHF,
     "table1/qwen2.5-7b-rlmt": PAPER,
@@ -459,441 +957,6 @@ for _name in (
     }
 for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
     RELEASED[_name] |= {"learning_rate": 3e-7}  # of the archived run; the others in table 4 have 1e-6
-
-
-# --- the algorithm: pure functions
-
-
-def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.Tensor:
-    """Returns the advantage (P, G) of each completion: its reward compared with its group's.
-
-    NaN means "no reward": it counts in neither mean nor standard deviation, and its advantage is 0.
-
-    Args:
-        scale: none: r - mean of the group (equation 4 of 2509.20357).
-            group: (r - mean) / (standard deviation of the group + 1e-4); the released code adds 1e-6.
-            batch: (r - mean of the group) / (standard deviation of all rewards + 1e-4).
-    """
-    known = ~rewards_P_G.isnan()
-    count = known.sum(1, keepdim=True)
-    mean = rewards_P_G.nansum(1, keepdim=True) / count.clamp(min=1)
-    centred = torch.where(known, rewards_P_G - mean, 0.0)
-    if scale == "none":
-        return centred
-    if scale == "batch":
-        known_rewards = rewards_P_G[known]
-        spread = known_rewards.std() if len(known_rewards) > 1 else 0.0
-        return centred / (spread + 1e-4)
-    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
-    return centred / (variance.sqrt() + 1e-4)
-
-
-def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
-    """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
-    highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
-    lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
-    return ~(highest - lowest > ZERO_SPREAD)
-
-
-def grpo_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    reference_logprobs: torch.Tensor | None,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    args: Args,
-    token_weights: torch.Tensor,
-    importance_weights: torch.Tensor | float = 1.0,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
-
-    Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
-            sampled, of the reference; the last is None without a KL term.
-        advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
-        mask: (B, T), 1 on the tokens that are trained on.
-        token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
-        importance_weights: (B, T), trainer's over sampler's probability.
-    """
-    log_ratio = (logprobs - old_logprobs) * mask
-    if args.ratio_level == "sequence":  # GSPO: one length-normalised ratio a completion
-        log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    ratio = log_ratio.exp()
-
-    if args.loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
-        lowest = 0.0
-        highest = CISPO_CAP if args.epsilon_high is None else args.epsilon_high
-        policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
-    else:
-        lowest = 1 - args.epsilon
-        highest = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
-        policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
-    token_loss = policy_loss * importance_weights
-
-    kl = torch.zeros_like(logprobs)
-    if reference_logprobs is not None:
-        # k3, an unbiased and non-negative estimate of KL(policy || reference):
-        # http://joschu.net/blog/kl-approx.html
-        reference_log_ratio = (reference_logprobs - logprobs) * mask
-        kl = reference_log_ratio.exp() - reference_log_ratio - 1
-        token_loss = token_loss + args.beta * kl
-
-    too_low = (ratio < lowest) & (advantages < 0)
-    too_high = (ratio > highest) & (advantages > 0)
-    sums = {
-        "kl": (kl * mask).sum(),
-        "clip_ratio/low_mean": (too_low * mask).sum(),
-        "clip_ratio/high_mean": (too_high * mask).sum(),
-        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
-    }
-    return (token_loss * token_weights).sum(), {name: value.detach() for name, value in sums.items()}
-
-
-def mean_weights(
-    mask: torch.Tensor, loss_type: str, n_tokens: int, n_completions: int, max_tokens: int
-) -> torch.Tensor:
-    """Returns the weight (B, T) of each token in an update's loss, which makes the loss a mean.
-
-    dapo and cispo: over tokens. grpo: over completions, of the means over their tokens (equation 4 of
-    2509.20357). dr_grpo: over completions, of the sums over their tokens divided by `max_tokens`. `n_tokens`
-    and `n_completions` count the whole update, over all processes and micro-batches.
-    """
-    if loss_type == "grpo":
-        return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
-    if loss_type == "dr_grpo":
-        return mask / (n_completions * max_tokens)
-    return mask / n_tokens
-
-
-# --- steps of the loop
-
-
-def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
-    """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
-    repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
-
-
-def replace_flat_groups(
-    completions: list, prompts: list[dict], step: int, sampler, scorer: Scorer, model
-) -> dict[str, float]:
-    """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
-
-    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. Every
-    process samples as many groups as the one that needs most: under FSDP2 a forward gathers weights from all.
-    """
-    args = scorer.args
-    accelerator = scorer.accelerator
-    seen = {row["id"] for row in checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)}
-    attempt = 0
-    while attempt < args.dynamic_sampling:
-        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
-        flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
-        most = max(gather_object([len(flat)]))
-        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
-        n_drawn = most * accelerator.num_processes
-        if most == 0 or n_drawn > len(unseen):
-            break
-        attempt += 1
-        places = np.random.default_rng((args.seed, step, attempt)).choice(len(unseen), n_drawn, replace=False)
-        drawn = [unseen[place] for place in places]
-        seen.update(prompt["id"] for prompt in drawn)
-        sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
-        scorer.score(sampled, args.group_size, model)
-        for n, group in enumerate(flat):
-            old = slice(group * args.group_size, (group + 1) * args.group_size)
-            completions[old] = sampled[n * args.group_size : (n + 1) * args.group_size]
-    return {"dynamic_sampling/attempts": attempt}
-
-
-def set_advantages(
-    completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
-) -> dict[str, float]:
-    """Sets `advantages` of this process's completions: each token gets its completion's, plus dense ones.
-
-    `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
-    """
-    if args.pass_at_k:
-        verdicts = [completion.correct for completion in completions]
-        advantages = shaping.pass_at_k(verdicts, args.group_size, args.pass_at_k)
-    else:
-        advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
-    for completion, advantage in zip(completions, advantages, strict=True):
-        completion.advantages = [advantage or 0.0] * len(completion.ids)  # None: there is no verdict
-
-    metrics = {}
-    for source in dense_rewards:
-        divided = args.scale_rewards in ("group", "batch")
-        dense.add_advantages(source, completions, args.group_size, scale=divided)
-        metrics |= source.metrics
-    return metrics
-
-
-def accumulate_gradients(
-    completions: list, model, reference, args: Args, pad_token_id: int, accelerator: Accelerator
-) -> dict[str, float]:
-    """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
-
-    The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
-    completions are in; see `mean_weights`.
-    """
-    n_tokens = policy.count_trained_tokens(completions, accelerator)
-    n_completions = len(completions) * accelerator.num_processes
-
-    sums = {}
-    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, members in enumerate(batches):
-        watchdog.beat()  # a run without a beat for --stall-minutes ends
-        batch = policy.collate(members, pad_token_id, accelerator.device)
-        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-        mask = batch["loss_mask"]
-        token_weights = mean_weights(
-            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
-        )
-        reference_logprobs = None
-        if args.beta:
-            reference_logprobs = policy.reference_logprobs(model, reference, inputs)
-
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout, pi_old is the policy itself: the ratio is 1, its gradient that of log pi
-            old_logprobs = batch.get("old_logprobs", logprobs.detach())
-            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
-            importance_weights = 1.0
-            if args.importance_correction == "token_truncate":
-                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
-            loss, batch_sums = grpo_loss(
-                logprobs,
-                old_logprobs,
-                reference_logprobs,
-                batch["advantages"],
-                mask,
-                args,
-                token_weights,
-                importance_weights,
-            )
-            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
-
-        batch_sums["loss"] = loss.detach() * n_tokens  # as sums are divided by n_tokens below
-        batch_sums["entropy"] = (entropies.detach() * mask).sum()
-        batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
-        for name, value in batch_sums.items():
-            sums[name] = sums.get(name, 0.0) + value
-    means = policy.mean_over_tokens(sums, n_tokens, accelerator)
-    return means | extreme_clip_ratios(completions, sums, accelerator)
-
-
-def extreme_clip_ratios(
-    completions: list, sums: dict[str, torch.Tensor], accelerator: Accelerator
-) -> dict[str, float]:
-    """Returns the lowest and the highest share of clipped tokens among the processes, as TRL logs them."""
-    n_own_tokens = max(1, sum(completion.n_trained_tokens for completion in completions))
-    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / n_own_tokens
-    shares = accelerator.gather(own_shares.unsqueeze(0))
-    return {
-        "clip_ratio/low_min": shares[:, 0].min().item(),
-        "clip_ratio/high_max": shares[:, 1].max().item(),
-    }
-
-
-# --- before the loop
-
-
-def check_arguments(args: Args, accelerator: Accelerator) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    if args.group_size < 2:
-        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
-    if args.prompts_per_step % accelerator.num_processes:
-        runs.fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
-            f"processes; use a multiple of {accelerator.num_processes}"
-        )
-    own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
-    if own_completions % args.updates_per_rollout:
-        runs.fail(
-            f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
-            f"{args.updates_per_rollout} equal parts"
-        )
-    if args.loss_type == "cispo" and args.epsilon_high is not None and args.epsilon_high <= 1:
-        runs.fail(
-            f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
-            f"above 1; {CISPO_CAP} is usual"
-        )
-    if args.vllm_server_url and not torch.cuda.is_available():
-        runs.fail(
-            "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
-        )
-    # reasons why a flag would do nothing, "" if there is none
-    by_server = "with --vllm-server-url" if args.vllm_server_url else ""
-    without_vllm = "" if by_server or rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    runs.refuse_unused(
-        {
-            "--rollout": by_server,
-            "--vllm-memory": by_server or without_vllm,
-            "--vllm-sleep": by_server or without_vllm,
-            "--importance-correction": without_vllm,
-        }
-    )
-
-
-def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run."""
-    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
-    n_updates = args.updates_per_rollout * args.num_iterations
-    layout = utils.THINK_FORMATS[args.think_format].layout
-    accelerator.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps of {n_updates} updates\n"
-        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
-    )
-
-
-def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
-    check_arguments(args, accelerator)
-
-    # --- data, checked before anything is loaded
-    tokenizer = policy.load_policy_tokenizer(args)
-    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
-    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
-    announce(args, use_vllm, accelerator)
-    has_reference = bool(args.beta)
-    rewards.check(args)
-    dense.check(args, has_reference)
-    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
-    accelerator.print(plan.check_memory(memory, args))
-    start = runs.check_run(args, "grpo", args.model, runs.constants(globals()))
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
-    server = None
-    if args.vllm_server_url:  # exits with 2 if no server answers
-        server = vllm_server.Server(args.vllm_server_url, max_length, args.key_env)
-    rewards.try_judges(args, start.run)
-    if args.dry_run:
-        return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
-
-    # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
-    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
-    if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
-    # by the prefix of their files in a checkpoint; the policy's files have none
-    learners = {"": checkpoint.Learner(model, optimizer)}
-    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
-    checkpoint.load_optimizers(folder, learners)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
-    scorer = Scorer(args, tokenizer, run, accelerator)
-    sampler = rollout.policy_sampler(
-        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, args.top_p, args.vllm_sleep, server
-    )
-
-    # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
-    history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
-    collapse = ""  # the reason, once the policy has collapsed and the run must end
-    step = first_step - 1  # a finished run that resumes has no step left
-    with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
-        if first_step == 0:  # where held_out.jsonl's curves begin
-            checkpoint.seed_step(args.seed, 0, accelerator)
-            gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
-        for step in range(first_step, args.steps):
-            laps = runs.Laps()
-            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
-            metrics = {
-                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
-                "learning_rate": args.learning_rate,
-            }
-
-            # 1. rollout: every process samples for its share of the prompts
-            sampler.sync(model)  # gives it the policy's weights
-            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
-            laps.end("rollout")
-
-            # 2. reward
-            collapse_indicators = scorer.score(completions, args.group_size, model)
-            if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                metrics |= replace_flat_groups(completions, prompts, step, sampler, scorer, model)
-            sampler.sleep()  # its GPU memory is for the update
-            rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
-            metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
-            flat_P = is_flat(rewards_P_G)
-            metrics["reward/flat_groups"] = flat_P.float().mean().item()
-            laps.end("reward")
-
-            # 3. advantage: a reward compared with those of its group
-            advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
-            if args.dynamic_sampling:  # groups that stayed flat teach nothing
-                advantages_P_G[flat_P] = 0.0
-            metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
-            laps.end("advantage")
-
-            # 4. update
-            if args.updates_per_rollout * args.num_iterations > 1:
-                # from the second update on, the policy is another than the one that sampled
-                policy.set_old_logprobs(
-                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
-                )
-            updates = []
-            for iteration in range(args.num_iterations):
-                seed = (args.seed, step, iteration)
-                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_gradients(
-                        members, model, reference, args, tokenizer.pad_token_id, accelerator
-                    )
-                    means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    updates.append(means)
-            metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            # ends a run whose sampler has other weights than the policy
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
-            laps.end("update")
-
-            # 5. log, save
-            everyone = gather_object(completions)
-            metrics |= rollout.completion_metrics(everyone)
-            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
-            n_tokens = sum(map(policy.n_tokens_of, everyone))
-            laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(step + 1, everyone)
-            format_guard.check(everyone, step + 1)
-            if collapse_indicators:  # there is an unsupervised reward
-                history.append(collapse_indicators)
-                collapse = unsupervised.collapsed(history)
-            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or collapse or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # measured first: a run that is killed in between repeats the step and measures it again
-                if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
-                    best = run / "best_by_gold"
-                    checkpoint.save_model(best, model, tokenizer, accelerator)
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
-            if stopping:
-                raise checkpoint.Stopped(step + 1)
-            if collapse:
-                accelerator.print(f"{collapse}; the run ends here")
-                break
-
-    logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
-    checkpoint.finish(run, summary, sampler)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ RESERVED = ("gold", "missing", "truncated", "flat_groups", "pass_at_k")  # logge
 class Scores:
     """The rewards of the completions of a step. Every list has one entry a row."""
 
-    totals: Values  # the reward to train on; None: there is none, and nothing must be learned from the row
+    totals: Values  # the reward to train on; None: there is none, and the row's advantage is 0
     parts: dict[str, Values]  # the value of every reward, by its name
     contributions: dict[str, Values]  # what every reward adds to the total
     correct: Values  # the verifiers' verdict: 1 right, 0 wrong, None unknown
@@ -119,7 +119,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
     if judged_rewards(args):
         context["judge"] = judge_endpoint(args, run)
 
-    def compose(rows: list[dict], group_size: int) -> Scores:
+    def reward_function(rows: list[dict], group_size: int) -> Scores:
         rows = [prompts[row["id"]] | row for row in rows]
         given = context | {"group_size": group_size}
         parts = {}
@@ -144,7 +144,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
             indicators = unsupervised.collapse_indicators(rows, group_size)
         return Scores(totals, parts, contributions, given["correct"], indicators)
 
-    return compose
+    return reward_function
 
 
 def _call(name: str, function: Callable, rows: list[dict], given: dict, options: dict) -> Values:

@@ -27,8 +27,8 @@ class Scorer:
         self.args = args
         self.tokenizer = tokenizer
         self.accelerator = accelerator
-        self.compose = rewards.load(args, run)  # None if the reward is the preference alone
-        self.reward_name = "total" if self.compose else "preference"
+        self.reward_function = rewards.load(args, run)  # None if the reward is the preference alone
+        self.reward_name = "total" if self.reward_function else "preference"
         self.gold = load_gold(args, str(accelerator.device), run)
         self.reward_model = load_reward_model(args, str(accelerator.device))
         names = rewards.reward_names(args)
@@ -48,7 +48,7 @@ class Scorer:
     # --- the preference
 
     def start(self, completion) -> None:
-        """Takes a completion that has just ended, and has each full batch of them scored.
+        """Takes a completion that has just ended, and has each full batch of them scored; `score` waits for that.
 
         Batches follow from the order in which completions end, so runs repeat to the bit.
         """
@@ -73,14 +73,14 @@ class Scorer:
     # --- all parts
 
     def score(self, completions: list, group_size: int, model: torch.nn.Module) -> dict[str, float]:
-        """Sets rewards, contributions, correct and reward of this process's completions; all processes call it.
+        """Sets rewards (gold too), contributions, correct and reward of this process's completions.
 
+        All processes call it. Every completion was handed to `start` before. A judge of --gold is asked about each.
         With --on-bad-format floor, a malformed completion gets the lowest reward of its group minus a margin.
         One without a reward (a judge failed) keeps NaN, and its advantage is 0.
 
         Args:
-            completions: whole groups; every completion was handed to `start` before. All processes have
-                equally many.
+            completions: whole groups. All processes have equally many.
             model: the policy, whose entropies some rewards read.
 
         Returns the indicators of collapse, see unsupervised.collapse_indicators.
@@ -100,7 +100,7 @@ class Scorer:
                 self.accelerator,
             )
         indicators = {}
-        if self.compose is None:
+        if self.reward_function is None:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
             totals, indicators = self._totals(completions, group_size)
@@ -115,7 +115,7 @@ class Scorer:
         rows = gather_object([completion.row() for completion in completions])
         scores = None
         if self.accelerator.is_main_process:
-            scores = self.compose(rows, group_size)
+            scores = self.reward_function(rows, group_size)
         scores = broadcast_object_list([scores])[0]
 
         own_places = rollout.share_of(list(range(len(rows))), self.accelerator)

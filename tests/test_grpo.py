@@ -73,6 +73,21 @@ def test_advantages_by_hand():
     assert train_grpo.group_advantages(torch.tensor([[NAN, 7.0]]), "batch").tolist() == [[0.0, 0.0]]
 
 
+def test_pass_at_k_leaves_out_completions_without_a_reward():
+    rewards_P_G = torch.tensor([[1.0, 0.0, 0.0, 0.0], [NAN, 0.0, 0.0, 0.0], [1.0, 0.0, NAN, 0.0]])
+    verdicts = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, None]
+    found = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, 2)
+    # 4 completions, 1 right: rho = 1 - 3/6, sigma = 1/2; right: 1, wrong: (1 - 1/2 - 2/3) * 2
+    torch.testing.assert_close(found[0], torch.tensor([1.0, -1 / 3, -1 / 3, -1 / 3]))
+    # the right one has no reward, so that the others are 3 wrong ones
+    assert found[1].tolist() == [0.0] * 4
+    # two count, 1 right: every pair has it
+    assert found[2].tolist() == [0.0] * 4
+
+    of_two = train_grpo.pass_at_k_advantages([1.0, 0.0, 1.0], torch.tensor([[1.0, 0.0, NAN]]), 1)
+    torch.testing.assert_close(of_two, torch.tensor([[1.0, -1.0, 0.0]]))  # rho = sigma = 1/2
+
+
 def test_flat_groups():
     rewards = torch.tensor([[1.0, 1.04], [1.0, 1.06], [NAN, 5.0], [NAN, NAN]])
     assert train_grpo.is_flat(rewards).tolist() == [True, False, True, True]
@@ -150,7 +165,6 @@ def test_loss_and_gradient_are_trls(
     entropy_weight = torch.randn(4, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
     ours = batch["logprobs"].clone().requires_grad_()
-    args = train_grpo.Args(loss_type=loss_type, ratio_level=ratio_level, epsilon_high=epsilon_high, beta=beta)
     n_tokens = mask.sum().item()
     weights = train_grpo.mean_weights(mask, loss_type, n_tokens, 4, 9)
     loss, _ = train_grpo.grpo_loss(
@@ -159,9 +173,13 @@ def test_loss_and_gradient_are_trls(
         batch["reference"] if beta else None,
         batch["advantages"],
         mask,
-        args,
         weights,
         batch["importance"] if corrected else 1.0,
+        epsilon=0.2,
+        epsilon_high=epsilon_high,
+        beta=beta,
+        loss_type=loss_type,
+        ratio_level=ratio_level,
     )
     # the entropy of this test is a function of the log-probabilities, so that it has a gradient
     loss = loss - entropy_coef * (entropy_weight * ours * mask).sum() / n_tokens
@@ -199,11 +217,12 @@ def test_loss_and_gradient_are_trls(
 
 
 def test_cispo_cuts_weights_above_its_cap_alone():
-    args = train_grpo.Args(loss_type="cispo", beta=0.0)
     logprobs = torch.tensor([[6.0, 2.0, 0.1, 6.0]]).log()  # ratios; the cap is 5
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     mask = torch.ones(1, 4)
-    loss, sums = train_grpo.grpo_loss(logprobs, torch.zeros(1, 4), None, advantages, mask, args, mask)
+    loss, sums = train_grpo.grpo_loss(
+        logprobs, torch.zeros(1, 4), None, advantages, mask, mask, epsilon=0.2, beta=0.0, loss_type="cispo"
+    )
     weighted = [5 * math.log(6), 2 * math.log(2), -0.1 * math.log(0.1), -5 * math.log(6)]
     assert loss.item() == pytest.approx(-sum(weighted), rel=1e-5)
     assert sums["clip_ratio/low_mean"] == 0
@@ -211,11 +230,12 @@ def test_cispo_cuts_weights_above_its_cap_alone():
 
 
 def test_the_ratio_is_clipped_by_hand():
-    args = train_grpo.Args(epsilon=0.2, epsilon_high=0.5, beta=0.0)
     logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5]]).log()  # ratios, as the old log-probabilities are 0
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     mask = torch.ones(1, 4)
-    loss, sums = train_grpo.grpo_loss(logprobs, torch.zeros(1, 4), None, advantages, mask, args, mask)
+    loss, sums = train_grpo.grpo_loss(
+        logprobs, torch.zeros(1, 4), None, advantages, mask, mask, epsilon=0.2, epsilon_high=0.5, beta=0.0
+    )
     # min(2, 1.5) + min(0.5, 0.8) + min(-2, -1.5) + min(-0.5, -0.8)
     assert loss.item() == pytest.approx(-(1.5 + 0.5 - 2.0 - 0.8))
     assert {name: value.item() for name, value in sums.items()} == {
@@ -227,10 +247,11 @@ def test_the_ratio_is_clipped_by_hand():
 
 
 def test_k3_by_hand():
-    args = train_grpo.Args(beta=2.0)
     zeros = torch.zeros(1, 1)
+    one = torch.ones(1, 1)
+    reference_logprobs = torch.full((1, 1), math.log(3.0))
     loss, sums = train_grpo.grpo_loss(
-        zeros, zeros, torch.full((1, 1), math.log(3.0)), zeros, torch.ones(1, 1), args, torch.ones(1, 1)
+        zeros, zeros, reference_logprobs, zeros, one, one, epsilon=0.2, beta=2.0
     )
     assert sums["kl"].item() == pytest.approx(3.0 - math.log(3.0) - 1.0)
     assert loss.item() == pytest.approx(2.0 * sums["kl"].item())
@@ -506,7 +527,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     completions = train_grpo.sample_groups(chosen, sampler, scorer, args)
     scorer.score(completions, 4, None)
     before = list(completions)
-    found = train_grpo.replace_flat_groups(completions, kept, 0, sampler, scorer, None)
+    found = train_grpo.replace_flat_groups(completions, chosen, kept, 0, sampler, scorer, None)
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
     assert len({one.id for one in completions}) == 6  # no prompt is there twice
     for start in range(0, 24, 4):
@@ -518,6 +539,17 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
 
 
 # --- arguments
+
+
+def test_what_a_run_announces(capsys):
+    """The reward model only where there is one; the calls of a judge that measures gold, as they cost money."""
+    args = train_grpo.Args(prompts_per_step=4, group_size=2, steps=3, rewards=("math:1",), gold="judge:m")
+    train_grpo.announce(args, False, policy.start_accelerator())
+    said = capsys.readouterr().out
+    assert "the reward model reads" not in said and "8 calls a step, 24 in all" in said
+    train_grpo.announce(train_grpo.Args(gold="gold.py:f"), False, policy.start_accelerator())
+    said = capsys.readouterr().out
+    assert "the reward model reads think+response" in said and "calls" not in said
 
 
 @pytest.mark.parametrize(
@@ -536,6 +568,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
         (["--gold", "nowhere.py:f"], "is not file.py:function"),
         (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
+        (["--pass-at-k", "2", "--scale-rewards", "none"], "--scale-rewards does nothing with --pass-at-k"),
         (["--stall-minutes", "0"], "use more than 0"),
         (["--vllm-sleep"], "--vllm-sleep does nothing without --rollout vllm"),
         (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),

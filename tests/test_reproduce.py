@@ -277,6 +277,7 @@ def test_released_values_need_a_preset_that_was_released(monkeypatch, capsys):
         *(128, 0.95, 0.5),
         "plain",
     )
+    assert parse("--preset", "table1/qwen2.5-7b-rlhf", "--as_released", "--temperature", "0.5") == args
     assert parse("--preset", "table1/qwen2.5-7b-rlhf").prompts_per_step == 64
     with pytest.raises(SystemExit):
         parse("--preset", "toy", "--as-released")

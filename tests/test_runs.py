@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -364,6 +365,29 @@ def test_what_bitsandbytes_and_trackers_cannot_do_is_refused(exits, monkeypatch)
         (OneCard(lora_r=4, load_in_4bit=True), "--load-in-4bit"),
     ):
         assert f"{flag} needs whole weights on each GPU" in exits(runs.check_values, args)
+
+
+@dataclasses.dataclass
+class Evaluation(Args):
+    temperature: float = 0.7
+    top_p: float = 1.0
+
+
+@dataclasses.dataclass
+class Training(Evaluation):
+    learning_rate: float = 1e-6
+
+
+def test_training_samples_at_a_temperature_above_0_and_from_some_tokens(exits):
+    for temperature in (0.0, -1.0, math.nan):
+        said = exits(runs.check_values, Training(temperature=temperature))
+        assert f"--temperature {temperature}: use more than 0" in said
+    for top_p in (0.0, 1.5, math.nan):
+        assert f"--top-p {top_p}: use more than 0 and at most 1" in exits(
+            runs.check_values, Training(top_p=top_p)
+        )
+    runs.check_values(Training(temperature=1e-3, top_p=1e-3))
+    runs.check_values(Evaluation(temperature=0.0))  # it may be greedy
 
 
 @dataclasses.dataclass
