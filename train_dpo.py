@@ -605,14 +605,19 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
 # --- 4. reference, 5. update
 
 
-def steps_per_epoch(pairs: list[Pair], args: Args) -> int:
+def steps_per_epoch(n_pairs: int, args: Args) -> int:
     """Returns the optimizer steps of one pass; the last one has the remainder, as a round has few pairs."""
-    return math.ceil(len(pairs) / args.batch_size)
+    return math.ceil(n_pairs / args.batch_size)
+
+
+def steps_of_round(n_pairs: int, args: Args) -> int:
+    """Returns the optimizer steps of a round with so many pairs."""
+    return math.ceil(args.epochs * steps_per_epoch(n_pairs, args))
 
 
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
     """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone."""
-    epoch, position = divmod(step, steps_per_epoch(pairs, args))
+    epoch, position = divmod(step, steps_per_epoch(len(pairs), args))
     order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
     chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
     return [pairs[place] for place in chosen]
@@ -741,7 +746,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
 
-        metrics = {"epoch": (step + 1) / steps_per_epoch(pairs, args), "learning_rate": rate, **means}
+        metrics = {"epoch": (step + 1) / steps_per_epoch(len(pairs), args), "learning_rate": rate, **means}
         n_tokens = sum(pair.n_tokens for pair in members)
         logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
         stopping = checkpoint.stop_requested(accelerator)
@@ -822,12 +827,13 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
     else:
         pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+    metrics["steps"] = steps_of_round(len(pairs), args)
+    policy.check_rate(args, metrics["steps"])  # fewer prompts gave a pair than `check_steps` hoped for
     laps.end("pairs")
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
     learner = load_learner(start_model, saved, args, accelerator)
     checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
-    metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(pairs, args))
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
@@ -877,6 +883,16 @@ def check_arguments(args: Args) -> None:
         runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
 
 
+def check_steps(data: Data, args: Args) -> None:
+    """Exits with 2 if a round would teach nothing even if all its prompts gave a pair."""
+    n_pairs = args.prompts_per_round or len(data.prompts)
+    if args.pairs:
+        n_pairs = len(data.pairs)
+    elif args.completions:
+        n_pairs = len({(row["step"], row["id"]) for row in data.completions})
+    policy.check_rate(args, steps_of_round(n_pairs, args))
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args)
@@ -884,6 +900,7 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
+    check_steps(data, args)
     uses_gold = bool(data.prompts or data.held_out)
     if uses_gold:
         preference.check(args)

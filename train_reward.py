@@ -502,16 +502,6 @@ def set_rate(optimizer, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
-def check_rate(args: Args, steps: int) -> None:
-    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
-    rates = [policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
-    if max(rates) == 0:
-        runs.fail(
-            f"{steps} step would teach nothing, as the learning rate rises from 0; "
-            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
-        )
-
-
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
@@ -521,7 +511,7 @@ def main(args: Args) -> None:
     policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
-    check_rate(args, steps)
+    policy.check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
     measured = plan.frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)

@@ -393,6 +393,7 @@ def main(args: Args) -> None:
     policy.check_weights(AutoModelForCausalLM, args.model)
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
+    policy.check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
