@@ -469,6 +469,15 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
+def sampling_seed(number: int, args: Args, accelerator) -> int:
+    """Returns the seed of this process's samples in round `number`.
+
+    rollout.generate makes a seed of 64 bits for each completion from it, so it has 32.
+    """
+    seed = (args.seed * 1000 + number) * 1000 + accelerator.process_index
+    return seed % 2**32
+
+
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
 ) -> list[rollout.Completion]:
@@ -490,7 +499,7 @@ def sample(
                 tokenizer,
                 sampling,
                 rollout.use_vllm(args.rollout),
-                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
+                seed=sampling_seed(number, args, accelerator),
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
                 done={i for i, place in enumerate(places) if place in on_disk},
@@ -588,7 +597,7 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
         "reward": reward,
         "reward/preference": reward,
         "think/format_ok": len(good) / len(completions),
-        "think/truncated": fmean(row["status"] == "truncated" for row in completions),
+        "think/truncated": fmean(row["cut_off"] for row in completions),
         "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
         "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
         "pairs": len(pairs),
@@ -878,9 +887,24 @@ def check_arguments(args: Args) -> None:
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
         )
+    if args.load_in_4bit and args.rounds > 1:
+        runs.fail(
+            f"--load-in-4bit --rounds {args.rounds}: each round would load the last one's model in 4 bit again, "
+            "which rounds most of what it learned away; leave --rounds at 1, or leave --load-in-4bit out"
+        )
     if not args.gold.startswith("judge:"):
         reason = "without --gold judge:MODEL"
         runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
+
+
+def warn_of_rounding(args: Args, accelerator) -> None:
+    """Warns if rounds start from models whose weights are too coarse for what LoRA changes."""
+    if args.lora_r and args.rounds > 1 and utils.compute_dtype(args.dtype) == "bfloat16":
+        accelerator.print(
+            "WARNING: each round starts from the last one's model, saved in bfloat16: where LoRA changed a weight "
+            "by less than a 512th of itself, the change is lost, which may be most of a round at a low rate. "
+            "--lora-r 0 or --dtype float32 keeps it; a higher --learning-rate loses less"
+        )
 
 
 def check_steps(data: Data, args: Args) -> None:
@@ -896,6 +920,7 @@ def check_steps(data: Data, args: Args) -> None:
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args)
+    warn_of_rounding(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
@@ -929,14 +954,15 @@ def main(args: Args) -> None:
     if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
         measure_held_out(data.held_out, 0, run, tokenizer, args, accelerator)
     all_metrics = []
+    lines = []
     for number in range(1, args.rounds + 1):
         metrics = finished_round(number, run, args, accelerator)
         if metrics is None:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
+        lines.append({"step": number, **metrics})
+        runs.write_jsonl(run / "metrics.jsonl", lines)
 
-    lines = [{"step": number, **metrics} for number, metrics in enumerate(all_metrics, 1)]
-    runs.write_jsonl(run / "metrics.jsonl", lines)
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
     checkpoint.finish(run, summary)
 

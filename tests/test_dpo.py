@@ -262,6 +262,44 @@ def test_order_of_pairs():
     assert epoch(1, 0) == epochs[0]
 
 
+def test_a_date_is_a_seed():
+    """rollout.generate makes seed * 1,000,003 + place of it, which torch and vLLM take up to 64 bits."""
+    accelerator = SimpleNamespace(process_index=3)
+    assert train_dpo.sampling_seed(2, train_dpo.Args(seed=5), accelerator) == 5_002_003
+    seed = train_dpo.sampling_seed(1, train_dpo.Args(seed=20240601), accelerator)
+    assert seed == 20_240_601_001_003 - 4712 * 2**32
+    largest = (2**32 - 1) * 1_000_003 + 10**6
+    assert seed < 2**32 and largest < 2**63
+    generator = torch.Generator().manual_seed(seed * 1_000_003)
+    assert generator.initial_seed() == seed * 1_000_003
+
+
+def test_all_that_was_cut_off_counts_as_truncated():
+    """Without an opening tag it has another status."""
+    rewards = {"preference": None, "gold": 2.0}
+    cut = {"status": "no_open", "cut_off": True, "reward": None, "rewards": rewards}
+    cut |= {"n_tokens": 8, "n_thinking_tokens": 0}
+    ended = {**cut, "status": "ok", "cut_off": False, "reward": 3.0, "n_tokens": 4, "n_thinking_tokens": 1}
+    malformed = {**cut, "cut_off": False}
+    pair = {"chosen": ended, "rejected": ended}
+    metrics = train_dpo.round_metrics([cut, ended, malformed, cut], [pair], Counter())
+    assert metrics["think/truncated"] == 0.5 and metrics["think/format_ok"] == 0.25
+    assert (metrics["reward"], metrics["reward/preference"], metrics["reward/gold"]) == (3.0, 3.0, 2.0)
+
+
+def test_rounds_of_lora_in_bfloat16_warn(capsys):
+    accelerator = policy.start_accelerator()
+
+    def told(**changes) -> str:
+        train_dpo.warn_of_rounding(train_dpo.Args(**changes), accelerator)
+        return capsys.readouterr().out
+
+    assert told(lora_r=4, rounds=2, dtype="bfloat16").startswith("WARNING: each round starts from")
+    assert not told(lora_r=4, rounds=1, dtype="bfloat16")
+    assert not told(lora_r=0, rounds=2, dtype="bfloat16")
+    assert not told(lora_r=4, rounds=2, dtype="float32")
+
+
 # --- the script: the base model answers without thinking, and about half of its answers end in time
 
 
@@ -401,7 +439,9 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     second_epoch = len(expected) // 2 + 1
     log = out / "round-2" / "metrics.jsonl"
     command = start(data, out, rounds=2, gold_prompts=held_out, resume=True)
+    (out / "metrics.jsonl").unlink()
     kill(command, lambda: len(lines_of(log)) >= second_epoch)
+    assert [row["step"] for row in rows_of(out / "metrics.jsonl")] == [1]  # written before round 2
     train(data, out, rounds=2, gold_prompts=held_out, resume=True)
     assert "round-2/checkpoint-" in capsys.readouterr().out
 
@@ -537,6 +577,10 @@ def test_arguments_that_cannot_work(data, here, tmp_path):
         (["--min-valid", 7], "can give no pair"),
         (["--prompts-per-round", 21], "20 prompts are fewer"),
         (["--prompts-per-round", 3, "--epochs", 1], "1 step would teach nothing"),
+        (
+            ["--lora-r", 4, "--load-in-4bit", "--rounds", 2],
+            "each round would load the last one's model in 4 bit",
+        ),
         (["--think-format", "loud"], "'loud' is unknown"),
         (["--budget", 1, "--price", 1, 1], "--budget does nothing without --gold judge:MODEL"),
     ):
