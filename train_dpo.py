@@ -33,7 +33,8 @@ Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, complet
 `pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/; and for each round
 round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step),
 checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/.
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/ has
+best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -42,7 +43,6 @@ import dataclasses
 import json
 import math
 import random
-import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -780,13 +780,19 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
 def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
     """Returns the metrics of a round that an earlier start of this run finished; None if it was not.
 
-    A round that was the last one, before --resume came with more --rounds, gives up run/model to the new last one.
+    A round that was the last one, before --resume came with more --rounds, gives up run/model and run/adapter to
+    the new last one.
     """
     summary = run / f"round-{number}" / "summary.json"
     if not summary.exists():
         return None
     result = Path(model_of_round(number, run, args))
     if accelerator.is_main_process and not result.exists():
+        adapter = checkpoint.adapter_of(run / "model")
+        if (
+            adapter.exists()
+        ):  # moved first: a kill in between leaves `result` missing, so the model follows later
+            adapter.rename(checkpoint.adapter_of(result))
         (run / "model").rename(result)
     accelerator.wait_for_everyone()
     return json.loads(summary.read_text())
@@ -805,7 +811,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
             checkpoint.cut_log(run / log, number - 1)
         is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
-            shutil.copytree(model, run / "best_by_gold", dirs_exist_ok=True)
+            checkpoint.copy_model(Path(model), run / "best_by_gold")
 
 
 def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:

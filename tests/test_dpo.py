@@ -455,6 +455,30 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
         assert found == [without_measurements(row) for row in rows_of(whole / name)], name
 
 
+def test_a_round_that_is_no_longer_the_last_takes_model_and_adapter_along(tmp_path):
+    """Also if it was killed after the adapter was moved."""
+    accelerator = policy.start_accelerator()
+    for killed in (False, True):
+        run = tmp_path / f"run-{killed}"
+        (run / "round-1").mkdir(parents=True)
+        (run / "round-1" / "summary.json").write_text('{"pairs": 3}')
+        (run / "model").mkdir()
+        (run / "model" / "weights").write_text("model of round 1")
+        adapter = run / "round-1" / "adapter" if killed else run / "adapter"
+        adapter.mkdir()
+        (adapter / "weights").write_text("adapter of round 1")
+
+        args = train_dpo.Args(rounds=2)
+        assert train_dpo.finished_round(1, run, args, accelerator) == {"pairs": 3}
+        assert (run / "round-1" / "model" / "weights").read_text() == "model of round 1"
+        assert (run / "round-1" / "adapter" / "weights").read_text() == "adapter of round 1"
+        assert not (run / "model").exists() and not (run / "adapter").exists()
+        assert train_dpo.finished_round(1, run, args, accelerator) == {
+            "pairs": 3
+        }  # once more changes nothing
+        assert train_dpo.finished_round(2, run, args, accelerator) is None
+
+
 def test_a_run_does_not_resume_with_fewer_rounds(whole, data, capsys):
     """Its model is that of the last round; a summary of fewer rounds would say otherwise."""
     summary = (whole / "summary.json").read_text()
