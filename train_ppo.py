@@ -541,8 +541,10 @@ def set_advantages(
     mean_value, _ = moments(values, mask, accelerator)
     _, unexplained = moments(returns - values, mask, accelerator)
     _, spread = moments(returns, mask, accelerator)
-    explained = 1 - unexplained / spread.clamp(min=1e-8)
-    return {"value/mean": mean_value.item(), "value/explained_variance": explained.item()}
+    metrics = {"value/mean": mean_value.item()}
+    if spread > 1e-8:  # where all returns are equal there is nothing to explain
+        metrics["value/explained_variance"] = (1 - unexplained / spread).item()
+    return metrics
 
 
 def accumulate_policy_gradients(
@@ -728,7 +730,7 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
-    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    pad_token_id = tokenizer.pad_token_id
     collapse = ""  # the reason, once the policy has collapsed and the run must end
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
@@ -758,12 +760,16 @@ def main(args: Args) -> None:
             laps.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
-            set_values(critic, completions, *batching)
+            set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
-                policy.set_old_logprobs(model, completions, *batching)
+                policy.set_old_logprobs(
+                    model, completions, args.micro_batch_tokens, pad_token_id, accelerator
+                )
             if has_reference:
-                policy.set_reference_logprobs(model, reference, completions, *batching)
+                policy.set_reference_logprobs(
+                    model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
+                )
             rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
@@ -781,10 +787,10 @@ def main(args: Args) -> None:
             for iteration in range(args.num_iterations):
                 seed = (args.seed, step, iteration)
                 for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_policy_gradients(
-                        members, model, args, tokenizer.pad_token_id, accelerator
+                    means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
+                    means |= accumulate_critic_gradients(
+                        members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
                     )
-                    means |= accumulate_critic_gradients(members, critic, VALUE_CLIP, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)  # before it reaches the weights

@@ -421,9 +421,10 @@ def converse(
     live = talks
     while most_live := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
-        # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
-        fillers = [talks[0].user["prompt_ids"]] * (most_live - len(live))
-        for place, sample in sampler.sample(prompts + fillers):
+        if sampler.vllm is None:
+            # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
+            prompts += [talks[0].user["prompt_ids"]] * (most_live - len(live))
+        for place, sample in sampler.sample(prompts):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
         simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
@@ -455,7 +456,10 @@ def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> f
 
 
 def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
-    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss."""
+    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss.
+
+    All arguments that matter to them are named, so that an edited default of those scripts leaves RLVER as it is.
+    """
     if args.algorithm == "grpo":
         return train_grpo.Args(
             group_size=args.group_size,
@@ -463,12 +467,19 @@ def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
             loss_type="dapo",  # the mean over all tokens of the step
             beta=args.beta,
             epsilon=EPSILON,
+            epsilon_high=None,  # as `epsilon`
+            ratio_level="token",
+            pass_at_k=0,
+            entropy_coef=0.0,
+            importance_correction="none",
             micro_batch_tokens=args.micro_batch_tokens,
         )
     return train_ppo.Args(
         kl="loss" if args.beta else "none",
         kl_coef=args.beta,
         epsilon=EPSILON,
+        entropy_coef=0.0,
+        importance_correction="none",
         micro_batch_tokens=args.micro_batch_tokens,
     )
 
@@ -649,7 +660,7 @@ def main(args: Args) -> None:
     loss_args = loss_arguments(args)
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
-    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    pad_token_id = tokenizer.pad_token_id
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
@@ -680,7 +691,9 @@ def main(args: Args) -> None:
                 )
             else:
                 metrics |= rollout.reward_metrics(rewards.view(1, -1), "total")
-                train_ppo.set_values(critic, conversations, *batching)
+                train_ppo.set_values(
+                    critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
+                )
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
             laps.end("advantage")
@@ -688,15 +701,19 @@ def main(args: Args) -> None:
             # 4. update
             if args.algorithm == "grpo":
                 means = train_grpo.accumulate_gradients(
-                    conversations, model, reference, loss_args, tokenizer.pad_token_id, accelerator
+                    conversations, model, reference, loss_args, pad_token_id, accelerator
                 )
             else:
                 if args.beta:
-                    policy.set_reference_logprobs(model, reference, conversations, *batching)
+                    policy.set_reference_logprobs(
+                        model, reference, conversations, args.micro_batch_tokens, pad_token_id, accelerator
+                    )
                 means = train_ppo.accumulate_policy_gradients(
-                    conversations, model, loss_args, tokenizer.pad_token_id, accelerator
+                    conversations, model, loss_args, pad_token_id, accelerator
                 )
-                means |= train_ppo.accumulate_critic_gradients(conversations, critic, VALUE_CLIP, *batching)
+                means |= train_ppo.accumulate_critic_gradients(
+                    conversations, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
+                )
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
             policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
