@@ -769,11 +769,9 @@ def gradient_exchange(
     return accelerator.no_sync(model)
 
 
-def mean_over_tokens(
-    sums: dict[str, torch.Tensor], n_tokens: int, accelerator: Accelerator
-) -> dict[str, float]:
-    """Returns sums of all processes divided by the tokens of all processes."""
-    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n_tokens
+def sum_and_divide(sums: dict[str, torch.Tensor], n: int, accelerator: Accelerator) -> dict[str, float]:
+    """Returns sums of all processes divided by `n`, the tokens or pairs of all processes."""
+    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n
     return dict(zip(sums, totals.tolist(), strict=True))
 
 

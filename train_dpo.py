@@ -717,7 +717,7 @@ def accumulate_gradients(
         }
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + (value * weights).sum()
-    return policy.mean_over_tokens(sums, n_pairs, accelerator)  # here a mean over pairs
+    return policy.sum_and_divide(sums, n_pairs, accelerator)
 
 
 def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:

@@ -590,7 +590,7 @@ def accumulate_policy_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return policy.sum_and_divide(sums, n_tokens, accelerator)
 
 
 def accumulate_critic_gradients(
@@ -622,7 +622,7 @@ def accumulate_critic_gradients(
 
         sums["value/loss"] += loss.detach()
         sums["value/clip_fraction"] += (is_clipped * mask).sum()
-    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return policy.sum_and_divide(sums, n_tokens, accelerator)
 
 
 # --- before the loop
@@ -778,7 +778,7 @@ def main(args: Args) -> None:
                 rewards_B_T -= args.kl_coef * kl_B_T
                 n_trained = policy.count_trained_tokens(completions, accelerator)
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
-                metrics |= policy.mean_over_tokens(kl_sum, n_trained, accelerator)
+                metrics |= policy.sum_and_divide(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
             laps.end("advantage")
 

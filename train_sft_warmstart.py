@@ -339,7 +339,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
         sums += torch.stack([-logprobs.detach().sum(), entropies.sum(), likeliest.sum()])
 
     named_sums = dict(zip(("loss", "entropy", "mean_token_accuracy"), sums, strict=True))
-    return policy.mean_over_tokens(named_sums, n_tokens, accelerator)
+    return policy.sum_and_divide(named_sums, n_tokens, accelerator)
 
 
 # --- the run
