@@ -68,6 +68,7 @@ import watchdog
 from rewards import gold, preference, scorer
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args:
     # model and data
@@ -191,64 +192,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "chosen logp": "logps/chosen",
     "rejected logp": "logps/rejected",
 }
-
-PAPER = {"reward_on": "response"}  # equation 3
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
-PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "rollout": "vllm",
-        "reward_on": "response",
-        "max_prompt_tokens": 192,
-        "max_completion_tokens": 160,
-        "rounds": 2,
-        "prompts_per_round": 60,
-        "epochs": 1.0,
-        "batch_size": 8,
-        "micro_batch_tokens": 1024,
-        "learning_rate": 1e-4,
-        "lora_r": 16,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-        "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
-    },
-    "toy": {  # our choice
-        "prompts": "data/toy/rl_prompts.jsonl",
-        "reward_model": "data/toy/reward_model",
-        "rollout": "hf",
-        "gold": "data/toy/world.py:gold",
-        "temperature": 1.0,
-        "max_prompt_tokens": 128,
-        "max_completion_tokens": 128,
-        "rounds": 2,
-        "prompts_per_round": 128,
-        "rollout_batch_size": 256,
-        "epochs": 1.0,
-        "batch_size": 16,
-        "micro_batch_tokens": 4096,
-        "learning_rate": 2e-4,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-    },
-}
-# of the deviations above, the third alone is a flag
-RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
 # --- the algorithm: pure functions
@@ -971,6 +914,67 @@ def main(args: Args) -> None:
 
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
     checkpoint.finish(run, summary)
+
+
+# --- presets: rows of table 3, and small runs
+
+PAPER = {"reward_on": "response"}  # equation 3
+RLHF = {"think_format": "plain"}
+LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+ZERO_RLHF = {"think_format": "zero_plain"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
+    "table3/llama3.1-8b-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "rollout": "vllm",
+        "reward_on": "response",
+        "max_prompt_tokens": 192,
+        "max_completion_tokens": 160,
+        "rounds": 2,
+        "prompts_per_round": 60,
+        "epochs": 1.0,
+        "batch_size": 8,
+        "micro_batch_tokens": 1024,
+        "learning_rate": 1e-4,
+        "lora_r": 16,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
+        "keep_checkpoints": 1,
+        "stall_minutes": 5.0,
+    },
+    "toy": {  # our choice
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "rounds": 2,
+        "prompts_per_round": 128,
+        "rollout_batch_size": 256,
+        "epochs": 1.0,
+        "batch_size": 16,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 2e-4,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },
+}
+# of the deviations above, the third alone is a flag
+RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ from rewards import dense, gold, unsupervised
 from rewards.scorer import Scorer
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of another
 @dataclass
 class Args:
     # model and data
@@ -217,88 +218,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "truncated": "think/truncated",
     "gap": "sampling/logprob_gap",
 }
-
-PAPER = {
-    "reward_on": "response",  # equation 3
-    "on_bad_format": "score",  # released configs, strict mode off
-    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
-}
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {
-    **PAPER,
-    "think_format": "zero_think",
-    "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
-}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
-PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-ppo": PAPER,
-    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
-    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
-    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
-    "rlvr/tulu3": {
-        "prompts": "data/verifiable.jsonl",
-        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think_format": "plain",
-        "on_bad_format": "score",
-        "rewards": ("math:10",),
-        "kl": "reward",
-        "kl_coef": 0.05,
-        "lam": 0.95,
-        "learning_rate": 3e-7,
-        "prompts_per_step": 224,
-        "num_iterations": 4,
-        "temperature": 1.0,
-        "critic": "reward_model",
-        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
-        "max_prompt_tokens": 2048,
-        "max_completion_tokens": 2048,
-        "steps": 446,
-    },
-    "toy": {  # our choice
-        "prompts": "data/toy/rl_prompts.jsonl",
-        "reward_model": "data/toy/reward_model",
-        "rollout": "hf",
-        "gold": "data/toy/world.py:gold",
-        "temperature": 1.0,
-        "max_prompt_tokens": 128,
-        "max_completion_tokens": 128,
-        "steps": 40,
-        "prompts_per_step": 128,
-        "micro_batch_tokens": 4096,
-        "kl_coef": 0.04,
-        "learning_rate": 3e-4,
-        "critic": "reward_model",
-        "critic_learning_rate": 1e-3,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-        "format_margin": 2.0,
-    },
-}
-# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
-# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
-# (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {}
-for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
-    RELEASED[_name] = {
-        "kl": "none",
-        "entropy_coef": 1e-3,
-        "max_prompt_tokens": 896,
-        "steps": 110,
-        "save_steps": 55,
-    }
 
 
 # --- the algorithm: pure functions
@@ -832,6 +751,91 @@ def main(args: Args) -> None:
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)
+
+
+# --- presets: rows of table 3, another paper, and the toy
+
+PAPER = {
+    "reward_on": "response",  # equation 3
+    "on_bad_format": "score",  # released configs, strict mode off
+    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
+}
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
+RLHF = {"think_format": "plain"}
+LLAMA_ZERO = {
+    **PAPER,
+    "think_format": "zero_think",
+    "model": "meta-llama/Llama-3.1-8B",
+    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
+}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+ZERO_RLHF = {"think_format": "zero_plain"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
+    "table3/llama3.1-8b-rlmt-ppo": PAPER,
+    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
+    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
+    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
+    "rlvr/tulu3": {
+        "prompts": "data/verifiable.jsonl",
+        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
+        "think_format": "plain",
+        "on_bad_format": "score",
+        "rewards": ("math:10",),
+        "kl": "reward",
+        "kl_coef": 0.05,
+        "lam": 0.95,
+        "learning_rate": 3e-7,
+        "prompts_per_step": 224,
+        "num_iterations": 4,
+        "temperature": 1.0,
+        "critic": "reward_model",
+        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
+        "max_prompt_tokens": 2048,
+        "max_completion_tokens": 2048,
+        "steps": 446,
+    },
+    "toy": {  # our choice
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "steps": 40,
+        "prompts_per_step": 128,
+        "micro_batch_tokens": 4096,
+        "kl_coef": 0.04,
+        "learning_rate": 3e-4,
+        "critic": "reward_model",
+        "critic_learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+        "format_margin": 2.0,
+    },
+}
+# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
+# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
+# (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
+RELEASED = {}
+for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
+    RELEASED[_name] = {
+        "kl": "none",
+        "entropy_coef": 1e-3,
+        "max_prompt_tokens": 896,
+        "steps": 110,
+        "save_steps": 55,
+    }
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ import watchdog
 from rewards.preference import RewardModel
 
 
+# PRESETS, at the end of this file, have other values for one card and small runs
 @dataclass
 class Args:
     # model and data
@@ -116,34 +117,6 @@ MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 EQUAL_LENGTH = 1.25  # answers are about equally long if the longer has at most this many times the characters
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
-
-ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
-PRESETS: dict[str, dict] = {
-    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
-    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "model": "data/smollm2",
-        "max_length": 256,
-        "batch_size": 8,
-        "learning_rate": 3e-4,
-        "lora_r": 16,
-        "micro_batch_tokens": 1024,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-        "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
-    },
-    "toy": {  # our choice
-        "model": "data/toy/base",
-        "pairs": "data/toy/preference_pairs.jsonl",
-        "max_length": 256,
-        "batch_size": 32,
-        "micro_batch_tokens": 2048,
-        "learning_rate": 1e-3,
-        "gradient_checkpointing": False,
-        "held_out": 0.2,
-    },
-}
 
 
 # --- pure functions
@@ -567,6 +540,37 @@ def main(args: Args) -> None:
     if accelerator.is_main_process:
         summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
     checkpoint.finish(run, summary)
+
+
+# --- presets: one card, and small runs
+
+ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
+PRESETS: dict[str, dict] = {
+    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
+    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "model": "data/smollm2",
+        "max_length": 256,
+        "batch_size": 8,
+        "learning_rate": 3e-4,
+        "lora_r": 16,
+        "micro_batch_tokens": 1024,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
+        "keep_checkpoints": 1,
+        "stall_minutes": 5.0,
+    },
+    "toy": {  # our choice
+        "model": "data/toy/base",
+        "pairs": "data/toy/preference_pairs.jsonl",
+        "max_length": 256,
+        "batch_size": 32,
+        "micro_batch_tokens": 2048,
+        "learning_rate": 1e-3,
+        "gradient_checkpointing": False,
+        "held_out": 0.2,
+    },
+}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ from endpoint import Endpoint, try_endpoint
 from rewards import simulated_user
 
 
+# PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args:
     # model and users
@@ -187,41 +188,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "response": "think/response_tokens",
     "format ok": "think/format_ok",
     "gap": "sampling/logprob_gap",
-}
-
-THINK = {"ask_thinking": True}
-PLAIN = {"think_format": "plain"}
-PPO = {"algorithm": "ppo", "steps": 350}
-CHALLENGING = {"user": "challenging"}
-
-PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
-    # table 1
-    "rlver-think": THINK,
-    "rlver-plain": PLAIN,
-    "rlver-think-ppo": THINK | PPO,
-    "rlver-plain-ppo": PLAIN | PPO,
-    # table 3
-    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
-    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
-    "toy": {  # our choice
-        "profiles": "data/toy/users_train.jsonl",
-        "simulator": "data/toy/users.py:user",
-        "rollout": "hf",
-        "start": 40,
-        "low": 10,
-        "turns": 3,
-        "max_turn_tokens": 48,
-        "max_tokens": 400,
-        "steps": 20,
-        "prompts_per_step": 16,
-        "group_size": 8,
-        "micro_batch_tokens": 4096,
-        "learning_rate": 3e-4,
-        "critic_learning_rate": 1e-3,
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-    },
 }
 
 
@@ -742,6 +708,44 @@ def main(args: Args) -> None:
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
+
+
+# --- presets: the runs of the paper, and the toy
+
+THINK = {"ask_thinking": True}
+PLAIN = {"think_format": "plain"}
+PPO = {"algorithm": "ppo", "steps": 350}
+CHALLENGING = {"user": "challenging"}
+
+PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
+    # table 1
+    "rlver-think": THINK,
+    "rlver-plain": PLAIN,
+    "rlver-think-ppo": THINK | PPO,
+    "rlver-plain-ppo": PLAIN | PPO,
+    # table 3
+    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
+    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
+    "toy": {  # our choice
+        "profiles": "data/toy/users_train.jsonl",
+        "simulator": "data/toy/users.py:user",
+        "rollout": "hf",
+        "start": 40,
+        "low": 10,
+        "turns": 3,
+        "max_turn_tokens": 48,
+        "max_tokens": 400,
+        "steps": 20,
+        "prompts_per_step": 16,
+        "group_size": 8,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 3e-4,
+        "critic_learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },
+}
 
 
 if __name__ == "__main__":
