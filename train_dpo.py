@@ -732,9 +732,8 @@ def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | No
     result = Path(model_of_round(number, run, args))
     if accelerator.is_main_process and not result.exists():
         adapter = checkpoint.adapter_of(run / "model")
-        if (
-            adapter.exists()
-        ):  # moved first: a kill in between leaves `result` missing, so the model follows later
+        # the adapter first: after a kill in between, `result` is still missing, so the model follows
+        if adapter.exists():
             adapter.rename(checkpoint.adapter_of(result))
         (run / "model").rename(result)
     accelerator.wait_for_everyone()
@@ -786,7 +785,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     else:
         pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
     metrics["steps"] = steps_of_round(len(pairs), args)
-    policy.check_rate(args, metrics["steps"])  # fewer prompts gave a pair than `check_steps` hoped for
+    policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
