@@ -132,28 +132,60 @@ def save_tokenizer(folder: Path, tokenizer) -> None:
         (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))
 
 
-def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerator) -> None:
-    """Saves a finished model with LoRA merged; the adapter alone goes into adapter/ next to it.
+def adapter_of(folder: Path) -> Path:
+    """Returns where the LoRA adapter of a model folder lies: adapter/ next to model/, else <name>_adapter/."""
+    if folder.name == "model":
+        return folder.with_name("adapter")
+    return folder.with_name(f"{folder.name}_adapter")
 
-    An older folder of that name is replaced when the new one is whole.
+
+def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerator) -> None:
+    """Saves a finished model with LoRA merged; the adapter alone goes next to it, see `adapter_of`.
+
+    Older folders of these names are replaced when the new ones are whole.
     """
-    part = folder.with_name(folder.name + ".part")
+    has_adapter = policy.has_adapter(policy.unwrap(model))
+    part = _part_of(folder)
+    adapter_part = _part_of(adapter_of(folder))
     n_bytes = sum(weight.nbytes for weight in model.parameters())  # a sharded weight says that of the whole
     with watchdog.patient(n_bytes):
         if accelerator.is_main_process:
             shutil.rmtree(part, ignore_errors=True)  # one that was not written to its end
+            shutil.rmtree(adapter_part, ignore_errors=True)
         accelerator.wait_for_everyone()
         save_weights(part, model, accelerator)
-        if policy.has_adapter(policy.unwrap(model)):
-            save_weights(folder.parent / "adapter", model, accelerator, merge=False)
+        if has_adapter:
+            save_weights(adapter_part, model, accelerator, merge=False)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             save_tokenizer(part, tokenizer)
-            if (folder / "README.md").exists():  # somebody may have written it
-                shutil.copy(folder / "README.md", part)
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
+            if has_adapter:
+                _replace(adapter_of(folder), adapter_part)
+            _replace(folder, part)
         accelerator.wait_for_everyone()
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process only."""
+    for old, new in ((adapter_of(source), adapter_of(folder)), (source, folder)):
+        if old.exists():
+            part = _part_of(new)
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(old, part)
+            _replace(new, part)
+
+
+def _part_of(folder: Path) -> Path:
+    """Returns where a folder is written before it takes its name."""
+    return folder.with_name(folder.name + ".part")
+
+
+def _replace(folder: Path, part: Path) -> None:
+    """Gives a folder that is whole the name of an older one, whose README.md it keeps."""
+    if (folder / "README.md").exists():  # somebody may have written it
+        shutil.copy(folder / "README.md", part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 # --- 2. optimizers

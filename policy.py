@@ -741,6 +741,16 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
     return peak * (1 + math.cos(math.pi * progress)) / 2
 
 
+def check_rate(args, steps: int) -> None:
+    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
+    rates = [cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
+    if max(rates) == 0:
+        runs.fail(
+            f"{steps} step would teach nothing, as the learning rate rises from 0; "
+            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
+        )
+
+
 def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
     """Returns how many tokens the loss of an update counts, over all processes."""
     n_own = sum(completion.n_trained_tokens for completion in completions)
@@ -759,11 +769,9 @@ def gradient_exchange(
     return accelerator.no_sync(model)
 
 
-def mean_over_tokens(
-    sums: dict[str, torch.Tensor], n_tokens: int, accelerator: Accelerator
-) -> dict[str, float]:
-    """Returns sums of all processes divided by the tokens of all processes."""
-    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n_tokens
+def sum_and_divide(sums: dict[str, torch.Tensor], n: int, accelerator: Accelerator) -> dict[str, float]:
+    """Returns sums of all processes divided by `n`, the tokens or pairs of all processes."""
+    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n
     return dict(zip(sums, totals.tolist(), strict=True))
 
 

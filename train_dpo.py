@@ -33,7 +33,8 @@ Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, complet
 `pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/; and for each round
 round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step),
 checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/.
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/ has
+best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -42,7 +43,6 @@ import dataclasses
 import json
 import math
 import random
-import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -68,6 +68,7 @@ import watchdog
 from rewards import gold, preference, scorer
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args:
     # model and data
@@ -191,64 +192,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "chosen logp": "logps/chosen",
     "rejected logp": "logps/rejected",
 }
-
-PAPER = {"reward_on": "response"}  # equation 3
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
-PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "rollout": "vllm",
-        "reward_on": "response",
-        "max_prompt_tokens": 192,
-        "max_completion_tokens": 160,
-        "rounds": 2,
-        "prompts_per_round": 60,
-        "epochs": 1.0,
-        "batch_size": 8,
-        "micro_batch_tokens": 1024,
-        "learning_rate": 1e-4,
-        "lora_r": 16,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-        "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
-    },
-    "toy": {  # our choice
-        "prompts": "data/toy/rl_prompts.jsonl",
-        "reward_model": "data/toy/reward_model",
-        "rollout": "hf",
-        "gold": "data/toy/world.py:gold",
-        "temperature": 1.0,
-        "max_prompt_tokens": 128,
-        "max_completion_tokens": 128,
-        "rounds": 2,
-        "prompts_per_round": 128,
-        "rollout_batch_size": 256,
-        "epochs": 1.0,
-        "batch_size": 16,
-        "micro_batch_tokens": 4096,
-        "learning_rate": 2e-4,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-    },
-}
-# of the deviations above, the third alone is a flag
-RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
 # --- the algorithm: pure functions
@@ -469,6 +412,15 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
+def sampling_seed(number: int, args: Args, accelerator) -> int:
+    """Returns the seed of this process's samples in round `number`.
+
+    rollout.generate makes a seed of 64 bits for each completion from it, so it has 32.
+    """
+    seed = (args.seed * 1000 + number) * 1000 + accelerator.process_index
+    return seed % 2**32
+
+
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
 ) -> list[rollout.Completion]:
@@ -490,7 +442,7 @@ def sample(
                 tokenizer,
                 sampling,
                 rollout.use_vllm(args.rollout),
-                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
+                seed=sampling_seed(number, args, accelerator),
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
                 done={i for i, place in enumerate(places) if place in on_disk},
@@ -588,7 +540,7 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
         "reward": reward,
         "reward/preference": reward,
         "think/format_ok": len(good) / len(completions),
-        "think/truncated": fmean(row["status"] == "truncated" for row in completions),
+        "think/truncated": fmean(row["cut_off"] for row in completions),
         "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
         "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
         "pairs": len(pairs),
@@ -605,14 +557,19 @@ def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) 
 # --- 4. reference, 5. update
 
 
-def steps_per_epoch(pairs: list[Pair], args: Args) -> int:
+def steps_per_epoch(n_pairs: int, args: Args) -> int:
     """Returns the optimizer steps of one pass; the last one has the remainder, as a round has few pairs."""
-    return math.ceil(len(pairs) / args.batch_size)
+    return math.ceil(n_pairs / args.batch_size)
+
+
+def steps_of_round(n_pairs: int, args: Args) -> int:
+    """Returns the optimizer steps of a round with so many pairs."""
+    return math.ceil(args.epochs * steps_per_epoch(n_pairs, args))
 
 
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
     """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone."""
-    epoch, position = divmod(step, steps_per_epoch(pairs, args))
+    epoch, position = divmod(step, steps_per_epoch(len(pairs), args))
     order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
     chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
     return [pairs[place] for place in chosen]
@@ -703,7 +660,7 @@ def accumulate_gradients(
         }
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + (value * weights).sum()
-    return policy.mean_over_tokens(sums, n_pairs, accelerator)  # here a mean over pairs
+    return policy.sum_and_divide(sums, n_pairs, accelerator)
 
 
 def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
@@ -741,7 +698,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
 
-        metrics = {"epoch": (step + 1) / steps_per_epoch(pairs, args), "learning_rate": rate, **means}
+        metrics = {"epoch": (step + 1) / steps_per_epoch(len(pairs), args), "learning_rate": rate, **means}
         n_tokens = sum(pair.n_tokens for pair in members)
         logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
         stopping = checkpoint.stop_requested(accelerator)
@@ -766,13 +723,18 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
 def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
     """Returns the metrics of a round that an earlier start of this run finished; None if it was not.
 
-    A round that was the last one, before --resume came with more --rounds, gives up run/model to the new last one.
+    A round that was the last one, before --resume came with more --rounds, gives up run/model and run/adapter to
+    the new last one.
     """
     summary = run / f"round-{number}" / "summary.json"
     if not summary.exists():
         return None
     result = Path(model_of_round(number, run, args))
     if accelerator.is_main_process and not result.exists():
+        adapter = checkpoint.adapter_of(run / "model")
+        # the adapter first: after a kill in between, `result` is still missing, so the model follows
+        if adapter.exists():
+            adapter.rename(checkpoint.adapter_of(result))
         (run / "model").rename(result)
     accelerator.wait_for_everyone()
     return json.loads(summary.read_text())
@@ -791,7 +753,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
             checkpoint.cut_log(run / log, number - 1)
         is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
-            shutil.copytree(model, run / "best_by_gold", dirs_exist_ok=True)
+            checkpoint.copy_model(Path(model), run / "best_by_gold")
 
 
 def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
@@ -822,12 +784,13 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
     else:
         pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+    metrics["steps"] = steps_of_round(len(pairs), args)
+    policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
     learner = load_learner(start_model, saved, args, accelerator)
     checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
-    metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(pairs, args))
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
@@ -872,18 +835,45 @@ def check_arguments(args: Args) -> None:
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
         )
+    if args.load_in_4bit and args.rounds > 1:
+        runs.fail(
+            f"--load-in-4bit --rounds {args.rounds}: each round would load the last one's model in 4 bit again, "
+            "which rounds most of what it learned away; leave --rounds at 1, or leave --load-in-4bit out"
+        )
     if not args.gold.startswith("judge:"):
         reason = "without --gold judge:MODEL"
         runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
 
 
+def warn_of_rounding(args: Args, accelerator) -> None:
+    """Warns if rounds start from models whose weights are too coarse for what LoRA changes."""
+    if args.lora_r and args.rounds > 1 and utils.compute_dtype(args.dtype) == "bfloat16":
+        accelerator.print(
+            "WARNING: each round starts from the last one's model, saved in bfloat16: where LoRA changed a weight "
+            "by less than a 512th of itself, the change is lost, which may be most of a round at a low rate. "
+            "--lora-r 0 or --dtype float32 keeps it; a higher --learning-rate loses less"
+        )
+
+
+def check_steps(data: Data, args: Args) -> None:
+    """Exits with 2 if a round would teach nothing even if all its prompts gave a pair."""
+    n_pairs = args.prompts_per_round or len(data.prompts)
+    if args.pairs:
+        n_pairs = len(data.pairs)
+    elif args.completions:
+        n_pairs = len({(row["step"], row["id"]) for row in data.completions})
+    policy.check_rate(args, steps_of_round(n_pairs, args))
+
+
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args)
+    warn_of_rounding(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
+    check_steps(data, args)
     uses_gold = bool(data.prompts or data.held_out)
     if uses_gold:
         preference.check(args)
@@ -912,16 +902,78 @@ def main(args: Args) -> None:
     if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
         measure_held_out(data.held_out, 0, run, tokenizer, args, accelerator)
     all_metrics = []
+    lines = []
     for number in range(1, args.rounds + 1):
         metrics = finished_round(number, run, args, accelerator)
         if metrics is None:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
+        lines.append({"step": number, **metrics})
+        runs.write_jsonl(run / "metrics.jsonl", lines)
 
-    lines = [{"step": number, **metrics} for number, metrics in enumerate(all_metrics, 1)]
-    runs.write_jsonl(run / "metrics.jsonl", lines)
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
     checkpoint.finish(run, summary)
+
+
+# --- presets: rows of table 3, and small runs
+
+PAPER = {"reward_on": "response"}  # equation 3
+RLHF = {"think_format": "plain"}
+LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+ZERO_RLHF = {"think_format": "zero_plain"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
+    "table3/llama3.1-8b-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
+    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
+    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "rollout": "vllm",
+        "reward_on": "response",
+        "max_prompt_tokens": 192,
+        "max_completion_tokens": 160,
+        "rounds": 2,
+        "prompts_per_round": 60,
+        "epochs": 1.0,
+        "batch_size": 8,
+        "micro_batch_tokens": 1024,
+        "learning_rate": 1e-4,
+        "lora_r": 16,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
+        "keep_checkpoints": 1,
+        "stall_minutes": 5.0,
+    },
+    "toy": {  # our choice
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "rounds": 2,
+        "prompts_per_round": 128,
+        "rollout_batch_size": 256,
+        "epochs": 1.0,
+        "batch_size": 16,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 2e-4,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },
+}
+# of the deviations above, the third alone is a flag
+RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 
 if __name__ == "__main__":

@@ -479,7 +479,7 @@ def accumulate_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    means = policy.mean_over_tokens(sums, n_trained_tokens, accelerator)
+    means = policy.sum_and_divide(sums, n_trained_tokens, accelerator)
     return means | extreme_clip_ratios(completions, sums, accelerator)
 
 

@@ -62,6 +62,7 @@ from rewards import dense, gold, unsupervised
 from rewards.scorer import Scorer
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of another
 @dataclass
 class Args:
     # model and data
@@ -217,88 +218,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "truncated": "think/truncated",
     "gap": "sampling/logprob_gap",
 }
-
-PAPER = {
-    "reward_on": "response",  # equation 3
-    "on_bad_format": "score",  # released configs, strict mode off
-    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
-}
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {
-    **PAPER,
-    "think_format": "zero_think",
-    "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
-}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
-PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-ppo": PAPER,
-    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
-    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
-    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
-    "rlvr/tulu3": {
-        "prompts": "data/verifiable.jsonl",
-        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think_format": "plain",
-        "on_bad_format": "score",
-        "rewards": ("math:10",),
-        "kl": "reward",
-        "kl_coef": 0.05,
-        "lam": 0.95,
-        "learning_rate": 3e-7,
-        "prompts_per_step": 224,
-        "num_iterations": 4,
-        "temperature": 1.0,
-        "critic": "reward_model",
-        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
-        "max_prompt_tokens": 2048,
-        "max_completion_tokens": 2048,
-        "steps": 446,
-    },
-    "toy": {  # our choice
-        "prompts": "data/toy/rl_prompts.jsonl",
-        "reward_model": "data/toy/reward_model",
-        "rollout": "hf",
-        "gold": "data/toy/world.py:gold",
-        "temperature": 1.0,
-        "max_prompt_tokens": 128,
-        "max_completion_tokens": 128,
-        "steps": 40,
-        "prompts_per_step": 128,
-        "micro_batch_tokens": 4096,
-        "kl_coef": 0.04,
-        "learning_rate": 3e-4,
-        "critic": "reward_model",
-        "critic_learning_rate": 1e-3,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-        "format_margin": 2.0,
-    },
-}
-# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
-# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
-# (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {}
-for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
-    RELEASED[_name] = {
-        "kl": "none",
-        "entropy_coef": 1e-3,
-        "max_prompt_tokens": 896,
-        "steps": 110,
-        "save_steps": 55,
-    }
 
 
 # --- the algorithm: pure functions
@@ -541,8 +460,10 @@ def set_advantages(
     mean_value, _ = moments(values, mask, accelerator)
     _, unexplained = moments(returns - values, mask, accelerator)
     _, spread = moments(returns, mask, accelerator)
-    explained = 1 - unexplained / spread.clamp(min=1e-8)
-    return {"value/mean": mean_value.item(), "value/explained_variance": explained.item()}
+    metrics = {"value/mean": mean_value.item()}
+    if spread > 1e-8:  # where all returns are equal there is nothing to explain
+        metrics["value/explained_variance"] = (1 - unexplained / spread).item()
+    return metrics
 
 
 def accumulate_policy_gradients(
@@ -588,7 +509,7 @@ def accumulate_policy_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return policy.sum_and_divide(sums, n_tokens, accelerator)
 
 
 def accumulate_critic_gradients(
@@ -620,7 +541,7 @@ def accumulate_critic_gradients(
 
         sums["value/loss"] += loss.detach()
         sums["value/clip_fraction"] += (is_clipped * mask).sum()
-    return policy.mean_over_tokens(sums, n_tokens, accelerator)
+    return policy.sum_and_divide(sums, n_tokens, accelerator)
 
 
 # --- before the loop
@@ -728,7 +649,7 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
-    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    pad_token_id = tokenizer.pad_token_id
     collapse = ""  # the reason, once the policy has collapsed and the run must end
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
@@ -758,12 +679,16 @@ def main(args: Args) -> None:
             laps.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
-            set_values(critic, completions, *batching)
+            set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
-                policy.set_old_logprobs(model, completions, *batching)
+                policy.set_old_logprobs(
+                    model, completions, args.micro_batch_tokens, pad_token_id, accelerator
+                )
             if has_reference:
-                policy.set_reference_logprobs(model, reference, completions, *batching)
+                policy.set_reference_logprobs(
+                    model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
+                )
             rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
@@ -772,7 +697,7 @@ def main(args: Args) -> None:
                 rewards_B_T -= args.kl_coef * kl_B_T
                 n_trained = policy.count_trained_tokens(completions, accelerator)
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
-                metrics |= policy.mean_over_tokens(kl_sum, n_trained, accelerator)
+                metrics |= policy.sum_and_divide(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
             laps.end("advantage")
 
@@ -781,10 +706,10 @@ def main(args: Args) -> None:
             for iteration in range(args.num_iterations):
                 seed = (args.seed, step, iteration)
                 for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_policy_gradients(
-                        members, model, args, tokenizer.pad_token_id, accelerator
+                    means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
+                    means |= accumulate_critic_gradients(
+                        members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
                     )
-                    means |= accumulate_critic_gradients(members, critic, VALUE_CLIP, *batching)
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
                     policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
@@ -826,6 +751,91 @@ def main(args: Args) -> None:
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
     checkpoint.finish(run, summary, sampler)
+
+
+# --- presets: rows of table 3, another paper, and the toy
+
+PAPER = {
+    "reward_on": "response",  # equation 3
+    "on_bad_format": "score",  # released configs, strict mode off
+    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
+}
+INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
+RLHF = {"think_format": "plain"}
+LLAMA_ZERO = {
+    **PAPER,
+    "think_format": "zero_think",
+    "model": "meta-llama/Llama-3.1-8B",
+    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
+}
+QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
+ZERO_RLHF = {"think_format": "zero_plain"}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
+    "table3/llama3.1-8b-rlmt-ppo": PAPER,
+    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
+    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
+    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
+    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
+    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
+    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
+    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
+    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
+    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
+    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
+    "rlvr/tulu3": {
+        "prompts": "data/verifiable.jsonl",
+        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
+        "think_format": "plain",
+        "on_bad_format": "score",
+        "rewards": ("math:10",),
+        "kl": "reward",
+        "kl_coef": 0.05,
+        "lam": 0.95,
+        "learning_rate": 3e-7,
+        "prompts_per_step": 224,
+        "num_iterations": 4,
+        "temperature": 1.0,
+        "critic": "reward_model",
+        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
+        "max_prompt_tokens": 2048,
+        "max_completion_tokens": 2048,
+        "steps": 446,
+    },
+    "toy": {  # our choice
+        "prompts": "data/toy/rl_prompts.jsonl",
+        "reward_model": "data/toy/reward_model",
+        "rollout": "hf",
+        "gold": "data/toy/world.py:gold",
+        "temperature": 1.0,
+        "max_prompt_tokens": 128,
+        "max_completion_tokens": 128,
+        "steps": 40,
+        "prompts_per_step": 128,
+        "micro_batch_tokens": 4096,
+        "kl_coef": 0.04,
+        "learning_rate": 3e-4,
+        "critic": "reward_model",
+        "critic_learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+        "format_margin": 2.0,
+    },
+}
+# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
+# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
+# (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
+RELEASED = {}
+for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
+    RELEASED[_name] = {
+        "kl": "none",
+        "entropy_coef": 1e-3,
+        "max_prompt_tokens": 896,
+        "steps": 110,
+        "save_steps": 55,
+    }
 
 
 if __name__ == "__main__":

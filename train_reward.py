@@ -46,6 +46,7 @@ import watchdog
 from rewards.preference import RewardModel
 
 
+# PRESETS, at the end of this file, have other values for one card and small runs
 @dataclass
 class Args:
     # model and data
@@ -116,34 +117,6 @@ MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 EQUAL_LENGTH = 1.25  # answers are about equally long if the longer has at most this many times the characters
 
 COLUMNS = {"loss": "loss", "accuracy": "accuracy", "margin": "margin"}  # on the screen: key in metrics.jsonl
-
-ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
-PRESETS: dict[str, dict] = {
-    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
-    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "model": "data/smollm2",
-        "max_length": 256,
-        "batch_size": 8,
-        "learning_rate": 3e-4,
-        "lora_r": 16,
-        "micro_batch_tokens": 1024,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-        "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
-    },
-    "toy": {  # our choice
-        "model": "data/toy/base",
-        "pairs": "data/toy/preference_pairs.jsonl",
-        "max_length": 256,
-        "batch_size": 32,
-        "micro_batch_tokens": 2048,
-        "learning_rate": 1e-3,
-        "gradient_checkpointing": False,
-        "held_out": 0.2,
-    },
-}
 
 
 # --- pure functions
@@ -502,16 +475,6 @@ def set_rate(optimizer, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
-def check_rate(args: Args, steps: int) -> None:
-    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
-    rates = [policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
-    if max(rates) == 0:
-        runs.fail(
-            f"{steps} step would teach nothing, as the learning rate rises from 0; "
-            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
-        )
-
-
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
@@ -521,7 +484,7 @@ def main(args: Args) -> None:
     policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
-    check_rate(args, steps)
+    policy.check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
     measured = plan.frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
@@ -577,6 +540,37 @@ def main(args: Args) -> None:
     if accelerator.is_main_process:
         summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
     checkpoint.finish(run, summary)
+
+
+# --- presets: one card, and small runs
+
+ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
+PRESETS: dict[str, dict] = {
+    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
+    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "model": "data/smollm2",
+        "max_length": 256,
+        "batch_size": 8,
+        "learning_rate": 3e-4,
+        "lora_r": 16,
+        "micro_batch_tokens": 1024,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
+        "keep_checkpoints": 1,
+        "stall_minutes": 5.0,
+    },
+    "toy": {  # our choice
+        "model": "data/toy/base",
+        "pairs": "data/toy/preference_pairs.jsonl",
+        "max_length": 256,
+        "batch_size": 32,
+        "micro_batch_tokens": 2048,
+        "learning_rate": 1e-3,
+        "gradient_checkpointing": False,
+        "held_out": 0.2,
+    },
+}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ from endpoint import Endpoint, try_endpoint
 from rewards import simulated_user
 
 
+# PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args:
     # model and users
@@ -187,41 +188,6 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
     "response": "think/response_tokens",
     "format ok": "think/format_ok",
     "gap": "sampling/logprob_gap",
-}
-
-THINK = {"ask_thinking": True}
-PLAIN = {"think_format": "plain"}
-PPO = {"algorithm": "ppo", "steps": 350}
-CHALLENGING = {"user": "challenging"}
-
-PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
-    # table 1
-    "rlver-think": THINK,
-    "rlver-plain": PLAIN,
-    "rlver-think-ppo": THINK | PPO,
-    "rlver-plain-ppo": PLAIN | PPO,
-    # table 3
-    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
-    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
-    "toy": {  # our choice
-        "profiles": "data/toy/users_train.jsonl",
-        "simulator": "data/toy/users.py:user",
-        "rollout": "hf",
-        "start": 40,
-        "low": 10,
-        "turns": 3,
-        "max_turn_tokens": 48,
-        "max_tokens": 400,
-        "steps": 20,
-        "prompts_per_step": 16,
-        "group_size": 8,
-        "micro_batch_tokens": 4096,
-        "learning_rate": 3e-4,
-        "critic_learning_rate": 1e-3,
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
-        "gradient_checkpointing": False,
-    },
 }
 
 
@@ -421,9 +387,10 @@ def converse(
     live = talks
     while most_live := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
-        # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
-        fillers = [talks[0].user["prompt_ids"]] * (most_live - len(live))
-        for place, sample in sampler.sample(prompts + fillers):
+        if sampler.vllm is None:
+            # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
+            prompts += [talks[0].user["prompt_ids"]] * (most_live - len(live))
+        for place, sample in sampler.sample(prompts):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
         simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
@@ -455,7 +422,10 @@ def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> f
 
 
 def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
-    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss."""
+    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss.
+
+    All arguments that matter to them are named, so that an edited default of those scripts leaves RLVER as it is.
+    """
     if args.algorithm == "grpo":
         return train_grpo.Args(
             group_size=args.group_size,
@@ -463,12 +433,19 @@ def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
             loss_type="dapo",  # the mean over all tokens of the step
             beta=args.beta,
             epsilon=EPSILON,
+            epsilon_high=None,  # as `epsilon`
+            ratio_level="token",
+            pass_at_k=0,
+            entropy_coef=0.0,
+            importance_correction="none",
             micro_batch_tokens=args.micro_batch_tokens,
         )
     return train_ppo.Args(
         kl="loss" if args.beta else "none",
         kl_coef=args.beta,
         epsilon=EPSILON,
+        entropy_coef=0.0,
+        importance_correction="none",
         micro_batch_tokens=args.micro_batch_tokens,
     )
 
@@ -649,7 +626,7 @@ def main(args: Args) -> None:
     loss_args = loss_arguments(args)
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
-    batching = (args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)  # how forwards are split
+    pad_token_id = tokenizer.pad_token_id
     step = first_step - 1  # a finished run that resumes has no step left
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
@@ -680,7 +657,9 @@ def main(args: Args) -> None:
                 )
             else:
                 metrics |= rollout.reward_metrics(rewards.view(1, -1), "total")
-                train_ppo.set_values(critic, conversations, *batching)
+                train_ppo.set_values(
+                    critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
+                )
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
             laps.end("advantage")
@@ -688,15 +667,19 @@ def main(args: Args) -> None:
             # 4. update
             if args.algorithm == "grpo":
                 means = train_grpo.accumulate_gradients(
-                    conversations, model, reference, loss_args, tokenizer.pad_token_id, accelerator
+                    conversations, model, reference, loss_args, pad_token_id, accelerator
                 )
             else:
                 if args.beta:
-                    policy.set_reference_logprobs(model, reference, conversations, *batching)
+                    policy.set_reference_logprobs(
+                        model, reference, conversations, args.micro_batch_tokens, pad_token_id, accelerator
+                    )
                 means = train_ppo.accumulate_policy_gradients(
-                    conversations, model, loss_args, tokenizer.pad_token_id, accelerator
+                    conversations, model, loss_args, pad_token_id, accelerator
                 )
-                means |= train_ppo.accumulate_critic_gradients(conversations, critic, VALUE_CLIP, *batching)
+                means |= train_ppo.accumulate_critic_gradients(
+                    conversations, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
+                )
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
             policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
@@ -725,6 +708,44 @@ def main(args: Args) -> None:
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
+
+
+# --- presets: the runs of the paper, and the toy
+
+THINK = {"ask_thinking": True}
+PLAIN = {"think_format": "plain"}
+PPO = {"algorithm": "ppo", "steps": 350}
+CHALLENGING = {"user": "challenging"}
+
+PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
+    # table 1
+    "rlver-think": THINK,
+    "rlver-plain": PLAIN,
+    "rlver-think-ppo": THINK | PPO,
+    "rlver-plain-ppo": PLAIN | PPO,
+    # table 3
+    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
+    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
+    "toy": {  # our choice
+        "profiles": "data/toy/users_train.jsonl",
+        "simulator": "data/toy/users.py:user",
+        "rollout": "hf",
+        "start": 40,
+        "low": 10,
+        "turns": 3,
+        "max_turn_tokens": 48,
+        "max_tokens": 400,
+        "steps": 20,
+        "prompts_per_step": 16,
+        "group_size": 8,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 3e-4,
+        "critic_learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "gradient_checkpointing": False,
+    },
+}
 
 
 if __name__ == "__main__":

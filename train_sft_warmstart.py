@@ -44,6 +44,7 @@ import utils
 import watchdog
 
 
+# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
 @dataclass
 class Args:
     # model and data
@@ -118,70 +119,6 @@ MAX_TOO_LONG = 0.01  # share of the traces that may be longer than --max-length
 
 # on the screen: key in metrics.jsonl
 COLUMNS = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
-
-PLAIN = {"think_format": "plain"}
-LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
-QWEN = {"model": "Qwen/Qwen2.5-7B"}
-QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
-MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
-# One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
-QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
-QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
-LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
-LORA = {"lora_r": 64, "learning_rate": 1e-4}
-EIGHT_BIT = {"optim": "adamw_8bit"}
-QLORA = {**LORA, "load_in_4bit": True}
-ROOMY = {"micro_batch_tokens": 32768}
-PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 5's, for Llama-3.1-8B
-    "table1/llama3.1-8b-sft-think": {},
-    "table1/llama3.1-8b-sft-plain": PLAIN,
-    "table1/llama3.1-8b-instruct-sft-think": LLAMA_INSTRUCT,
-    "table1/llama3.1-8b-instruct-sft-plain": LLAMA_INSTRUCT | PLAIN,
-    "table1/qwen2.5-7b-sft-think": QWEN,
-    "table1/qwen2.5-7b-sft-plain": QWEN | PLAIN,
-    "table1/qwen2.5-7b-instruct-sft-think": QWEN_INSTRUCT,
-    "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
-    "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
-    "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
-    "24gb/qwen2.5-0.5b-sft-think": QWEN_05B,
-    "24gb/qwen2.5-0.5b-sft-plain": QWEN_05B | PLAIN,
-    "24gb/qwen2.5-1.5b-sft-think": QWEN_15B | LORA,
-    "24gb/qwen2.5-1.5b-sft-plain": QWEN_15B | LORA | PLAIN,
-    "24gb/llama3.2-1b-sft-think": LLAMA_1B | EIGHT_BIT,
-    "24gb/llama3.2-1b-sft-plain": LLAMA_1B | EIGHT_BIT | PLAIN,
-    "24gb/llama3.1-8b-sft-think": QLORA,
-    "24gb/llama3.1-8b-sft-plain": QLORA | PLAIN,
-    "80gb/qwen2.5-0.5b-sft-think": QWEN_05B | ROOMY,
-    "80gb/qwen2.5-0.5b-sft-plain": QWEN_05B | ROOMY | PLAIN,
-    "80gb/qwen2.5-1.5b-sft-think": QWEN_15B | ROOMY,
-    "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
-    "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
-    "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "model": "data/smollm2",
-        "traces": "data/small/traces.jsonl",
-        "max_length": 512,
-        "batch_size": 8,
-        "learning_rate": 5e-4,
-        "lora_r": 16,
-        "micro_batch_tokens": 1024,
-        "gradient_checkpointing": False,
-        "save_steps": 20,
-        "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
-    },
-    "toy": {  # our choice: what a 0.9M model needs
-        "model": "data/toy/base",
-        "traces": "data/toy/sft_traces.jsonl",
-        "max_length": 512,
-        "micro_batch_tokens": 2048,
-        "learning_rate": 2e-3,
-        "gradient_checkpointing": False,
-    },
-}
-# the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
-RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("table1/qwen")}
 
 
 # --- rows
@@ -339,7 +276,7 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
         sums += torch.stack([-logprobs.detach().sum(), entropies.sum(), likeliest.sum()])
 
     named_sums = dict(zip(("loss", "entropy", "mean_token_accuracy"), sums, strict=True))
-    return policy.mean_over_tokens(named_sums, n_tokens, accelerator)
+    return policy.sum_and_divide(named_sums, n_tokens, accelerator)
 
 
 # --- the run
@@ -393,6 +330,7 @@ def main(args: Args) -> None:
     policy.check_weights(AutoModelForCausalLM, args.model)
     traces, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
+    policy.check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
@@ -442,6 +380,73 @@ def main(args: Args) -> None:
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     checkpoint.finish(run, summarize(run, steps, traces, dropped))
+
+
+# --- presets: rows of tables 1 and 4, one card, and small runs
+
+PLAIN = {"think_format": "plain"}
+LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
+QWEN = {"model": "Qwen/Qwen2.5-7B"}
+QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
+MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
+# One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
+QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
+QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
+LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
+LORA = {"lora_r": 64, "learning_rate": 1e-4}
+EIGHT_BIT = {"optim": "adamw_8bit"}
+QLORA = {**LORA, "load_in_4bit": True}
+ROOMY = {"micro_batch_tokens": 32768}
+PRESETS: dict[str, dict] = {
+    # the defaults of Args are table 5's, for Llama-3.1-8B
+    "table1/llama3.1-8b-sft-think": {},
+    "table1/llama3.1-8b-sft-plain": PLAIN,
+    "table1/llama3.1-8b-instruct-sft-think": LLAMA_INSTRUCT,
+    "table1/llama3.1-8b-instruct-sft-plain": LLAMA_INSTRUCT | PLAIN,
+    "table1/qwen2.5-7b-sft-think": QWEN,
+    "table1/qwen2.5-7b-sft-plain": QWEN | PLAIN,
+    "table1/qwen2.5-7b-instruct-sft-think": QWEN_INSTRUCT,
+    "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
+    "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
+    "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
+    "24gb/qwen2.5-0.5b-sft-think": QWEN_05B,
+    "24gb/qwen2.5-0.5b-sft-plain": QWEN_05B | PLAIN,
+    "24gb/qwen2.5-1.5b-sft-think": QWEN_15B | LORA,
+    "24gb/qwen2.5-1.5b-sft-plain": QWEN_15B | LORA | PLAIN,
+    "24gb/llama3.2-1b-sft-think": LLAMA_1B | EIGHT_BIT,
+    "24gb/llama3.2-1b-sft-plain": LLAMA_1B | EIGHT_BIT | PLAIN,
+    "24gb/llama3.1-8b-sft-think": QLORA,
+    "24gb/llama3.1-8b-sft-plain": QLORA | PLAIN,
+    "80gb/qwen2.5-0.5b-sft-think": QWEN_05B | ROOMY,
+    "80gb/qwen2.5-0.5b-sft-plain": QWEN_05B | ROOMY | PLAIN,
+    "80gb/qwen2.5-1.5b-sft-think": QWEN_15B | ROOMY,
+    "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
+    "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
+    "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
+    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+        "model": "data/smollm2",
+        "traces": "data/small/traces.jsonl",
+        "max_length": 512,
+        "batch_size": 8,
+        "learning_rate": 5e-4,
+        "lora_r": 16,
+        "micro_batch_tokens": 1024,
+        "gradient_checkpointing": False,
+        "save_steps": 20,
+        "keep_checkpoints": 1,
+        "stall_minutes": 5.0,
+    },
+    "toy": {  # our choice: what a 0.9M model needs
+        "model": "data/toy/base",
+        "traces": "data/toy/sft_traces.jsonl",
+        "max_length": 512,
+        "micro_batch_tokens": 2048,
+        "learning_rate": 2e-3,
+        "gradient_checkpointing": False,
+    },
+}
+# the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
+RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("table1/qwen")}
 
 
 if __name__ == "__main__":

@@ -263,22 +263,24 @@ class ImplicitReward:
         values, events = _no_rewards(completions)
         place_of = {id(completion): place for place, completion in enumerate(completions)}
         sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
-        for members in policy.micro_batches(completions, self.args.micro_batch_tokens, accelerator):
+        batches = policy.micro_batches(completions, self.args.micro_batch_tokens, accelerator)
+        for i, members in enumerate(batches):
             watchdog.beat()
             batch = policy.collate(members, self.pad_token_id, accelerator.device)
             inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-            reference_logprobs = policy.reference_logprobs(model, self.reference, inputs)
-            logprobs, _ = model(*inputs)
-            value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
-
             verdicts = [completion.correct for completion in members]
             labels = [math.nan if verdict is None else verdict for verdict in verdicts]
             labels = torch.tensor(labels, device=accelerator.device)
             known = ~labels.isnan()
-            log_odds = value.sum(1)
-            loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes / n_known)
+
+            reference_logprobs = policy.reference_logprobs(model, self.reference, inputs)
+            with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+                logprobs, _ = model(*inputs)
+                value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
+                log_odds = value.sum(1)
+                loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
+                # DDP and FSDP2 average gradients over processes; we want their sum
+                accelerator.backward(loss * accelerator.num_processes / n_known)
 
             predicted_well = (log_odds > 0) == labels.bool()
             sums += torch.stack([loss.detach(), predicted_well[known].sum()])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import checkpoint
@@ -310,6 +311,34 @@ def test_a_saved_model_is_an_ordinary_folder(lora_r, accelerator, tokenizer, tmp
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
     assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.stop_ids
     assert utils.read_trained_as(str(folder)) == {"think_format": "think"}
+
+
+def test_every_model_of_a_run_has_its_own_adapter(accelerator, tokenizer, tmp_path):
+    """Not the last one only; an older adapter goes as a whole, and a copied model takes its adapter along."""
+    for name in ("best_by_gold_adapter", "best_by_gold_adapter.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old.safetensors").write_text("")
+    torch.manual_seed(0)
+    one = learner(lora_r=4)
+    adapters = {}
+    for name in ("best_by_gold", "model"):
+        train(one, 1)
+        checkpoint.save_model(tmp_path / name, one.model, tokenizer, accelerator)
+        adapters[name] = {key: weight for key, weight in weights_of(one).items() if "lora_" in key}
+    assert not list(tmp_path.glob("*/old*")) and not list(tmp_path.glob("*.part"))
+
+    (tmp_path / "round-1").mkdir()
+    checkpoint.copy_model(tmp_path / "best_by_gold", tmp_path / "round-1" / "model")
+    folders = {"best_by_gold_adapter": "best_by_gold", "adapter": "model", "round-1/adapter": "best_by_gold"}
+    for folder, name in folders.items():
+        saved = learner(lora_r=4, resume_from=tmp_path / folder)
+        found = {key: weight for key, weight in weights_of(saved).items() if "lora_" in key}
+        assert same(found, adapters[name])
+    assert not same(adapters["model"], adapters["best_by_gold"])
+
+    checkpoint.copy_model(tmp_path / "model", tmp_path / "best_by_gold")  # over the older one
+    copied = load_file(tmp_path / "best_by_gold_adapter" / "adapter_model.safetensors")
+    assert same(copied, load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):

@@ -262,6 +262,44 @@ def test_order_of_pairs():
     assert epoch(1, 0) == epochs[0]
 
 
+def test_a_date_is_a_seed():
+    """rollout.generate makes seed * 1,000,003 + place of it, which torch and vLLM take up to 64 bits."""
+    accelerator = SimpleNamespace(process_index=3)
+    assert train_dpo.sampling_seed(2, train_dpo.Args(seed=5), accelerator) == 5_002_003
+    seed = train_dpo.sampling_seed(1, train_dpo.Args(seed=20240601), accelerator)
+    assert seed == 20_240_601_001_003 - 4712 * 2**32
+    largest = (2**32 - 1) * 1_000_003 + 10**6
+    assert seed < 2**32 and largest < 2**63
+    generator = torch.Generator().manual_seed(seed * 1_000_003)
+    assert generator.initial_seed() == seed * 1_000_003
+
+
+def test_all_that_was_cut_off_counts_as_truncated():
+    """Without an opening tag it has another status."""
+    rewards = {"preference": None, "gold": 2.0}
+    cut = {"status": "no_open", "cut_off": True, "reward": None, "rewards": rewards}
+    cut |= {"n_tokens": 8, "n_thinking_tokens": 0}
+    ended = {**cut, "status": "ok", "cut_off": False, "reward": 3.0, "n_tokens": 4, "n_thinking_tokens": 1}
+    malformed = {**cut, "cut_off": False}
+    pair = {"chosen": ended, "rejected": ended}
+    metrics = train_dpo.round_metrics([cut, ended, malformed, cut], [pair], Counter())
+    assert metrics["think/truncated"] == 0.5 and metrics["think/format_ok"] == 0.25
+    assert (metrics["reward"], metrics["reward/preference"], metrics["reward/gold"]) == (3.0, 3.0, 2.0)
+
+
+def test_rounds_of_lora_in_bfloat16_warn(capsys):
+    accelerator = policy.start_accelerator()
+
+    def told(**changes) -> str:
+        train_dpo.warn_of_rounding(train_dpo.Args(**changes), accelerator)
+        return capsys.readouterr().out
+
+    assert told(lora_r=4, rounds=2, dtype="bfloat16").startswith("WARNING: each round starts from")
+    assert not told(lora_r=4, rounds=1, dtype="bfloat16")
+    assert not told(lora_r=0, rounds=2, dtype="bfloat16")
+    assert not told(lora_r=4, rounds=2, dtype="float32")
+
+
 # --- the script: the base model answers without thinking, and about half of its answers end in time
 
 
@@ -401,7 +439,9 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     second_epoch = len(expected) // 2 + 1
     log = out / "round-2" / "metrics.jsonl"
     command = start(data, out, rounds=2, gold_prompts=held_out, resume=True)
+    (out / "metrics.jsonl").unlink()
     kill(command, lambda: len(lines_of(log)) >= second_epoch)
+    assert [row["step"] for row in rows_of(out / "metrics.jsonl")] == [1]  # written before round 2
     train(data, out, rounds=2, gold_prompts=held_out, resume=True)
     assert "round-2/checkpoint-" in capsys.readouterr().out
 
@@ -413,6 +453,30 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     for name in (*logs, "held_out.jsonl", "held_out_completions.jsonl"):
         found = [without_measurements(row) for row in rows_of(out / name)]
         assert found == [without_measurements(row) for row in rows_of(whole / name)], name
+
+
+def test_a_round_that_is_no_longer_the_last_takes_model_and_adapter_along(tmp_path):
+    """Also if it was killed after the adapter was moved."""
+    accelerator = policy.start_accelerator()
+    for killed in (False, True):
+        run = tmp_path / f"run-{killed}"
+        (run / "round-1").mkdir(parents=True)
+        (run / "round-1" / "summary.json").write_text('{"pairs": 3}')
+        (run / "model").mkdir()
+        (run / "model" / "weights").write_text("model of round 1")
+        adapter = run / "round-1" / "adapter" if killed else run / "adapter"
+        adapter.mkdir()
+        (adapter / "weights").write_text("adapter of round 1")
+
+        args = train_dpo.Args(rounds=2)
+        assert train_dpo.finished_round(1, run, args, accelerator) == {"pairs": 3}
+        assert (run / "round-1" / "model" / "weights").read_text() == "model of round 1"
+        assert (run / "round-1" / "adapter" / "weights").read_text() == "adapter of round 1"
+        assert not (run / "model").exists() and not (run / "adapter").exists()
+        assert train_dpo.finished_round(1, run, args, accelerator) == {
+            "pairs": 3
+        }  # once more changes nothing
+        assert train_dpo.finished_round(2, run, args, accelerator) is None
 
 
 def test_a_run_does_not_resume_with_fewer_rounds(whole, data, capsys):
@@ -443,6 +507,26 @@ def test_lora_on_stored_completions(whole, data, tmp_path):
     base = load_file(Path(BASE) / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
     assert trained.keys() == base.keys() and not torch.equal(trained[name], base[name])
+
+
+def test_a_round_whose_only_step_has_the_rate_0_is_refused(whole, data, tmp_path, exits):
+    """Four prompts are two steps of three pairs, but the fourth gives no pair."""
+    args = train_dpo.Args(batch_size=3, epochs=1.0)
+    assert [train_dpo.steps_of_round(n_pairs, args) for n_pairs in (3, 4)] == [1, 2]
+    paired = {}
+    for row in rows_of(whole / "completions.jsonl")[:48]:
+        if row["pair"]:
+            paired.setdefault(row["id"], []).append(row)
+    four = list(paired.values())[:4]
+    for row in four[3]:
+        row["reward"] = 1.0
+    stored = tmp_path / "completions.jsonl"
+    stored.write_text("".join(json.dumps(row) + "\n" for group in four for row in group))
+    out = tmp_path / "run"
+    more = {"rounds": 1, "completions": str(stored), "epochs": 1.0}
+    assert "1 step would teach nothing" in exits(train, data, out, **more)
+    assert (out / "round-1").exists() and not (out / "round-1" / "pairs.jsonl").exists()
+    assert not (out / "model").exists()
 
 
 def test_completions_of_another_tokenizer_or_format_are_refused(whole, data, tmp_path, exits):
@@ -516,6 +600,11 @@ def test_arguments_that_cannot_work(data, here, tmp_path):
         (["--samples-per-prompt", 1], "can give no pair"),
         (["--min-valid", 7], "can give no pair"),
         (["--prompts-per-round", 21], "20 prompts are fewer"),
+        (["--prompts-per-round", 3, "--epochs", 1], "1 step would teach nothing"),
+        (
+            ["--lora-r", 4, "--load-in-4bit", "--rounds", 2],
+            "each round would load the last one's model in 4 bit",
+        ),
         (["--think-format", "loud"], "'loud' is unknown"),
         (["--budget", 1, "--price", 1, 1], "--budget does nothing without --gold judge:MODEL"),
     ):

@@ -270,6 +270,24 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(acceler
     assert 0 < means["value/loss"] < 10
 
 
+def test_explained_variance_by_hand_and_none_where_all_returns_are_equal(accelerator):
+    """Returns 0 0 1 1 and values 1/4 1/4 3/4 3/4: variances 1/3 and, of the rest, 1/12."""
+
+    def explained(second_reward: float) -> float | None:
+        completions = []
+        for reward, value in ((0.0, 0.25), (second_reward, 0.75)):
+            completion = rollout.Completion("a", [], [5], [6, 7], "", "", "", "ok", False, 0, reward=reward)
+            completion.values = [value, value]
+            completions.append(completion)
+        earned = train_ppo.token_rewards(completions, [])
+        metrics = train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)
+        assert metrics["value/mean"] == 0.5
+        return metrics.get("value/explained_variance")
+
+    assert explained(1.0) == pytest.approx(0.75)
+    assert explained(0.0) is None
+
+
 def test_dense_rewards_come_on_top_token_by_token(tmp_path):
     """A process reward gives each step the rise of its probability; here it is 0.25 and then 0.75."""
     (tmp_path / "judge.py").write_text(

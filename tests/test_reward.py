@@ -286,10 +286,10 @@ def whole(pairs, tmp_path_factory) -> Path:
 
 
 def test_a_run_of_one_step_is_refused_as_its_rate_is_0(capsys):
-    train_reward.check_rate(Args(), 2)
-    train_reward.check_rate(Args(warmup_ratio=0.0), 1)
+    policy.check_rate(Args(), 2)
+    policy.check_rate(Args(warmup_ratio=0.0), 1)
     with pytest.raises(SystemExit):
-        train_reward.check_rate(Args(), 1)
+        policy.check_rate(Args(), 1)
     assert "1 step would teach nothing" in capsys.readouterr().err
 
 
