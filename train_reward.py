@@ -550,8 +550,8 @@ PRESETS: dict[str, dict] = {
     "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
-        "max_length": 256,
-        "batch_size": 8,
+        "max_length": 384,
+        "batch_size": 16,
         "learning_rate": 3e-4,
         "lora_r": 16,
         "micro_batch_tokens": 1024,
