@@ -20,10 +20,11 @@ run has no metrics. If the judge's endpoint gave no reply to some requests, the 
 
 | | official | paper |
 |---|---|---|
-| a reply that cannot be read | is asked for again | is not |
+| a reply that cannot be read | is asked for again (alpacaeval2: is not) | is not |
 | alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
 | alpacaeval2: words kept of each text | all | 2000 |
 | creativewriting3: words kept of the piece | all | 3200 |
+| wildbench-g: orders of each pair of answers | both | one, drawn |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
@@ -414,6 +415,8 @@ def wildbench_command(args: Args) -> list[str]:
     else:
         shared.require(args, data="WildBench's tasks", model="the model to evaluate", judge="a model's name")
         command += ["--tasks", args.data]
+    if args.protocol == "paper":
+        command += ["--orders", "random"]  # its code asks once about a task
     if args.judge_max_tokens:
         command += ["--judge-max-tokens", str(args.judge_max_tokens)]
 

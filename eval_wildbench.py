@@ -28,6 +28,9 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
+`paper` reads what its code does not: "8.5" is a mark of 8.5 (there 1), and JSON that is broken and holds two different
+choices is unreadable (there the first one counts).
+
 The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped` counts
 them, beside the score too: look at it before you compare, as a model whose thinking often does not end loses little
 by it. If their share is larger than --max-invalid, a warning says so.

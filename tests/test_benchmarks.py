@@ -1652,7 +1652,10 @@ def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
     assert "--key-env" not in eval_benchmarks.wildbench_command(args)
     assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
     assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
-    assert str(wildbench.tasks) == "t.jsonl"
+    assert str(wildbench.tasks) == "t.jsonl" and wildbench.orders == "both"
+    args.protocol = "paper"
+    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
+    assert runs.parse_args(eval_wildbench.Args, {}).orders == "random"
 
 
 # --- everything is checked before it costs
