@@ -206,7 +206,7 @@ def tasks_to_ask(args: Args) -> list[dict]:
             tasks.append(task | {"position": position})
     if not tasks:
         runs.fail(
-            f"--data {args.data}: no task can be scored; arenahard2 needs the baseline's answers, see data/README.md"
+            f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see data/README.md"
         )
     if args.limit:
         tasks = tasks[: args.limit]

@@ -28,16 +28,16 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-`paper` reads what its code does not: "8.5" is a mark of 8.5 (there 1), and JSON that is broken and holds two different
-choices is unreadable (there the first one counts).
+In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and broken JSON with two
+different choices cannot be read (there the first one counts).
 
-The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped` counts
-them, beside the score too: look at it before you compare, as a model whose thinking often does not end loses little
-by it. If their share is larger than --max-invalid, a warning says so.
+The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
+counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end
+loses little by it. If their share is larger than --max-invalid, a warning says so.
 
-The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official board has the
-judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison
-with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
+The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official
+board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A
+comparison with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
 {$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its
 judging; `--compare` prints runs side by side and refuses if their fingerprints differ.
 
@@ -271,15 +271,15 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
-    """Returns the numbers of verdicts; warns if many pairs were not judged, so that the score is near that of a tie."""
+    """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards 0."""
     numbers = runs.or_fail(
         wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed
     )
     n_skipped = numbers["n_skipped"]
     if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
         print(
-            f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over 1000 words; "
-            "as on the board, each is worth 0, like a tie",
+            f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
+            "1000 words; as on the board, each is worth 0, like a tie",
             file=sys.stderr,
         )
     return numbers
@@ -370,7 +370,7 @@ def score_stored(args: Args) -> None:
 
 
 def check_one_model(path: str, verdicts: list[dict]) -> None:
-    """Exits with 2 if stored verdicts name several tested models, or one was given twice: a score is of one model."""
+    """Exits with 2 if stored verdicts name several tested models, or one was given twice."""
     models = {verdict["model"] for verdict in verdicts if "model" in verdict}
     if len(models) > 1:
         runs.fail(
@@ -381,8 +381,8 @@ def check_one_model(path: str, verdicts: list[dict]) -> None:
         key = (verdict["id"], verdict.get("reference"), verdict.get("model_is"))
         if key in first_rows:
             runs.fail(
-                f"{path}:{number}: session_id {verdict['id']!r} has a verdict in row {first_rows[key]} already, with the "
-                "same reference and side; keep the rows of one model, sampled once"
+                f"{path}:{number}: session_id {verdict['id']!r} has a verdict in row {first_rows[key]} already, "
+                "with the same reference and side; keep the rows of one model, sampled once"
             )
         first_rows[key] = number
 

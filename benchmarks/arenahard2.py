@@ -12,8 +12,8 @@ differences of style are 0. The official tool first subtracts the mean differenc
 that it finds. With one model that is the model's own mean, so its own style would not be taken away.
 
 The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its interval
-has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and the like, and a label without brackets;
-there both are ties. The paper's judge is GPT-4.1; the settings file of its code names gpt-4.1-mini.
+has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and the like, and a label without
+brackets; there both are ties. The paper's judge is GPT-4.1; the settings file of its code names gpt-4.1-mini.
 """
 
 import re
@@ -94,7 +94,7 @@ def load_tasks(data: Path) -> list[dict]:
 
 
 def load_baseline(folder: Path, model: str) -> dict[str, dict]:
-    """Loads the rows of the files baseline_<model>* by their uid; exits with 2 if two of them have different answers."""
+    """Loads the rows of the files baseline_<model>* by their uid; exits with 2 for two answers to one prompt."""
     rows = {}
     for file in sorted(folder.glob(f"baseline_{model}*")):
         for row in read_rows(file, "uid", "metadata"):
@@ -104,14 +104,15 @@ def load_baseline(folder: Path, model: str) -> dict[str, dict]:
             uid = row["uid"]
             if uid in rows and rows[uid]["answer"] != row["answer"]:
                 runs.fail(
-                    f"{file}: another answer to prompt {uid} than in an earlier row or file; keep one file of {model}"
+                    f"{file}: another answer to prompt {uid} than in an earlier row or file; "
+                    f"keep one file of {model}"
                 )
             rows[uid] = row
     return rows
 
 
 def check_names(folder: Path) -> None:
-    """Exits with 2 if a file baseline_* is of no category's baseline, as its answers would not be compared with."""
+    """Exits with 2 if a file baseline_* is of no category's baseline: nothing would be compared with it."""
     known = tuple(f"baseline_{model}" for model in BASELINES.values())
     for file in sorted(folder.glob("baseline_*")):
         if not file.name.startswith(known):
@@ -126,8 +127,8 @@ def check(tasks: list[dict], data: Path) -> None:
         baseline = task["baseline"] or {}
         if task["category"] in asked and not baseline.get("answer"):
             runs.fail(
-                f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt {task['uid']}, "
-                f"but to others of {task['category']}; data/README.md says where the files come from"
+                f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt "
+                f"{task['uid']}, but to others of {task['category']}; data/README.md says where the files are from"
             )
 
 

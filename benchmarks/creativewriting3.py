@@ -4,9 +4,10 @@ Rows have `title`, `iteration` (1 to 3) and `judge_text`. An item without marks 
 official tool; in `overall_paper` it counts 0. The official tool asks again for answers under 500 characters
 and then leaves them out; here they are judged.
 
-Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name of
-`**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the criteria, as in
-a reply that was cut off before its scores, it is invalid here; `overall_paper` has it, as the paper's code does.
+Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
+of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the
+criteria, as in a reply that was cut off before its scores, the reply is invalid here; `overall_paper` has it,
+as the paper's code does.
 """
 
 import re
@@ -107,7 +108,7 @@ def judge_requests(
 
 
 def first_words(text: str, n: int) -> str:
-    """Returns the text up to the end of its n-th word, as the paper's code cuts it: nothing says that it was cut."""
+    """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was cut."""
     last_word = next(islice(re.finditer(r"\S+", text), n - 1, None), None)
     if last_word is None:
         return text

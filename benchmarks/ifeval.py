@@ -64,8 +64,8 @@ def ifeval_checkers() -> tuple[dict, Callable]:
 def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
     """Returns check(task, response); if it takes too long, or nests too deeply, no instruction is met.
 
-    Thousands of [, for example, cost a regular expression quadratic time. The time is the clock's, so a busy machine may
-    stop what another one finishes: `timed_out` marks such a result. Works in the main thread only.
+    Thousands of [, for example, cost a regular expression quadratic time. The time is the clock's, so a busy
+    machine may stop what another one finishes: `timed_out` marks such a result. Works in the main thread only.
     """
 
     def stop(signal_number, frame):

@@ -1271,7 +1271,7 @@ def test_generate_and_score(run, tmp_path):
 
 
 def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
-    """A file in a folder of data is replaced between a start and its --resume: positions are the ids of the tasks."""
+    """A file of the data is replaced between a start and its --resume: positions are the ids of the tasks."""
     data = tmp_path / "data"
     data.mkdir()
     write(data / "test.jsonl", [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)])
