@@ -20,10 +20,11 @@ run has no metrics. If the judge's endpoint gave no reply to some requests, the 
 
 | | official | paper |
 |---|---|---|
-| a reply that cannot be read | is asked for again | is not |
+| a reply that cannot be read | is asked for again (alpacaeval2: is not) | is not |
 | alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
 | alpacaeval2: words kept of each text | all | 2000 |
 | creativewriting3: words kept of the piece | all | 3200 |
+| wildbench-g: orders of each pair of answers | both | one, drawn |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
@@ -53,6 +54,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,7 +62,7 @@ import runs  # first: it sets environment variables that the libraries below rea
 import tyro
 
 import utils
-from benchmarks import reward_model, shared
+from benchmarks import creativewriting3, reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import add_to_index, for_summary, row_key
@@ -204,7 +206,7 @@ def tasks_to_ask(args: Args) -> list[dict]:
             tasks.append(task | {"position": position})
     if not tasks:
         runs.fail(
-            f"--data {args.data}: no task can be scored; arenahard2 needs the baseline's answers, baseline_*.jsonl"
+            f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see data/README.md"
         )
     if args.limit:
         tasks = tasks[: args.limit]
@@ -305,6 +307,9 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     parse = benchmark.parse_reply[args.protocol]
     if args.protocol == "paper":
         parse = str  # reads every text, so none is asked for again: the paper's code takes the first one
+    elif args.name == "creativewriting3":  # the names that a reply must have are in the data
+        criteria, _ = creativewriting3.load_criteria(Path(args.data))
+        parse = partial(creativewriting3.read_marks, criteria=criteria)
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
     replies = shared.ask_judge(args, flat_requests, parse, run)
@@ -356,10 +361,15 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
         if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
             interval_key = "interval"
         low, high = numbers.get(interval_key) or (None, None)
+        if numbers[metric] is None:
+            low, high = None, None
+        n = numbers["n"]
+        if metric.startswith("instruction_"):
+            n = numbers["n_instructions"]
         row = {
             "model": args.model,
             "benchmark": args.name,
-            "n": numbers["n"],
+            "n": n,
             "n_invalid": numbers["n_invalid"],
             "temperature": args.temperature,
             "judge": args.judge,
@@ -386,6 +396,7 @@ def score_stored(args: Args) -> None:
         runs.fail(f"--from {args.from_}: no such file")
     rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
+    withhold_metrics(args, numbers)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
         shared.write_scores(args.out, result)
@@ -404,6 +415,8 @@ def wildbench_command(args: Args) -> list[str]:
     else:
         shared.require(args, data="WildBench's tasks", model="the model to evaluate", judge="a model's name")
         command += ["--tasks", args.data]
+    if args.protocol == "paper":
+        command += ["--orders", "random"]  # its code asks once about a task
     if args.judge_max_tokens:
         command += ["--judge-max-tokens", str(args.judge_max_tokens)]
 
@@ -472,6 +485,7 @@ def main(args: Args) -> None:
     print_invalid(numbers)
     summary = {
         "model": args.model,
+        "top_p": args.top_p,
         "fingerprint": fingerprint,
         **for_summary(numbers),
         **shared.describe(answers),

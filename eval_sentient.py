@@ -204,6 +204,7 @@ def rescore(args: Args) -> None:
         problems = sage_dialogues.check(dialogue, setting)
         warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
     scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
+    shared.withhold_headline(args, scores, "mean_emotion")
     scores |= {"protocol": args.protocol, "from": args.from_dialogues}
     folder = Path(args.out).parent
     if args.dry_run:
@@ -533,6 +534,8 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
 def index_rows(args: Args, role: str, result: dict) -> list[dict]:
     """Returns the lines for results/runs.csv about one simulator."""
     low, high = result["interval"]
+    if result["mean_emotion"] is None:
+        low, high = None, None
     common = {
         "model": args.model,
         "benchmark": role.replace("simulator", "sentient"),

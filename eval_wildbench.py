@@ -28,12 +28,16 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped` counts
-them: look at it before you compare, as a model whose thinking often does not end loses little by it.
+In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and broken JSON with two
+different choices cannot be read (there the first one counts).
 
-The paper's judge is gpt-4o, with one reference (`gpt-4`) and `--orders random`. The official board has the
-judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A comparison
-with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
+The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
+counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end
+loses little by it. If their share is larger than --max-invalid, a warning says so.
+
+The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official
+board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A
+comparison with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
 {$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its
 judging; `--compare` prints runs side by side and refuses if their fingerprints differ.
 
@@ -267,9 +271,18 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
-    return runs.or_fail(
+    """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards 0."""
+    numbers = runs.or_fail(
         wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed
     )
+    n_skipped = numbers["n_skipped"]
+    if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
+        print(
+            f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
+            "1000 words; as on the board, each is worth 0, like a tie",
+            file=sys.stderr,
+        )
+    return numbers
 
 
 # --- 3. numbers
@@ -288,7 +301,10 @@ def headline(numbers: dict) -> str:
     value = "no headline"
     if numbers[key] is not None:
         value = f"{numbers[key]:.4g} (95 % over tasks: {low:.4g} to {high:.4g})"
-    return f"{key} {value}  n {numbers['n']}  invalid {numbers['n_invalid']}"
+    line = f"{key} {value}  n {numbers['n']}  invalid {numbers['n_invalid']}"
+    if key == "wb_reward":
+        line += f"  skipped {numbers['n_skipped']}"
+    return line
 
 
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
@@ -300,6 +316,8 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     }
     key = headline_key(numbers)
     low, high = numbers["interval"]
+    if numbers[key] is None:
+        low, high = None, None
     first = {
         **common,
         "metric": key,
@@ -343,10 +361,30 @@ def score_stored(args: Args) -> None:
             verdict |= runs.or_fail(wildbench.from_official_mark, row, where)
         verdicts.append(verdict)
 
+    check_one_model(args.from_judgments, verdicts)
     numbers = for_summary(score(args, verdicts))
+    shared.withhold_headline(args, numbers, headline_key(numbers))
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
     shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
+
+
+def check_one_model(path: str, verdicts: list[dict]) -> None:
+    """Exits with 2 if stored verdicts name several tested models, or one was given twice."""
+    models = {verdict["model"] for verdict in verdicts if "model" in verdict}
+    if len(models) > 1:
+        runs.fail(
+            f"{path}: rows of several models ({', '.join(sorted(map(str, models)))}); score one at a time"
+        )
+    first_rows = {}
+    for number, verdict in enumerate(verdicts, 1):
+        key = (verdict["id"], verdict.get("reference"), verdict.get("model_is"))
+        if key in first_rows:
+            runs.fail(
+                f"{path}:{number}: session_id {verdict['id']!r} has a verdict in row {first_rows[key]} already, "
+                "with the same reference and side; keep the rows of one model, sampled once"
+            )
+        first_rows[key] = number
 
 
 def compare(folders: tuple[str, ...]) -> None:
@@ -441,7 +479,7 @@ def main(args: Args) -> None:
         print(f"temperature {temperature}: {headline(numbers)}", flush=True)
         lines += index_rows(args, temperature, numbers, judging["hash"])
         results[str(temperature)] = for_summary(numbers)
-    summary = {"model": args.model, "fingerprint": judging, "temperatures": results}
+    summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}
     if args.mode != "program":
         summary["wording"] = describe_wording(args.template)
     add_to_index(run, lines)  # first, as the summary marks a run as complete

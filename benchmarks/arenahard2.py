@@ -12,7 +12,8 @@ differences of style are 0. The official tool first subtracts the mean differenc
 that it finds. With one model that is the model's own mean, so its own style would not be taken away.
 
 The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its interval
-has 95 % and is over prompts.
+has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and the like, and a label without
+brackets; there both are ties. The paper's judge is GPT-4.1; the settings file of its code names gpt-4.1-mini.
 """
 
 import re
@@ -54,6 +55,10 @@ TEMPLATES = {  # of the judge, by category
 PLACEHOLDERS = Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B"))  # the names in the official template
 JUDGE_MAX_TOKENS = {"official": 16000, "paper": 3072}
 STYLE = ("token_len", "header_count", "list_count", "bold_count")
+BASELINES = {  # the model whose answers the tested one's are compared with, by category
+    "hard_prompt": "o3-mini-2025-01-31",
+    "creative_writing": "gemini-2.0-flash-001",
+}
 
 VERDICTS = {  # label: (value for A, weight in the official score)
     "A>>B": (1, 3),
@@ -73,20 +78,45 @@ VERDICTS = {  # label: (value for A, weight in the official score)
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Loads the questions with `baseline`: a row {uid, answer, metadata} of a file baseline_*, or None.
+    """Loads the questions with `baseline`: a row {uid, answer, metadata} of their category's baseline, or None.
 
-    Hard prompts and creative writing have different baselines, in files of their own.
+    The official files have answers to all questions, so each file counts for its own category alone.
     """
     tasks = load_sibling(data, "question.jsonl*", "uid", "category", "prompt")
     folder = data if data.is_dir() else data.parent
-    baselines = {}
-    for file in folder.glob("baseline_*"):
+    baselines = {category: load_baseline(folder, model) for category, model in BASELINES.items()}
+    check_names(folder)
+    with_baselines = []
+    for task in tasks:
+        answers = baselines.get(task["category"], {})
+        with_baselines.append(task | {"baseline": answers.get(task["uid"])})
+    return with_baselines
+
+
+def load_baseline(folder: Path, model: str) -> dict[str, dict]:
+    """Loads the rows of the files baseline_<model>* by their uid; exits with 2 for two answers to one prompt."""
+    rows = {}
+    for file in sorted(folder.glob(f"baseline_{model}*")):
         for row in read_rows(file, "uid", "metadata"):
             if "answer" not in row:  # the official file has it in its messages
                 messages = row.get("messages") or [{}]
                 row["answer"] = messages[-1].get("content", {}).get("answer")
-            baselines[row["uid"]] = row
-    return [task | {"baseline": baselines.get(task["uid"])} for task in tasks]
+            uid = row["uid"]
+            if uid in rows and rows[uid]["answer"] != row["answer"]:
+                runs.fail(
+                    f"{file}: another answer to prompt {uid} than in an earlier row or file; "
+                    f"keep one file of {model}"
+                )
+            rows[uid] = row
+    return rows
+
+
+def check_names(folder: Path) -> None:
+    """Exits with 2 if a file baseline_* is of no category's baseline: nothing would be compared with it."""
+    known = tuple(f"baseline_{model}" for model in BASELINES.values())
+    for file in sorted(folder.glob("baseline_*")):
+        if not file.name.startswith(known):
+            runs.fail(f"{file}: begin its name with {' or '.join(known)}, the model whose answers it has")
 
 
 def check(tasks: list[dict], data: Path) -> None:
@@ -97,8 +127,8 @@ def check(tasks: list[dict], data: Path) -> None:
         baseline = task["baseline"] or {}
         if task["category"] in asked and not baseline.get("answer"):
             runs.fail(
-                f"--data {data}: no file baseline_* has the answer to prompt {task['uid']}, but to others of "
-                f"{task['category']}; data/README.md says where the files come from"
+                f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt "
+                f"{task['uid']}, but to others of {task['category']}; data/README.md says where the files are from"
             )
 
 

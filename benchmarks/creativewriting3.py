@@ -3,10 +3,16 @@
 Rows have `title`, `iteration` (1 to 3) and `judge_text`. An item without marks is left out, as in the
 official tool; in `overall_paper` it counts 0. The official tool asks again for answers under 500 characters
 and then leaves them out; here they are judged.
+
+Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
+of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the
+criteria, as in a reply that was cut off before its scores, the reply is invalid here; `overall_paper` has it,
+as the paper's code does.
 """
 
 import re
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.judge_template import Placeholders, fill_messages
@@ -17,7 +23,6 @@ from benchmarks.scoring import (
     load_sibling,
     match_rows,
     mean,
-    shorten,
     task_means,
 )
 
@@ -26,7 +31,8 @@ PROMPT = "{prompt}"
 TEMPLATE = (  # of the judge
     "You mark creative writing, and are hard to please.\n\nThe task:\n{$writing_prompt}\n\nThe piece:\n"
     "{$test_model_response}\n\nAnalyse it under the heading [Analysis]. Then mark it under [Scores], from 0 to 20, a line "
-    "for each of these:\n{$mark_lines}\n\nLower is better in: {$lower_is_better_criteria}."
+    "for each of these, with the name exactly as it is here and without markdown:\n{$mark_lines}\n\n"
+    "Lower is better in: {$lower_is_better_criteria}."
 )
 PLACEHOLDERS = Placeholders(  # all but `mark_lines` are names in the official template
     needed=("writing_prompt", "test_model_response"),
@@ -36,6 +42,7 @@ ITERATIONS = (1, 2, 3)
 HIGHEST_MARK = 20
 JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
 WORDS_KEPT = 3200  # of a piece that the judge reads, in the paper
+NO_CRITERION = "no mark of a known criterion"
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
@@ -84,7 +91,7 @@ def judge_requests(
     prompt = task["prompt"]
     if protocol == "paper":
         prompt = task["unfilled"]
-        answer = shorten(answer, WORDS_KEPT)
+        answer = first_words(answer, WORDS_KEPT)
     fields = {
         "writing_prompt": prompt,
         "test_model_response": answer,
@@ -100,6 +107,20 @@ def judge_requests(
     return {"judge_text": request}
 
 
+def first_words(text: str, n: int) -> str:
+    """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was cut."""
+    last_word = next(islice(re.finditer(r"\S+", text), n - 1, None), None)
+    if last_word is None:
+        return text
+    return text[: last_word.end()]
+
+
+def without_markdown(text: str) -> str:
+    """Removes bold marks, and the bullets that begin lines."""
+    text = re.sub(r"\*\*|__", "", text)
+    return re.sub(r"^[ \t]*[-*+•][ \t]+", "", text, flags=re.MULTILINE)
+
+
 def parse_marks(text: str) -> dict[str, float]:
     """Returns marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
@@ -110,6 +131,14 @@ def parse_marks(text: str) -> dict[str, float]:
     marks = {name.strip(): float(mark) for name, mark in found if float(mark) <= HIGHEST_MARK}
     if not marks:
         raise ValueError(f"no `name: number` in {text[-80:]!r}")
+    return marks
+
+
+def read_marks(text: str, criteria: list[str]) -> dict[str, float]:
+    """Returns the marks in a judge's reply. Raises ValueError if there are none, or none of the criteria."""
+    marks = parse_marks(without_markdown(text))
+    if marks.keys().isdisjoint(criteria):
+        raise ValueError(NO_CRITERION)
     return marks
 
 
@@ -160,13 +189,19 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     results = match_rows(rows, tasks, KEYS, source)
 
     values_of_iteration = defaultdict(list)
+    paper_scores = []
     for row, result in zip(rows, results):
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
+        paper_scores.append(0.0)
         try:
-            marks = parse_marks(text)
+            marks = parse_marks(without_markdown(text))
             values = mark_values(marks, set(negative))
         except ValueError as error:
             result["invalid"] = str(error)
+            continue
+        paper_scores[-1] = 5 * mean(values)
+        if marks.keys().isdisjoint(criteria):
+            result["invalid"] = NO_CRITERION
             continue
         result["score"] = 5 * mean(values)
         result["shown"] = shown(values)
@@ -180,7 +215,6 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         if "score" in result:
             scores.append(result["score"])
             titles.append(row["title"])
-    paper_scores = [result.get("score", 0.0) for result in results]
     all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),

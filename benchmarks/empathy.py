@@ -4,7 +4,8 @@ Emotion curve: the mean emotion after each answer of the user. A dialogue that h
 
 Strategies (section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The
 frequency of a group is the share of the replies that show one of its strategies. Its contribution is the mean
-change of the emotion after these replies. A reply that the user did not answer has no change.
+change of the emotion after these replies. A reply that the user did not answer has no change, so a contribution is
+a mean over `n_changes` of the group's `n` replies.
 
 Capabilities (section 3.3, appendix C): the judge marks a dialogue from 1 to 5 on each of five scales.
 
@@ -145,7 +146,7 @@ def emotion_changes(dialogue: dict) -> list[float | None]:
 
 
 def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None]) -> dict:
-    """Returns {group: {"n", "frequency", "contribution"}}.
+    """Returns {group: {"n", "frequency", "n_changes", "contribution"}}.
 
     Args:
         dialogues: stored dialogues.
@@ -169,6 +170,7 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
         scores[group] = {
             "n": count,
             "frequency": count / n_replies,
+            "n_changes": len(changes[group]),
             "contribution": mean(changes[group]),  # None without changes
         }
     return scores

@@ -64,7 +64,8 @@ def ifeval_checkers() -> tuple[dict, Callable]:
 def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
     """Returns check(task, response); if it takes too long, or nests too deeply, no instruction is met.
 
-    Thousands of [, for example, cost a regular expression quadratic time. Works in the main thread only.
+    Thousands of [, for example, cost a regular expression quadratic time. The time is the clock's, so a busy
+    machine may stop what another one finishes: `timed_out` marks such a result. Works in the main thread only.
     """
 
     def stop(signal_number, frame):
@@ -77,9 +78,12 @@ def bounded(check: Callable[[dict, str], dict], task: dict, response: str, secon
             return check(task, response)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except (RecursionError, TimeoutError):
+    except (RecursionError, TimeoutError) as error:
         nothing_met = [False] * len(task["instruction_id_list"])
-        return {rule: list(nothing_met) for rule in RULES}
+        result = {rule: list(nothing_met) for rule in RULES}
+        if isinstance(error, TimeoutError):
+            result["timed_out"] = True
+        return result
     finally:
         signal.signal(signal.SIGALRM, handler_before)
 
@@ -131,10 +135,13 @@ def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
 
 
 def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str], dict]) -> dict:
-    """Returns the shares of prompts and of instructions that are met, strict and loose, and the counts."""
+    """Returns the shares of prompts and of instructions that are met, strict and loose, and the counts.
+
+    `n_timed_out`: responses whose check was stopped, so that none of their instructions is met.
+    """
     tasks = load_tasks(data)
     results = check_rows(rows, tasks, KEYS, source, check, several_samples=False)
-    numbers = {}
+    numbers = {"n_timed_out": sum("timed_out" in result for result in results)}
     for rule in RULES:
         checked = [result for result in results if rule in result]
         met_by_prompt = [result[rule] for result in checked]
@@ -142,6 +149,7 @@ def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str]
         instructions_met = [one for met in met_by_prompt for one in met]
         numbers[f"prompt_{rule}"] = mean(all_met)
         numbers[f"instruction_{rule}"] = mean(instructions_met)
+        numbers["n_instructions"] = len(instructions_met)
         if rule == "strict" and all_met:
             numbers["interval"] = bootstrap(all_met)
             tasks_met = task_means(all_met, [result["task"] for result in checked])

@@ -232,8 +232,9 @@ FIRST_REQUESTS = 5  # asked one after another, until one is answered: a fault sh
 def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
-    Appends each row to generations.jsonl when it is done; keeps rows that are already there. A task that an
-    endpoint refuses for good, as too long or by its content filter, has the status `refused` and no response.
+    Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2 if
+    one of them answers another prompt. A task that an endpoint refuses for good, as too long or by its content
+    filter, has the status `refused` and no response.
 
     Args:
         tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
@@ -246,6 +247,13 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     model_format = think_format(args)
     path = run / "generations.jsonl"
     rows = {row["id"]: row for row in runs.read_log(path) if row["temperature"] == temperature}
+    for task in tasks:
+        stored = rows.get(task["id"])
+        if stored and stored["messages"] != task["messages"]:
+            runs.fail(
+                f"--resume: {path} has an answer to task {task['id']} that was given to another prompt, so the "
+                "data have changed since then; take the data of the first start, or --overwrite starts anew"
+            )
     if args.model_url:
         tokenizer = None
         completions = complete_by_endpoint(args, tasks, temperature, run)

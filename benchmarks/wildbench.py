@@ -246,6 +246,7 @@ def from_official_pair(row: dict, references: tuple[str, ...], where: str) -> di
         skipped = "empty"
     return {
         "session_id": row["session_id"],
+        "model": model,
         "reference": reference,
         "choice": (row.get("parsed_result") or {}).get("choice"),
         "model_is": sides.get(model),

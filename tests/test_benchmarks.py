@@ -46,13 +46,16 @@ def table(name: str) -> list[dict]:
         return list(csv.DictReader(f))
 
 
-def score(benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -> dict:
-    """What the command writes for rows (or a file) and a data path."""
+def score(
+    benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0
+) -> dict:
+    """What the command writes for rows (or a file) and a data path, also if many of them are invalid."""
     if not isinstance(rows, Path):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         rows = tmp_path / "rows.jsonl"
     out = tmp_path / "out" / "scores.json"
-    eval_benchmarks.main(eval_benchmarks.Args(benchmark, str(data), from_=str(rows), out=str(out)))
+    args = eval_benchmarks.Args(benchmark, str(data), from_=str(rows), out=str(out), max_invalid=max_invalid)
+    eval_benchmarks.main(args)
     return json.loads((tmp_path / "out" / "scores.json").read_text())
 
 
@@ -388,6 +391,33 @@ def test_arenahard2_rows(tmp_path, capsys):
     assert "uid 'x' fits no task" in message([rows[0] | {"uid": "x"}])
 
 
+def test_each_category_of_arenahard2_has_its_own_baseline(tmp_path, exits):
+    """The official files hold answers to all prompts: only those of the category's baseline count."""
+    questions = [
+        {"uid": "h", "category": "hard_prompt", "prompt": "Prove."},
+        {"uid": "c", "category": "creative_writing", "prompt": "Write."},
+    ]
+    write(tmp_path / "question.jsonl", questions)
+    rows_of_o3 = [{"uid": uid, "answer": f"o3 on {uid}", "metadata": {}} for uid in "hc"]
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", rows_of_o3)
+    hard, creative = arenahard2.load_tasks(tmp_path)
+    assert hard["baseline"]["answer"] == "o3 on h" and creative["baseline"] is None  # so it is not asked
+
+    rows_of_gemini = [{"uid": uid, "answer": f"gemini on {uid}", "metadata": {}} for uid in "hc"]
+    gemini = write(tmp_path / "baseline_gemini-2.0-flash-001.jsonl", rows_of_gemini)
+    tasks = arenahard2.load_tasks(tmp_path)
+    assert [task["baseline"]["answer"] for task in tasks] == ["o3 on h", "gemini on c"]
+
+    copy = write(tmp_path / "baseline_gemini-2.0-flash-001-new.jsonl", rows_of_gemini)
+    assert arenahard2.load_tasks(tmp_path) == tasks  # the same answers twice
+    write(copy, [rows_of_gemini[1] | {"answer": "another"}])
+    said = exits(arenahard2.load_tasks, tmp_path)
+    assert "another answer to prompt c" in said and "keep one file of gemini-2.0-flash-001" in said
+    copy.unlink()
+    gemini.rename(tmp_path / "baseline_gemini.jsonl")
+    assert "begin its name with baseline_o3-mini-2025-01-31 or" in exits(arenahard2.load_tasks, tmp_path)
+
+
 VERDICT_TEXTS = [  # text, label; None: unreadable
     ("A>B", "A>B"),
     (" b>>a ", "B>>A"),
@@ -552,6 +582,67 @@ def test_creativewriting3_by_hand(tmp_path, capsys):
     )
     assert "field iteration has the wrong type" in message([rows[0] | {"iteration": "1"}])
     assert "no field judge_text" in message([{"title": "Noir: T", "iteration": 1}])
+
+
+CRITERIA = ["Coherent", "Meandering"]
+
+
+@pytest.fixture
+def creative(tmp_path) -> Path:
+    """A folder of data with one prompt, and with one criterion of each direction."""
+    prompt = {"title": "T", "category": "noir", "writing_prompt": "Write.", "seed_modifiers": ["", "", ""]}
+    write(tmp_path / "prompts_v3.json", {"1": prompt})
+    (tmp_path / "criteria.txt").write_text("\n".join(CRITERIA))
+    (tmp_path / "negative_criteria.txt").write_text("Meandering")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Coherent: 10\nMeandering: 4",
+        "**Coherent**: 10\n**Meandering**: 4",
+        "**Coherent:** 10\n**Meandering:** [4]",
+        "- Coherent: 10\n- Meandering: 4",
+        "* __Coherent__: 10\n  * __Meandering__: 4",
+    ],
+)
+def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creative):
+    """Meandering is turned around: (10 + 20 - 4) / 2 of 20."""
+    row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
+    out = score("creativewriting3", [row], creative, creative)
+    assert (out["overall"], out["overall_paper"], out["n_unknown_names"]) == (65, 65, 0)
+    assert creativewriting3.read_marks(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
+
+
+def test_a_reply_that_ends_before_its_marks_is_invalid(creative):
+    """Its analysis holds numbers, of which the paper's code makes a score."""
+    text = "[Analysis]\nStrengths: 3 vivid images. The plot then"
+    row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
+    good = {"title": "Noir: T", "iteration": 2, "judge_text": "Coherent: 10"}
+    out = score("creativewriting3", [row, good], creative, creative)
+    assert (out["n_invalid"], out["overall"], out["iterations"]) == (1, 50, [50])
+    assert out["overall_paper"] == (15 + 50) / 2
+    assert out["rows"][0]["invalid"] == "no mark of a known criterion"
+    with pytest.raises(ValueError):  # so the official protocol asks again
+        creativewriting3.read_marks(text, CRITERIA)
+
+
+@pytest.mark.parametrize("between", [" ", "\n", " \n\n"])
+def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(between, creative):
+    """Words are what white space separates: 3,600 words in paragraphs of 30 are 3,481 between single spaces."""
+    paragraph = " ".join(["w"] * 30)
+    piece = between.join([paragraph] * 120)
+    task = creativewriting3.load_tasks(creative)[0]
+    template = "{$writing_prompt}|{$test_model_response}"
+
+    def judged(protocol: str) -> str:
+        requests = creativewriting3.judge_requests(task, piece, creative, protocol, 0, template)
+        return requests["judge_text"]["messages"][0]["content"].partition("|")[2]
+
+    assert judged("official") == piece
+    shown = judged("paper")
+    assert len(shown.split()) == 3200 and piece.startswith(shown) and shown.endswith("w")
 
 
 def test_no_judge_reply_becomes_a_score_by_accident():
@@ -1179,6 +1270,22 @@ def test_generate_and_score(run, tmp_path):
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
 
 
+def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
+    """A file of the data is replaced between a start and its --resume: positions are the ids of the tasks."""
+    data = tmp_path / "data"
+    data.mkdir()
+    write(data / "test.jsonl", [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)])
+    command = ("gsm8k", *MODEL, "--data", data, "--out", tmp_path / "run")
+    run(*command)
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
+    run(*command, "--resume")
+    (tmp_path / "run" / "summary.json").unlink()
+    write(data / "test.jsonl", [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in (0, 2, 1)])
+    said = run(*command, "--resume", code=2)
+    assert "generations.jsonl has an answer to task 1-0 that was given to another prompt" in said
+    assert "--overwrite starts anew" in said and not (tmp_path / "run" / "summary.json").exists()
+
+
 class Judge(BaseHTTPRequestHandler):
     """Prefers the longer answer, in the form that it is asked for; every `broken`-th call is prose."""
 
@@ -1316,7 +1423,7 @@ def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
     )
     counts = {"token_len": 3, "header_count": {}, "list_count": {}, "bold_count": {}}
     write(
-        tmp_path / "baseline_x.jsonl",
+        tmp_path / "baseline_o3-mini-2025-01-31.jsonl",
         [{"uid": f"u{i}", "answer": "word " * 200 if i < 6 else ".", "metadata": counts} for i in range(10)],
     )
     said = run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "run")
@@ -1384,6 +1491,28 @@ def test_too_many_invalid_rows_leave_no_metric_for_a_table():
     numbers = {"accuracy": 0.5, "maj@4": 0.6, "pass@4": 0.7, "n": 4, "n_invalid": 1}
     eval_benchmarks.withhold_metrics(eval_benchmarks.Args("gsm8k"), numbers)
     assert (numbers["accuracy"], numbers["maj@4"]) == (None, None)
+
+
+def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
+    data = write(tmp_path / "test.jsonl", [{"question": q, "answer": "#### 1"} for q in "ab"])
+    rows = [{"question": "a", "response": "#### 1"}, {"question": "b", "response": None}]
+    out = score("gsm8k", rows, data, tmp_path, max_invalid=0.01)
+    assert (out["n"], out["n_invalid"], out["accuracy"]) == (2, 1, None)
+    assert out["without_headline"]["accuracy"] == 1
+    assert score("gsm8k", rows, data, tmp_path, max_invalid=0.5)["accuracy"] == 1
+
+
+def test_a_line_of_runs_csv_counts_what_its_value_is_of():
+    """Instructions for instruction_*; and a value that is withheld has no interval."""
+    args = eval_benchmarks.Args("ifeval")
+    numbers = {"prompt_strict": 0.0, "interval": (0.0, 0.0), "n": 3, "n_invalid": 1, "n_instructions": 4}
+    numbers |= {"instruction_strict": 0.5, "prompt_loose": 1.0, "instruction_loose": 1.0}
+    lines = {line["metric"]: line for line in eval_benchmarks.index_rows(args, numbers, "f")}
+    assert [lines[metric]["n"] for metric in ("prompt_strict", "instruction_strict")] == [3, 4]
+    assert (lines["prompt_strict"]["low"], lines["prompt_strict"]["high"]) == (0, 0)
+    eval_benchmarks.withhold_metrics(args, numbers)
+    lines = eval_benchmarks.index_rows(args, numbers, "f")
+    assert {(line["value"], line["low"], line["high"]) for line in lines} == {(None, None, None)}
 
 
 def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):
@@ -1468,7 +1597,10 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
 
     prompts = [{"uid": uid, "category": "hard_prompt", "prompt": f"Do {uid}."} for uid in "abcd"]
     write(tmp_path / "question.jsonl", prompts)
-    write(tmp_path / "baseline_x.jsonl", [{"uid": uid, "answer": ".", "metadata": {}} for uid in "abcd"])
+    write(
+        tmp_path / "baseline_o3-mini-2025-01-31.jsonl",
+        [{"uid": uid, "answer": ".", "metadata": {}} for uid in "abcd"],
+    )
     arena = ("arenahard2", *MODEL, *judge, "--data", tmp_path, *several)
     run(*arena, "--out", tmp_path / "judged")
     judged = rows_of(tmp_path / "judged")
@@ -1520,7 +1652,10 @@ def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
     assert "--key-env" not in eval_benchmarks.wildbench_command(args)
     assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
     assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
-    assert str(wildbench.tasks) == "t.jsonl"
+    assert str(wildbench.tasks) == "t.jsonl" and wildbench.orders == "both"
+    args.protocol = "paper"
+    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
+    assert runs.parse_args(eval_wildbench.Args, {}).orders == "random"
 
 
 # --- everything is checked before it costs
@@ -1559,7 +1694,7 @@ def test_a_judge_or_model_that_is_not_there_is_said_before_anything_is_generated
 ):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
-    write(tmp_path / "baseline_x.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
     refuses(run, message, "arenahard2", *MODEL, *words, "--data", tmp_path, out=tmp_path / "run")
 
 
@@ -1579,7 +1714,7 @@ def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, 
     """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file, and one instruction."""
     prompts = [{"uid": uid, "category": "hard_prompt", "prompt": "Do."} for uid in "ab"]
     write(tmp_path / "question.jsonl", prompts)
-    write(tmp_path / "baseline_x.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
     arena = ("arenahard2", *MODEL, *judge, "--data", tmp_path)
     refuses(run, "has the answer to prompt b", *arena, out=tmp_path / "run")
 
@@ -1597,7 +1732,7 @@ def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, 
 def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge):
     prompts = [{"uid": "a", "category": "hard_prompt", "prompt": "Do."}]
     write(tmp_path / "question.jsonl", prompts)
-    write(tmp_path / "baseline_x.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--dry-run", "--out", tmp_path / "run")
     assert not Judge.calls and [request["max_tokens"] for request in Judge.checks] == [1]
     assert not (tmp_path / "run").exists()

@@ -56,9 +56,9 @@ def test_frequencies_and_contributions_by_hand():
     codes = [[["A-1", "D-1"], ["A-2"]], [[], ["A-1", "A-3"], ["A-3"]], None]
 
     scores = empathy.score_strategies([first, second, failed], codes)
-    assert scores["Praise"] == {"n": 4, "frequency": 4 / 5, "contribution": (10 - 4 + 6) / 3}
-    assert scores["Advice Provision"] == {"n": 1, "frequency": 1 / 5, "contribution": 10}
-    assert scores["Deep Empathy"] == {"n": 0, "frequency": 0, "contribution": None}
+    assert scores["Praise"] == {"n": 4, "frequency": 4 / 5, "n_changes": 3, "contribution": (10 - 4 + 6) / 3}
+    assert scores["Advice Provision"] == {"n": 1, "frequency": 1 / 5, "n_changes": 1, "contribution": 10}
+    assert scores["Deep Empathy"] == {"n": 0, "frequency": 0, "n_changes": 0, "contribution": None}
     assert list(scores) == list(empathy.GROUPS.values())
 
 
@@ -134,7 +134,7 @@ def test_stored_dialogues_are_judged(serve, tmp_path):  # noqa: F811
     out = json.loads((tmp_path / "o.json").read_text())
     assert out["emotion_curve"] == [40, 50, 46] and out["judge"] == "j"
     assert (out["strategies"]["n"], out["strategies"]["n_invalid"]) == (4, 2)
-    assert out["strategies"]["Deep Empathy"] == {"n": 4, "frequency": 1, "contribution": 3}
+    assert out["strategies"]["Deep Empathy"] == {"n": 4, "frequency": 1, "n_changes": 4, "contribution": 3}
     assert out["capabilities"]["Solution Crafting"] == {"mean": 3, "interval": [3, 3]}
     judged = [json.loads(line) for line in (tmp_path / "judged.jsonl").read_text().splitlines()]
     assert judged[0] == {"id": "Ann", "strategies": [["B-2"], ["B-2"]], "capabilities": MARKS}

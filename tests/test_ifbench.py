@@ -140,12 +140,25 @@ def test_ifeval_rows(tmp_path, capsys):
         out["n_invalid"],
         out["n_missing"],
     ) == (0, 0.5, 2, 1, 1)
+    assert (out["n_instructions"], out["n_timed_out"]) == (2, 0)
     message = lambda rows, data=data: refused(capsys, "ifeval", rows, data, tmp_path)
     assert "the task of line 1 again" in message([rows[0], rows[0]])
     assert "rows.jsonl:1: no field response" in message([{"key": 7}])
     assert "field response has the wrong type: [1]" in message([{"key": 7, "response": [1]}])
     other = write(tmp_path / "other.json", [task | {"instruction_id_list": ["count:words"]}])
     assert "unknown instruction count:words" in message(rows[:1], other)
+
+
+def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
+    """A regular expression of quadratic time; what it says of the response is not known."""
+    monkeypatch.setattr(ifeval.bounded, "__defaults__", (0.2,))
+    task = {"prompt": "p", "instruction_id_list": ["detectable_content:number_placeholders"]}
+    task["kwargs"] = [{"num_placeholders": 1}]
+    data = write(tmp_path / "data.json", [task | {"key": 1}, task | {"key": 2}])
+    rows = [{"key": 1, "response": "[" * 200_000}, {"key": 2, "response": "[a]"}]
+    out = score("ifeval", rows, data, tmp_path)
+    assert (out["prompt_strict"], out["n_timed_out"], out["n_invalid"]) == (0.5, 1, 0)
+    assert [row.get("timed_out") for row in out["rows"]] == [True, None]
 
 
 def test_ifeval_says_what_nltk_lacks(tmp_path, capsys, monkeypatch):

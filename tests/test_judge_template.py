@@ -285,7 +285,9 @@ def test_arenahard_by_a_folder_of_templates(judged, tmp_path):
     for uid, category in (("h", "hard_prompt"), ("c", "creative_writing")):
         questions.append(json.dumps({"uid": uid, "category": category, "prompt": f"Do {uid}."}))
         baseline = {"uid": uid, "answer": "base", "metadata": counts}
-        (tmp_path / "data" / f"baseline_{uid}.jsonl").write_text(json.dumps(baseline))
+        (tmp_path / "data" / f"baseline_{arenahard2.BASELINES[category]}.jsonl").write_text(
+            json.dumps(baseline)
+        )
     (tmp_path / "data" / "question.jsonl").write_text("\n".join(questions))
     folder = tmp_path / "judge"
     folder.mkdir()

@@ -455,7 +455,8 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
     assert verified.instructions([slow], partial=True) == [0.0]
     met = ifeval.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"])
-    assert met == {"strict": [False], "loose": [False]}
+    assert met == {"strict": [False], "loose": [False], "timed_out": True}
+    assert "timed_out" not in ifeval.ifeval_check({"key": 1, "prompt": ""} | deep, deep["response"])
     assert time.monotonic() - start < 30
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

@@ -301,6 +301,77 @@ def test_stored_rows_of_the_official_tool(tmp_path, capsys):
     assert (out["wb_score"], out["length"], out["n_empty"]) == (0, 4, 1)
 
 
+def stored_args(tmp_path: Path, rows: list[dict], **flags) -> eval_wildbench.Args:
+    """The arguments that score stored rows into o.json."""
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows))
+    return eval_wildbench.Args(from_judgments=str(file), out=str(tmp_path / "o.json"), **flags)
+
+
+def test_verdicts_of_two_models_are_not_one_score(tmp_path, exits):
+    marks = [{"session_id": f"t{i}", "score": "9", "model_output": "x"} for i in range(4)]
+    said = exits(
+        eval_wildbench.main, stored_args(tmp_path, [*marks, marks[2] | {"score": "2"}], mode="score")
+    )
+    assert "rows.json:5: session_id 't2' has a verdict in row 3 already" in said
+    named = [marks[0] | {"model": "a"}, marks[1] | {"model": "b"}]
+    said = exits(eval_wildbench.main, stored_args(tmp_path, named, mode="score"))
+    assert "rows of several models (a, b)" in said
+
+    pair = {"session_id": "t", "choice": "A+", "output_len": 1, "reference_len": 1}
+    both = [pair | {"model_is": side, "reference": name} for side in "AB" for name in ("gpt-4", "haiku")]
+    eval_wildbench.main(stored_args(tmp_path, both, mode="reward"))  # both orders, and two references
+    assert json.loads((tmp_path / "o.json").read_text())["n"] == 4
+    said = exits(eval_wildbench.main, stored_args(tmp_path, [*both, both[1]], mode="reward"))
+    assert "rows.json:5: session_id 't' has a verdict in row 2 already" in said
+
+    official = []
+    for model in ("ours", "theirs"):
+        outputs = {model: "12", "org/gpt-4": "1234"}
+        official.append({"session_id": model, "parsed_result": {"choice": "A+"}, "model_outputs": outputs})
+    said = exits(eval_wildbench.main, stored_args(tmp_path, official, mode="reward", references=("gpt-4",)))
+    assert "rows of several models (ours, theirs)" in said
+
+
+def test_stored_verdicts_have_no_headline_either_if_too_many_are_invalid(tmp_path):
+    rows = [{"session_id": f"t{i}", "score": "9" if i < 5 else "?", "model_output": "x"} for i in range(10)]
+    eval_wildbench.main(stored_args(tmp_path, rows, mode="score"))
+    out = json.loads((tmp_path / "o.json").read_text())
+    assert (out["n"], out["n_invalid"], out["wb_score"], out["without_headline"]) == (10, 5, None, 80)
+    eval_wildbench.main(stored_args(tmp_path, rows, mode="score", max_invalid=0.5))
+    assert json.loads((tmp_path / "o.json").read_text())["wb_score"] == 80
+
+
+def test_a_score_of_pairs_that_were_not_judged_says_so(tmp_path, capsys):
+    """Each is worth 0, so a model that never gives an answer would pass for one as good as the reference."""
+    common = {"model_is": "A", "reference_len": 5, "choice": None, "output_len": 0}
+    rows = [common | {"session_id": f"t{i}"} for i in range(99)]
+    judged = common | {"session_id": "judged", "choice": "A++", "output_len": 5}
+    eval_wildbench.main(stored_args(tmp_path, [*rows, judged], mode="reward"))
+    assert "WARNING: 99 of 100 pairs were not judged" in capsys.readouterr().err
+    numbers = json.loads((tmp_path / "o.json").read_text())
+    assert numbers["wb_reward"] == 1
+    line = eval_wildbench.headline(numbers)
+    assert line.startswith("wb_reward 1 (95 %") and line.endswith("n 100  invalid 0  skipped 99")
+
+    few = [judged | {"session_id": f"j{i}"} for i in range(99)]
+    eval_wildbench.main(stored_args(tmp_path, [*few, rows[0]], mode="reward"))
+    assert "WARNING" not in capsys.readouterr().err  # 1 % is not more than 1 %
+
+
+def test_a_headline_that_is_withheld_has_no_interval_in_runs_csv():
+    numbers = {
+        "wb_score": None,
+        "interval": [-20, 40],
+        "task_means": {"wb_score": {}},
+        "n": 10,
+        "n_invalid": 5,
+    }
+    numbers |= {"status": {"ok": 10}, "format_ok": 1, "thinking_tokens": 2, "response_tokens": 3}
+    first = eval_wildbench.index_rows(eval_wildbench.Args(tasks="t.jsonl"), 0.7, numbers, "f")[0]
+    assert (first["metric"], first["value"], first["low"], first["high"]) == ("wb_score", None, None, None)
+
+
 def test_bootstrap_interval_is_near_the_normal_one():
     values = np.random.default_rng(0).random(400).tolist()
     low, high = scoring.bootstrap(values)
