@@ -218,7 +218,7 @@ class Endpoint:
 
     A call starts only if its worst case fits the budget: as many tokens as `token_limits` says, or more in
     proportion once a reply has used more. Answered calls cost what their usage says, broken-off ones their
-    worst case, HTTP errors nothing.
+    worst case, HTTP errors and calls that never connected nothing.
     """
 
     model: str
@@ -522,7 +522,10 @@ class Batch:
             endpoint.repeats += repeat > 0
             wait = 0.0
             try:
-                status, wait, content = await self.post(sent)
+                posting = asyncio.ensure_future(self.post(sent))
+                if repeat == 0:
+                    await self.stay_alive(posting)
+                status, wait, content = await posting
                 if status < 300:
                     endpoint._save(request, attempt, read_body(content))
                     return ""
@@ -530,7 +533,8 @@ class Batch:
                 if status < 500 and status not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, aiohttp.ClientError, ValueError) as e:
-                endpoint.cost += worst  # the reply may have been generated, and billed
+                if not isinstance(e, aiohttp.ClientConnectorError):  # that was never sent
+                    endpoint.cost += worst  # the reply may have been generated, and billed
                 error = one_line(f"{type(e).__name__}: {e} {e.__cause__ or ''}", endpoint.key_env)
                 self.last_error = f"({type(e).__name__})"
             finally:
@@ -548,6 +552,15 @@ class Batch:
             watchdog.beat()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), min(10.0, end - time.monotonic()))
+
+    async def stay_alive(self, posting: asyncio.Future) -> None:
+        """Keeps a training run alive until a call is answered or times out.
+
+        Repeats are not waited for in this way: a judge that hangs would hold the GPUs for many time-outs a step.
+        """
+        while not posting.done():
+            watchdog.beat()
+            await asyncio.wait([posting], timeout=1)
 
     async def post(self, sent: bytes) -> tuple[int, float, bytes]:
         """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""

@@ -4,8 +4,8 @@
         --judge gpt-4o --budget 20 --price 2.5 10
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
-.jsonl>.replies.jsonl, so the same command goes on after a stop. A prompt whose rubric cannot be read is left
-out; how many is printed. The judge is asked for one token first.
+.jsonl>.replies.jsonl, so the same command goes on after a stop or an outage, which leaves no --out. A prompt whose
+rubric cannot be read is left out; how many is printed. The judge is asked for one token first.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,8 @@ from pathlib import Path
 
 import tyro
 
-
 import runs
-from endpoint import Endpoint, try_endpoint
+from endpoint import Endpoint, call_timeout, try_endpoint
 from rewards.judged import write_rubrics
 from rows import read_rows
 
@@ -33,6 +32,8 @@ class Args:
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    judge_max_tokens: int = 4096
+    """Limit of a reply; a judge that thinks first needs more."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0
@@ -53,6 +54,7 @@ def main(args: Args) -> None:
         store,
         args.judge_url,
         args.concurrency,
+        timeout=call_timeout(args.judge_max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -62,7 +64,7 @@ def main(args: Args) -> None:
         print(f"{len(rows)} prompts, one call each")
         return
 
-    rubrics = write_rubrics(rows, judge)
+    rubrics = runs.or_fail(write_rubrics, rows, judge, args.judge_max_tokens)
     rows_with_rubric = []
     for row, rubric in zip(rows, rubrics, strict=True):
         if rubric:

@@ -1,4 +1,4 @@
-"""Rewards by name, as in `--rewards math:1 format:gate --reward-args math.no_eos=-1`.
+"""Rewards by name, as in `--rewards math:1 overlong:soft --reward-args overlong.buffer=512`.
 
 REWARDS says which function a name stands for. Such a function takes the completions of a step (rows) and
 returns a number or None for each of them; shared.py says what a row is. It asks for more by the names of its
@@ -121,6 +121,8 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
 
     def reward_function(rows: list[dict], group_size: int) -> Scores:
         rows = [prompts[row["id"]] | row for row in rows]
+        for row in rows:  # scorer.py puts a floor in place of such a row's total
+            row["gets_floor"] = args.on_bad_format == "floor" and row["status"] != "ok"
         given = context | {"group_size": group_size}
         parts = {}
         need_verdicts = []  # rewards that read what the verifiers say, so they are called after them
@@ -170,13 +172,18 @@ def verdicts(parts: dict[str, Values], options: dict[str, dict], rows: list[dict
     """Returns what the verifiers say of each row: 1 right, 0 wrong, None where none of them has a value.
 
     A row is right if it has the whole value of the first verifier that has one. A penalty, or a part of the
-    tests, is wrong.
+    tests, is wrong. So is a row that gets a floor, which a judge has not seen.
     """
     correct = []
     for i, row in enumerate(rows):
         verdict = None
         for name, field in VERIFIERS.items():
-            if name not in parts or parts[name][i] is None or not has_field(row, field):
+            if name not in parts or not has_field(row, field):
+                continue
+            if row.get("gets_floor"):
+                verdict = 0.0
+                break
+            if parts[name][i] is None:
                 continue
             whole_value = options[name].get("value", 1.0)
             verdict = float(parts[name][i] >= whole_value)

@@ -13,6 +13,8 @@ from endpoint import Endpoint, try_endpoint
 from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
+from rewards.judged import read_rubric
+from rewards.references import read_references
 from rewards.shared import VERIFIERS, fields_of, has_field
 
 SLOWEST_JUDGE = 20  # tokens a second that a judge writes at least; a call that takes longer is given up
@@ -29,6 +31,8 @@ def check(args) -> None:
         if name not in rewards.REWARDS:
             _check_signature(name, function)
     _check_values(runs.or_fail(reward_options, args))
+    _check_limits(runs.or_fail(reward_options, args), args.max_completion_tokens)
+    _refuse_what_the_floor_undoes(args, spec)
 
     asked = {name: asked_for(function) for name, function in functions.items()}
     judged_names = judged_rewards(args)
@@ -131,6 +135,44 @@ def _check_values(options: dict[str, dict]) -> None:
             )
 
 
+def _check_limits(options: dict[str, dict], max_tokens: int) -> None:
+    """Exits with 2 if an option has a number with which its reward cannot be computed, or means nothing."""
+    for place in ("code.workers", "repetition.n"):
+        name, _, option = place.partition(".")
+        if name in options and options[name][option] < 1:
+            runs.fail(f"--reward-args {place} must be 1 or more, not {options[name][option]}")
+    if "pairwise" in options and options["pairwise"]["opponents"] < 0:
+        runs.fail("--reward-args pairwise.opponents must be 0 (all others) or more")
+    if "rubric" in options and options["rubric"]["cap"] <= 0:
+        runs.fail("--reward-args rubric.cap must be above 0; 1 is no cap")
+    if "overlong" in options and not 0 <= options["overlong"]["buffer"] <= max_tokens:
+        runs.fail(
+            f"--reward-args overlong.buffer must be from 0 (a quarter of the limit) to --max-completion-tokens "
+            f"{max_tokens}, not {options['overlong']['buffer']}"
+        )
+
+
+def _refuse_what_the_floor_undoes(args, spec: list[tuple[str, float | str]]) -> None:
+    """Exits with 2 if something is for completions that get a floor instead, and so changes no reward."""
+    if args.on_bad_format != "floor":
+        return
+    without_effect = [f"--reward-args {word}" for word in args.reward_args if _is_about_cut_off(word)]
+    for name, rule in spec:
+        if name == "format" and rule != 0:  # with the weight 0 it is only logged
+            without_effect.append(f"--rewards {name}")
+    if without_effect:
+        runs.fail(
+            f"{without_effect[0]} does nothing with --on-bad-format floor, which puts a floor in place of all rewards "
+            "of a completion that is malformed or cut off; add --on-bad-format score"
+        )
+
+
+def _is_about_cut_off(word: str) -> bool:
+    """Tells whether a word of --reward-args sets the reward of a completion that was cut off."""
+    place = word.partition("=")[0]
+    return place.endswith(".no_eos") or place == "cosine.exceeded"
+
+
 def _check_judge(args, judged_names: list[str]) -> None:
     """Exits with 2 if a reward lacks its judge, or if a flag of the judge would do nothing."""
     if not judged_names:
@@ -184,6 +226,11 @@ def _check_prompts(
     prompts = read_prompts(args)
     if "instructions" in functions:
         _check_instructions(prompts)
+    for prompt in prompts:
+        if "rubric" in functions and has_field(prompt, "rubric"):
+            runs.or_fail(read_rubric, prompt)
+        if "bleu" in functions and has_field(prompt, "references"):
+            runs.or_fail(read_references, prompt)
     options = rewards.reward_options(args)
     fields = fields_of(options)
     for name in functions:
@@ -195,7 +242,8 @@ def _check_prompts(
                 runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
         calls = ""
         if name == "pairwise":
-            calls = ", two calls an opponent"
+            n_calls = _calls_of_games(getattr(args, "group_size", 1), **options[name])
+            calls = f", at most {n_calls} calls a prompt"
         elif name in judged_names:
             calls = ", one call a completion"
         rule = rules[name] if isinstance(rules[name], str) else f"weight {rules[name]:g}"
@@ -203,3 +251,13 @@ def _check_prompts(
         PartialState().print(
             f"reward {name}: {rule}{given}; applies to {n_prompts} of {len(prompts)} prompts{calls}"
         )
+
+
+def _calls_of_games(group_size: int, opponents: int, against: str, **_) -> int:
+    """Returns how many calls `pairwise` makes for a prompt; two rows that play each other share both games."""
+    if against == "reference":
+        return 2 * group_size
+    every_pair = group_size * (group_size - 1)
+    if opponents == 0:
+        return every_pair
+    return min(every_pair, 2 * opponents * group_size)

@@ -28,7 +28,8 @@ def combine(
       gates (0 if none does) minus `margin`, whatever else the row has or lacks.
 
     A part does not apply to a row whose prompt lacks its field; it adds 0 there and stops nothing. The total
-    is None where a part that applies has no value, or where no part with a weight applies.
+    is None where a part that applies has no value, or where no part with a weight applies. A row that gets a floor
+    (`gets_floor`) has no values, so that it counts in no mean, standard deviation or lowest total of the others.
 
     Args:
         parts: value of each reward, by name.
@@ -96,14 +97,14 @@ def _applies(name: str, parts: dict[str, Values], rows: list[dict], fields: dict
 
 
 def _values_where_it_applies(name: str, part: Values, applies: list[bool], rows: list[dict]) -> Values:
-    """Returns the values of a reward, None for rows to which it does not apply; ValueError if one is not finite."""
+    """Returns the values of a reward, None where it does not apply or a floor counts; ValueError if one is not finite."""
     values = []
     for row, value, applied in zip(rows, part, applies, strict=True):
         if value is not None and not isfinite(value):
             raise ValueError(
                 f"reward {name} is {value} for row {row['id']}; it must be finite, or None for no value"
             )
-        if not applied:
+        if not applied or row.get("gets_floor"):
             value = None
         values.append(value)
     return values

@@ -1,7 +1,8 @@
 """Rewards from a judge, a model behind an endpoint: judge_mark, judge_yes, pairwise, rubric, factual.
 
 `write_rubrics` makes the data of `rubric`. A judge that fails or cannot be read gives None, never a low
-score. An empty response gets the lowest value without a call, so that it is no way out of a low mark.
+score. An empty response gets the lowest value without a call, so that it is no way out of a low mark. A row that
+gets a floor instead of its reward (`gets_floor`) is judged by nobody and has no value.
 
 A judge that thinks first needs room for it: `judge_max_tokens`, the limit of its reply, is an option of every
 reward that reads a whole reply. judge_yes, and judge_mark with `expected`, read its first token alone, so they
@@ -15,7 +16,7 @@ from contextlib import suppress
 from math import exp, isfinite, tanh
 from typing import Literal
 
-from endpoint import Endpoint, Reply
+from endpoint import Endpoint, Reply, has_no_reply
 from rewards.judge_prompts import PROMPTS, QUESTION
 from rewards.shared import Values, has_field, in_groups, verified_values
 
@@ -30,11 +31,11 @@ def _between_tags(name: str, text: str) -> str:
     return f"<{name}>\n{text}\n</{name}>"
 
 
-def case(row: dict, **answers: str) -> str:
-    """Returns the conversation, the reference if there is one, and the answers, as a judge reads them."""
+def case(row: dict, with_reference: bool = False, **answers: str) -> str:
+    """Returns the conversation, the reference if it is asked for and there is one, and the answers, as a judge reads them."""
     turns = [f"{message['role'].upper()}: {message['content']}" for message in row["messages"]]
     blocks = [_between_tags("conversation", "\n\n".join(turns))]
-    if has_field(row, "reference"):
+    if with_reference and has_field(row, "reference"):
         blocks.append(_between_tags("reference", str(row["reference"])))
     blocks += [_between_tags(name, text) for name, text in answers.items()]
     return "\n\n".join(blocks)
@@ -44,18 +45,18 @@ def _is_empty(row: dict) -> bool:
     return not row["response"].strip()
 
 
-def cases(rows: list[dict], needs: str = "") -> list[str | None]:
+def cases(rows: list[dict], needs: str = "", with_reference: bool = False) -> list[str | None]:
     """Returns the case of each row.
 
-    None where the response is empty or the prompt lacks the field `needs`.
+    None where the response is empty, the row gets a floor, or the prompt lacks the field `needs`.
     """
     out = []
     for row in rows:
         lacks_field = needs and not has_field(row, needs)
-        if _is_empty(row) or lacks_field:
+        if _is_empty(row) or lacks_field or row.get("gets_floor"):
             out.append(None)
         else:
-            out.append(case(row, answer=row["response"]))
+            out.append(case(row, with_reference, answer=row["response"]))
     return out
 
 
@@ -87,7 +88,7 @@ def _ask(
     texts: list[dict[str, str]] | None = None,
     **request,
 ) -> list[Reply | None]:
-    """Asks the judge about the cases. None where there is no case or no readable reply.
+    """Asks the judge about the cases. None where there is no case; an `error` where there is no readable reply.
 
     Args:
         prompt: a key of PROMPTS.
@@ -107,12 +108,11 @@ def _ask(
         requests.append({"messages": [message], "temperature": 0.0, "max_tokens": REPLY_TOKENS, **request})
         places.append(place)
 
-    readable = [None] * len(asked)
+    found = [None] * len(asked)
     replies = judge.ask(requests, parse, name=prompt)
     for place, reply in zip(places, replies, strict=True):
-        if not reply.error:
-            readable[place] = reply
-    return readable
+        found[place] = reply
+    return found
 
 
 def _ask_values(
@@ -183,7 +183,7 @@ def token_shares(reply: Reply | None, words: str) -> dict[str, float] | None:
             word = top["token"].strip().lower()
             if word in shares:
                 shares[word] += exp(top["logprob"])
-    except (AttributeError, LookupError, TypeError, OverflowError):  # no reply, or another form
+    except (AttributeError, LookupError, TypeError, OverflowError):  # no reply, no case, or another form
         return None
     total = sum(shares.values())
     if not isfinite(total) or total < 0.5:
@@ -213,9 +213,8 @@ def factual(
     def read_verdict(text: str) -> float:
         return worth[read_choice(read_json(text), "verdict", tuple(worth))]
 
-    shares = _ask_values(
-        judge, "factual", cases(rows, "reference"), read_verdict, max_tokens=judge_max_tokens
-    )
+    asked = cases(rows, "reference", with_reference=True)
+    shares = _ask_values(judge, "factual", asked, read_verdict, max_tokens=judge_max_tokens)
     shares = _empty_gets(not_attempted, rows, shares, "reference")
     return verified_values(rows, shares, value, no_eos)
 
@@ -233,11 +232,12 @@ def judge_mark(
     def read_share(text: str) -> float:
         return read_mark(read_json(text)) / 10
 
+    asked = cases(rows, with_reference=True)
     if expected:
-        digits = _ask_for_token(judge, "digit", cases(rows), "1 2 3 4 5 6 7 8 9")
+        digits = _ask_for_token(judge, "digit", asked, "1 2 3 4 5 6 7 8 9")
         values = [_expected_share(shares) for shares in digits]
     else:
-        values = _ask_values(judge, "mark", cases(rows), read_share, max_tokens=judge_max_tokens)
+        values = _ask_values(judge, "mark", asked, read_share, max_tokens=judge_max_tokens)
     return _empty_gets(0.0, rows, values)
 
 
@@ -272,7 +272,8 @@ def pairwise(
     """Returns the share of games that an answer wins, 0 to 1; a tie is half a win.
 
     Each pair plays in both orders: 1/k sum_j (win_AB(i, j) + win_BA(i, j)) / 2. An empty answer loses to any
-    other without a call. None: there is no opponent, or a verdict is missing.
+    other without a call. None: there is no opponent, or a verdict is missing. An answer that gets a floor plays no
+    game; the only one of its group that gets none has won.
 
     Args:
         opponents: k, the next answers of the row's group in a circle; 0: all others (2603.12246).
@@ -282,16 +283,15 @@ def pairwise(
     asked = []
     players = []  # of each case that is asked: the row, and which of the two answers is its
     for n, others in enumerate(_opponents(rows, group_size, opponents, against)):
-        without_reference = {"messages": rows[n]["messages"]}
         own = rows[n]["response"]
         for other in others:
             if not own.strip() or not other.strip():
                 result = _result_without_a_call(own, other)
                 results[n] += [result, result]  # in both orders
                 continue
-            asked.append(case(without_reference, answer_a=own, answer_b=other))
+            asked.append(case(rows[n], answer_a=own, answer_b=other))
             players.append((n, "a"))
-            asked.append(case(without_reference, answer_a=other, answer_b=own))
+            asked.append(case(rows[n], answer_a=other, answer_b=own))
             players.append((n, "b"))
 
     def read_winner(text: str) -> str:
@@ -329,6 +329,9 @@ def _opponents(rows: list[dict], group_size: int, opponents: int, against: str) 
     out = []
     for group in in_groups(rows, group_size):
         for place, row in enumerate(group):
+            if row.get("gets_floor"):
+                out.append([])
+                continue
             if against == "reference":
                 references = []
                 if has_field(row, "reference"):
@@ -336,9 +339,12 @@ def _opponents(rows: list[dict], group_size: int, opponents: int, against: str) 
                 out.append(references)
                 continue
             circle = group[place + 1 :] + group[:place]
+            answers = [other["response"] for other in circle if not other.get("gets_floor")]
+            if circle and not answers:
+                answers = [""]  # it wins without a call, so that it does better than those that get the floor
             if opponents:
-                circle = circle[:opponents]
-            out.append([other["response"] for other in circle])
+                answers = answers[:opponents]
+            out.append(answers)
     return out
 
 
@@ -485,11 +491,14 @@ def _share_met(answer: list[bool] | None, criteria: list[tuple[str, float, bool]
 IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.8}
 
 
-def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
+def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> list[list[dict] | None]:
     """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
     7 to 20 criteria, with the weights of IMPORTANCE. None where the prompt has no reference or the rubric
-    cannot be read.
+    cannot be read. Raises ConnectionError if calls got no reply, as in an outage.
+
+    Args:
+        max_tokens: limit of a reply.
     """
 
     def read_reply(text: str) -> list[dict]:
@@ -506,5 +515,13 @@ def write_rubrics(rows: list[dict], judge: Endpoint) -> list[list[dict] | None]:
             criteria.append({"criterion": item["criterion"], "weight": IMPORTANCE[importance]})
         return criteria
 
-    asked = [case(row) if has_field(row, "reference") else None for row in rows]
-    return _ask_values(judge, "write", asked, read_reply, max_tokens=4096)
+    asked = [case(row, with_reference=True) if has_field(row, "reference") else None for row in rows]
+    replies = _ask(judge, "write", asked, read_reply, max_tokens=max_tokens)
+    errors = [reply.error for reply in replies if reply is not None]
+    unanswered = [error for error in errors if has_no_reply(error)]
+    if unanswered:
+        raise ConnectionError(
+            f"{len(unanswered)} of {len(errors)} rubrics got no reply, so no file is written; the same command asks "
+            f"again for these alone. The first: {unanswered[0]}"
+        )
+    return [None if reply is None else reply.value for reply in replies]

@@ -15,7 +15,7 @@ import math
 
 import sacrebleu
 
-from rewards.shared import Values
+from rewards.shared import Values, has_field
 
 METRIC = sacrebleu.BLEU(tokenize="13a", effective_order=True)  # effective_order: no warning about short texts
 
@@ -28,14 +28,24 @@ def bleu(rows: list[dict], smooth: bool = True) -> Values:
     """
     values = []
     for row in rows:
-        references = row.get("references")
-        if isinstance(references, dict):
-            references = list(references.values())
-        if not references:
-            values.append(None)
+        if has_field(row, "references"):
+            values.append(score(row["response"], read_references(row), smooth))
         else:
-            values.append(score(row["response"], references, smooth))
+            values.append(None)
     return values
+
+
+def read_references(row: dict) -> list[str]:
+    """Returns the row's reference answers. ValueError where they are not texts."""
+    references = row["references"]
+    if isinstance(references, dict):
+        references = list(references.values())
+    is_list_of_texts = isinstance(references, list) and all(isinstance(text, str) for text in references)
+    if not is_list_of_texts:
+        raise ValueError(
+            f"row {row['id']}: `references` must be a list of texts, or {{name: text}}, not {str(references)[:80]!r}"
+        )
+    return references
 
 
 def score(response: str, references: list[str], smooth: bool = True) -> float:

@@ -11,17 +11,24 @@ def cosine(
     max_tokens: int,
     right: tuple[float, float] = (1.0, 0.5),
     wrong: tuple[float, float] = (-1.0, -0.5),
+    exceeded: float = -1.0,
 ) -> Values:
     """Prefers short completions where the answer is right and long ones where it is wrong.
 
     The value moves from `start` at 0 tokens to `end` at `max_tokens` along half a cosine (2502.03373,
-    equation 1; the numbers are TRL's). (start, end) is `right` where `correct` is 1 and `wrong` where it
-    is 0. The value is None where `correct` is None.
+    equation 1). (start, end) is `right` where `correct` is 1 and `wrong` where it is 0. A completion that the limit
+    cut off gets `exceeded` instead, the paper's r_e. The value is None where `correct` is None.
+
+    The numbers of `right` and `wrong` are TRL's, which has no r_e. `exceeded` is the worst value of a wrong answer,
+    as in the paper, whose numbers are larger.
     """
     values = []
     for row, verdict in zip(rows, correct, strict=True):
         if verdict is None:
             values.append(None)
+            continue
+        if row.get("cut_off"):
+            values.append(exceeded)
             continue
         start, end = right if verdict >= 1 else wrong
         share_of_limit = min(1.0, row["n_tokens"] / max_tokens)

@@ -122,6 +122,8 @@ def read_profiles(path: str) -> list[dict]:
         for field in text_fields:
             if not isinstance(profile[field], str):
                 runs.fail(f"{path}:{number}: {field!r} is not a text")
+        if not profile["first_talk"].strip():
+            runs.fail(f"{path}:{number}: 'first_talk' is empty; the user has to begin the conversation")
     check_ids(path, profiles, "profiles")
     return profiles
 

@@ -43,12 +43,14 @@ def _count_votes(answers: list[str | None]) -> Counter:
 def majority(rows: list[dict], group_size: int) -> Values:
     """Returns 1 where the answer is the one that most of the group give, else 0 (TTRL, 2504.16084).
 
-    A tie goes to the answer that appears first in the group. A row without an answer gets 0. A group in which
-    nobody answers has no values.
+    A tie goes to the answer that appears first in the group. A row without an answer gets 0, and so does one that
+    gets a floor, which has no vote. A group in which nobody votes has no values.
     """
     values = []
     for group in in_groups(rows, group_size):
-        answers = list(map(_comparable_answer, group))
+        answers = []
+        for row in group:
+            answers.append(None if row.get("gets_floor") else _comparable_answer(row))
         votes = _count_votes(answers)
         if not votes:
             values += [None] * group_size
@@ -94,25 +96,29 @@ def length(rows: list[dict], group_size: int) -> Values:
     """Prefers the short completions of a group (Kimi k1.5, 2501.12599, where it applies to right answers).
 
     The value is 0.5 - (n - shortest) / (longest - shortest) for n tokens: 0.5 to -0.5, and 0 where all have
-    the same length.
+    the same length. Rows that get a floor are left out and have no value.
     """
     values = []
     for group in in_groups(rows, group_size):
-        lengths = [row["n_tokens"] for row in group]
-        shortest = min(lengths)
-        spread = max(lengths) - shortest
-        for n_tokens in lengths:
-            value = 0.0
-            if spread > 0:
-                value = 0.5 - (n_tokens - shortest) / spread
+        lengths = [row["n_tokens"] for row in group if not row.get("gets_floor")]
+        shortest = min(lengths, default=0)
+        spread = max(lengths, default=0) - shortest
+        for row in group:
+            if row.get("gets_floor"):
+                value = None
+            elif spread > 0:
+                value = 0.5 - (row["n_tokens"] - shortest) / spread
+            else:
+                value = 0.0
             values.append(value)
     return values
 
 
 def repetition(rows: list[dict], n: int = 3) -> Values:
-    """Returns minus the share of a response's n-grams of words that are repeats: 0 to -1 (2502.03373; TRL).
+    """Returns minus the share of a response's n-grams of words that are repeats: 0 to -1.
 
-    A response of fewer than n + 1 words gets 0.
+    It is TRL's. That of 2502.03373 is a penalty on the tokens of each repeat. A response of fewer than n + 1 words
+    gets 0.
     """
     values = []
     for row in rows:

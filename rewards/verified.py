@@ -1,6 +1,7 @@
 """Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
-Known limits. `math_answer` believes math-verify where it is wrong (tests/test_verified.py lists where).
+Known limits. `math_answer` believes math-verify where it is wrong (tests/test_verified.py lists where). A fraction,
+a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
 `code` compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or
 `in` of the program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot
 be run.
@@ -36,10 +37,15 @@ from rewards.shared import Values, has_field, verified_values
 NUMBER = re.compile(
     r"(?:(?<![\w)])-)?"  # a minus, but not that of 16-3
     r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
-    r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
-    r"(?:\^\{?-?\d+\}?)?"
-    r"(?:/\d+|%)?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"  # 1,000, but 1,2 are two numbers
+    r"(?:"
+    r"(?:e| ?[x*×] ?10\^)\{?[-+]?\d+\}?"  # 1.5e3, 3 x 10^5
+    r"|\^\{?-?\d+\}?"
+    r")?"
+    r"(?: ?/ ?\d+| \d+/\d+|%)?"  # the second is that of a mixed number
 )
+SCIENTIFIC = re.compile(r"(.*?)(?:e| ?[x*×] ?10\^)\{?\+?(-?\d+)\}?")
+MIXED = re.compile(r"(-?\d+) (\d+)/(\d+)")
 # Each part excludes what begins the next, so that no text takes a time that grows with the square of its length.
 FORMULA = re.compile(r"\$([^$\n\\^]*[\\^][^$\n]*)\$|\\\(((?:(?!\\\().)*?)\\\)")
 LONGEST_ANSWER = 1000  # characters; comparing takes longer than in proportion to them
@@ -49,7 +55,8 @@ MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b
 def final_answer(text: str) -> str | None:
     r"""Returns what is in the last \boxed{}, else the last number without its commas, else None.
 
-    If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
+    The number may be a fraction, a mixed number or one times a power of ten. The last two are written in LaTeX, as
+    math-verify reads 2 1/2 as 21/2. If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
     is what follows the formula's last equals sign. More than LONGEST_ANSWER characters are no answer.
     """
     answer = _last_answer(text)
@@ -76,7 +83,18 @@ def _last_answer(text: str) -> str | None:
             if MORE_THAN_A_NUMBER.search(result):
                 return result
             break
-    return re.sub("[$,]", "", last[0])
+    return _in_latex(re.sub("[$,]", "", last[0]))
+
+
+def _in_latex(number: str) -> str:
+    r"""Writes 2 1/2 as 2\frac{1}{2}, 1.5e3 as 1.5\times 10^{3}, and 3 / 4 as 3/4."""
+    mixed = MIXED.fullmatch(number)
+    if mixed:
+        return f"{mixed[1]}\\frac{{{mixed[2]}}}{{{mixed[3]}}}"
+    scientific = SCIENTIFIC.fullmatch(number)
+    if scientific:
+        return f"{scientific[1]}\\times 10^{{{scientific[2]}}}"
+    return number.replace(" ", "")
 
 
 # --- 2. math: comparing two answers
@@ -169,14 +187,42 @@ def _close(process: subprocess.Popen) -> None:
 
 # An answer that still has to be worked out repeats the question, unless the truth is written in this way too.
 UNSOLVED = ("\\sum", "\\prod", "\\int", "\\lim", "\\gcd", "\\det", "\\ne", "\u2260")
+# The same where the truth is one number. A sign, a fraction, a root, a power and one power of ten are no such work.
+WORK = re.compile(
+    r"\\(?:max|min|[dt]?binom|lfloor|lceil|log|ln|lg|exp|sin|cos|tan|cot|operatorname|[bp]?mod|div)(?![a-zA-Z])"
+    r"|\\[dt]?frac\{(?:d|\\mathrm\{d\})"  # a derivative
+    r"|[\d)}]\s*!"
+    r"|[\d.)\]}!%|]\s*(?:[-+*\u2212÷×·⋅]|\\cdot|\\times)\s*[-+]?\s*[\d.(\[{\\|]"  # a sign has nothing before it
+)
+POWER_OF_TEN = re.compile(r"(?:\\times|\\cdot|[*×·⋅])\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
+WORDS = re.compile(r"\\(?:text|mathrm|textbf|mbox)\{[^{}]*\}")
+SPACING = re.compile(r"\\(?:left|right|q?quad)(?![a-zA-Z])|\\[,;: ]|~")
+WRITING = re.compile(
+    r"\^\{?\\circ\}?|\\[!%$]|\\[dt]?frac|[\s{}$%]"
+)  # what does not change which number it is
 UNIT = re.compile(r"\\text\{ (?!(?:or|and|not)\b)[A-Za-z./ ]*\}(?:\^\{?\d\}?)?\s*")
 POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def _is_unsolved(truth: str, answer: str) -> bool:
+    """Whether what follows the answer's last = still has to be worked out."""
     without_limits = re.sub(r"_\{[^{}]*\}", "", answer)  # the = of a sum's limits is not an equation
     result = without_limits.rpartition("=")[2]
-    return any(word in result and word not in truth for word in UNSOLVED)
+    if any(word in result and word not in truth for word in UNSOLVED):
+        return True
+    if not _is_one_number(truth):
+        return False
+    result = SPACING.sub(" ", WORDS.sub(" ", result))
+    result = POWER_OF_TEN.sub("", result, count=1)
+    return WORK.search(result) is not None
+
+
+def _is_one_number(truth: str) -> bool:
+    r"""Whether a truth is a number such as 1,000, -\frac{1}{2}, 5\text{ cm} or 3\times 10^8."""
+    number = truth.rpartition("=")[2]
+    for left_out in (WORDS, SPACING, POWER_OF_TEN, WRITING):
+        number = left_out.sub("", number)
+    return re.fullmatch(r"[-+]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+|\d*)(?:\.\d*)?(?:/\d+)?", number) is not None
 
 
 def _with_powers(side: str) -> str:
@@ -211,7 +257,7 @@ def _equal(truth: str, answer: str | None, seconds: float) -> bool:
 
     A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty
     by answers that are slow to compare. An answer that would fit several truths is not equal either: the question
-    once more, an anagram of the truth's words, a unit and more text behind it.
+    once more (see `_is_unsolved`), an anagram of the truth's words, a unit and more text behind it.
     """
     if not answer or _is_unsolved(truth, answer):
         return False

@@ -888,6 +888,17 @@ def test_a_budget_of_the_estimate_is_enough(serve, client):
     assert all(r.value for r in judge.ask(requests)) and judge.cost == pytest.approx(budget)
 
 
+def test_calls_that_never_connected_cost_nothing(serve, client):
+    """Otherwise a server that is down would spend the budget."""
+    server = serve(lambda text, n: text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        judge = client(server, base_url=url, retries=3, budget=6, price=(0, 1e6))  # a call costs 5 at most
+        reply = judge.ask(ask_for("x"))[0]
+    assert "no reply in 4 calls" in reply.error and (judge.calls, judge.cost) == (4, 0)
+
+
 def test_broken_off_calls_count_at_their_worst(serve, client, exits):
     server = serve(lambda text, n: Fault("reset") if n < 2 else text, usage=(10, 3))
     judge = client(server, budget=13, price=(0, 1e6), concurrency=1)

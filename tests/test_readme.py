@@ -379,6 +379,11 @@ def test_the_script_of_the_page_asks_for_the_first_messages(tmp_path, monkeypatc
     asked = [request["messages"][0]["content"] for request, _ in server.requests]
     assert sorted(text.split("\n\n")[0] for text in asked) == ["Anna is {shy}", "Ben is {shy}"]
 
+    silent = serve(lambda text, n: " " if text.startswith("Ben") else "Hello.")
+    Path("data/first_talk.jsonl").unlink()
+    with pytest.raises(SystemExit, match="Ben: an empty reply"):
+        exec(script.replace("http://HOST:8000/v1", silent.url), {})
+
 
 if __name__ == "__main__":
     for page in PAGES:

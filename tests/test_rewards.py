@@ -69,6 +69,17 @@ def test_heuristics():
     assert unsupervised.repetition([row("a b a b a")]) == near([-1 / 3])
 
 
+def test_a_row_that_gets_a_floor_is_no_measure_of_the_others():
+    bad = {"status": "nested", "gets_floor": True}
+    lengths = [row(n_tokens=n) for n in (400, 500, 600)] + [row(n_tokens=2, **bad)]
+    assert unsupervised.length(lengths, 4) == [0.5, 0.0, -0.5, None]
+    assert unsupervised.length([row(n_tokens=2, **bad), row(n_tokens=9)], 2) == [None, 0.0]
+    assert unsupervised.length([row(**bad), row(**bad)], 2) == [None, None]
+    # 4, 4 and 3 against 3 by the well-formed ones
+    assert unsupervised.majority([row("3"), row("4", **bad), row("4", **bad)], 3) == [1, 0, 0]
+    assert unsupervised.majority([row("3", **bad), row("none"), row("4", **bad)], 3) == [None] * 3
+
+
 def test_collapse():
     rows = [row("1"), row("1"), row("1", mean_entropy=0.2), row("x", mean_entropy=0.4), *[row("5")] * 4]
     assert unsupervised.collapse_indicators(rows, 4) == near(
@@ -117,6 +128,19 @@ def test_cosine():
     rows = [row(n_tokens=n) for n in (0, 50, 100, 200, 0, 100, 50)]
     values = shaping.cosine(rows, [1, 1, 1, 1, 0, 0, None], 100)
     assert values == near([1.0, 0.75, 0.5, 0.5, -1.0, -0.5, None])
+
+
+def test_cosine_of_what_the_limit_cut_off():
+    """The paper's r_e, and not the best value of a wrong answer."""
+    rows = [
+        row(n_tokens=100, cut_off=True),
+        row(n_tokens=100, cut_off=True),
+        row(n_tokens=100, cut_off=False),
+    ]
+    assert shaping.cosine(rows, [0, 1, 0], 100) == near([-1.0, -1.0, -0.5])
+    assert shaping.cosine(rows, [0, None, 0], 100, wrong=(-10.0, 0.0), exceeded=-10.0) == near(
+        [-10.0, None, 0.0]
+    )
 
 
 def test_overlong():
@@ -342,6 +366,77 @@ def test_wrong_options_are_refused(word, message, tmp_path, capsys):
     assert e.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "word, message",
+    [
+        ("code.workers=0", "code.workers must be 1 or more, not 0"),
+        ("repetition.n=0", "repetition.n must be 1 or more, not 0"),
+        ("rubric.cap=0", "rubric.cap must be above 0"),
+        ("overlong.buffer=101", "overlong.buffer must be from 0 (a quarter of the limit)"),
+        ("overlong.buffer=-1", "overlong.buffer must be from 0 (a quarter of the limit)"),
+        ("pairwise.opponents=-1", "pairwise.opponents must be 0 (all others) or more"),
+        ("math.no_eos=-10", "math.no_eos=-10 does nothing with --on-bad-format floor"),
+        ("cosine.exceeded=-2", "cosine.exceeded=-2 does nothing with --on-bad-format floor"),
+    ],
+)
+def test_options_that_cannot_work_are_said_first(word, message, tmp_path, capsys):
+    words = ("math:1", "code:1", "repetition:0.1", "rubric:1", "overlong:soft", "pairwise:1", "cosine:1")
+    with pytest.raises(SystemExit) as e:
+        rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
+    assert e.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_reward_for_the_format_needs_completions_that_get_one(tmp_path, capsys):
+    for word in ("format:gate", "format:0.2", "format:veto"):
+        with pytest.raises(SystemExit):
+            rewards.check(own_args(tmp_path, "math:1", word))
+        assert "--rewards format does nothing with --on-bad-format floor" in capsys.readouterr().err
+        rewards.check(own_args(tmp_path, "math:1", word, on_bad_format="score"))
+    rewards.check(own_args(tmp_path, "math:1", "format:0"))  # to see it in the log
+    set_ = ("math.no_eos=-10",)
+    rewards.check(own_args(tmp_path, "math:1", reward_args=set_, on_bad_format="score"))
+
+
+@pytest.mark.parametrize(
+    "name, fields, message",
+    [
+        ("rubric", {"rubric": [{"criterion": "x", "weight": -1}]}, "row b: the rubric must be a list"),
+        ("bleu", {"references": "a text"}, "row b: `references` must be a list of texts"),
+        ("bleu", {"references": ["a", 3]}, "row b: `references` must be a list of texts"),
+    ],
+)
+def test_a_row_that_cannot_be_rewarded_is_said_first(name, fields, message, tmp_path, capsys):
+    good = {"rubric": [{"criterion": "x", "weight": 1}], "references": {"one": "a", "two": "b"}}
+    asked = {"messages": [{"role": "user", "content": "Q"}]}
+    prompts = [{"id": "a"} | asked | good, {"id": "b"} | asked | good | fields]
+    judge = {"judge": "m", "judge_url": "http://localhost:9/v1"} if name == "rubric" else {}
+    args = own_args(tmp_path, f"{name}:1", **judge)
+    Path(args.prompts).write_text(json.dumps(prompts[0]) + "\n")
+    rewards.check(args)
+    Path(args.prompts).write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    with pytest.raises(SystemExit) as e:
+        rewards.check(args)
+    assert e.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "set_, calls",
+    [
+        ((), 56),  # 8 x 7, as both rows of a pair share its two games
+        (("pairwise.opponents=2",), 32),  # 8 x 2 pairs in two orders
+        (("pairwise.opponents=5",), 56),
+        (("pairwise.against=reference",), 16),
+    ],
+)
+def test_the_calls_of_games_are_said_first(set_, calls, tmp_path, capsys):
+    judge = {"judge": "m", "judge_url": "http://localhost:9/v1", "reward_args": set_, "group_size": 8}
+    args = own_args(tmp_path, "pairwise:1", **judge)
+    prompt = {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "reference": "3"}
+    Path(args.prompts).write_text(json.dumps(prompt) + "\n")
+    rewards.check(args)
+    assert f"at most {calls} calls a prompt" in capsys.readouterr().out
+
+
 def test_an_option_that_is_given_twice_is_refused(tmp_path):
     args = own_args(tmp_path, "math:1", reward_args=("math.value=1", "math.value=2"))
     with pytest.raises(ValueError, match="math.value is given twice"):
@@ -364,6 +459,20 @@ def test_the_verdict_is_not_the_reward(tmp_path):
     assert scores.parts["code"] == [None, None, None, 4.0, 2.0, None]
     assert scores.correct == [1.0, 0.0, 0.0, 1.0, 0.0, None]
     assert scores.parts["cosine"][3:] == [0.5, -0.5, None] and scores.totals[5] is None
+
+
+def test_what_gets_a_floor_is_mixed_into_no_other_total(tmp_path):
+    """Two well-formed rows differ by one standard deviation each way, whatever stands beside them."""
+    args = own_args(tmp_path, "math:1", "length:0.5", normalise="group")
+    rows = [row("3", n_tokens=20), row("4", n_tokens=30), row("3", "nested", n_tokens=2)]
+    h = math.sqrt(0.5)
+    scores = rewards.load(args, tmp_path)(rows, 3)
+    assert scores.totals[:2] == near([1.5 * h, -1.5 * h]) and scores.totals[2] is None
+    assert scores.correct == [1.0, 0.0, 0.0] and scores.parts["math"] == [1.0, 0.0, 1.0]
+    scored = own_args(tmp_path, "math:1", "length:0.5", on_bad_format="score")
+    # lengths 20, 30, 2: 0.5 - 18/28, 0.5 - 1, 0.5
+    expected = [1 + 0.5 * (0.5 - 18 / 28), -0.25, 1.25]
+    assert rewards.load(scored, tmp_path)(rows, 3).totals == near(expected)
 
 
 def test_pass_at_k_needs_a_verifier(tmp_path, capsys):

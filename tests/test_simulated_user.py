@@ -411,6 +411,7 @@ def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noq
     [
         ({"scene": None}, ":2: no field 'scene'"),
         ({"task": 3}, ":2: 'task' is not a text"),
+        ({"first_talk": " "}, ":2: 'first_talk' is empty"),
         ({"id": "anna"}, "two profiles have the same id 'anna'"),
     ],
 )

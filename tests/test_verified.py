@@ -121,7 +121,6 @@ EQUAL = pairs(r"""
     \frac{5}{9} | \left(\frac{5}{9}\right)
     25 | \boxed{25}
     25 | $25$
-    6 | 2\cdot 3
     6 | 12/2
     5 | 2 + 3 = 5
     600\% | 600\% = 6
@@ -137,6 +136,22 @@ EQUAL = pairs(r"""
     14 | \int_0^1 28x\,dx=14
     3.33 | \frac{10}{3} = 3.33
     6 | 5\text{ cm} = 6
+    -\frac{1}{2} | \frac{1}{-2}
+    391 | 17\cdot 23 = 391
+    391 | \frac{782}{2}
+    32 | 2^{5}
+    12 | \sqrt{144}
+    3 | \left(3\right)
+    -5 | x = -5
+    -5 | \left( -5 \right)
+    300000 | 3\times 10^{5}
+    300000 | 3 \cdot 10^5
+    0.001 | 10^{-3}
+    5\text{ N m} | 5\text{ N}\cdot\text{m}
+    10000 | 10{,}000
+    \frac{\sqrt{6}}{4} | \frac{\sqrt{2}\cdot\sqrt{3}}{4}
+    x^2-1 | (x-1)\cdot(x+1)
+    2+3i | 1+1+3i
 """)
 DIFFERENT = pairs(r"""
     \frac{1}{3} | 0.333
@@ -202,6 +217,43 @@ DIFFERENT = pairs(r"""
     \text{no} | on
     6 | 5\text{ } = 5
     \text{listen} | silent
+    6 | 2\cdot 3
+    391 | 17 \cdot 23
+    391 | 17\,\cdot\,23
+    391 | 17 \times 23
+    391 | 17*23
+    391 | 17×23
+    391 | 17·23
+    391 | 391 = 17\cdot 23
+    391 | \frac{34 \cdot 23}{2}
+    579 | 123+456
+    579 | 123 + 456
+    579 | \$123 + \$456
+    579 | 123\text{ cats} + 456\text{ dogs}
+    1{,}000 | 400+600
+    -7 | 5 - 12
+    18 | (16-3-4)*2
+    18 | 2(16-3-4)
+    \$18 | 9 \cdot 2
+    72 | 48+48/2
+    3/4 | \frac{1}{2}+\frac{1}{4}
+    \frac{3}{4} | 1-\frac14
+    3\times 10^5 | 3\cdot 10^{2}\cdot 10^{3}
+    5\text{ cm} | 2+3
+    x=5 | x=2+3
+    5 | \sqrt{3^2+4^2}
+    3628800 | 10!
+    5 | \max(5,3)
+    3 | \min(5,3)
+    6 | \lfloor 6.5 \rfloor
+    7 | \lceil 6.5 \rceil
+    10 | \binom{5}{2}
+    3 | \frac{d}{dx} 3x
+    12 | \operatorname{lcm}(4,6)
+    6 | 12 \div 2
+    3 | \log_2 8
+    0.5 | \sin(\pi/6)
+    40 | 17--23
 """)
 # Known limits of math-verify and of MATH spelling: equal by hand, and 0 here; different by hand, and 1 here.
 NOT_SEEN_EQUAL = pairs(r"""
@@ -277,10 +329,37 @@ def test_known_limits_of_equality():
         ("paid $5 and then $6", "6"),
         ("3\u20135", "5"),
         ("the 2 of us, 5 in all.", "5"),
+        ("The solutions are x = 1,2.", "2"),
+        ("the pair 3,14", "14"),
+        ("in all 1,234,567 of them", "1234567"),
+        ("$12,500.25", "12500.25"),
+        ("after 2 1/2 hours", "2\\frac{1}{2}"),
+        ("it fell by -2 1/2", "-2\\frac{1}{2}"),
+        ("3 / 4", "3/4"),
+        ("about 3 x 10^5 of them", "3\\times 10^{5}"),
+        ("1.5e3", "1.5\\times 10^{3}"),
+        ("6.02e+23", "6.02\\times 10^{23}"),
+        ("2 * 10^{-3}", "2\\times 10^{-3}"),
+        ("3 x 4 = 12", "12"),
+        ("5 eggs", "5"),
+        ("a grid of 3 x 4", "4"),
     ],
 )
 def test_final_answer(text, answer):
     assert verified.final_answer(text) == answer
+
+
+def test_a_number_in_prose_is_right_for_itself_alone():
+    prose = {
+        "The solutions are x = 1,2.": ("2", "12"),
+        "It took 2 1/2 hours.": ("2.5", "10.5"),
+        "It fell by -2 1/2.": ("-2.5", "-1.5"),
+        "That is 3 / 4": ("0.75", "4"),
+        "About 3 x 10^5.": ("300000", "100000"),
+        "1.5e3": ("1500", "3"),
+    }
+    for text, (right, wrong) in prose.items():
+        assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
 
 
 def test_math_values_and_penalty():

@@ -30,7 +30,7 @@ from data.toy import world
 from rewards.preference import load_reward_model
 from launch import DDP
 from script_runs import run_here
-from test_endpoint import ChatServer
+from test_endpoint import ChatServer, Fault
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -357,14 +357,39 @@ def test_sigterm_stops_with_a_checkpoint(prompts, tmp_path):
 
 
 def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
-    """It answers the check and then nothing more; the client alone would wait 9 times 2 minutes for each."""
+    """It breaks off the first call and answers no repeat; the client alone would wait 8 times 2 minutes for each."""
     run = tmp_path / "run"
-    server = ChatServer(lambda text, n: time.sleep(3600))
+    server = ChatServer(lambda text, n: Fault("reset") if n == 0 else time.sleep(3600))
     judge = ["--rewards", "judge_mark:1", "--judge", "m", "--judge-url", server.url]
     code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run]))
     assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
     stacks = (run / "stacks-rank0.txt").read_text()
     assert "endpoint.py" in stacks and "scorer.py" in stacks and stacks.count("hread 0x") > 1
+    server.shutdown()
+    server.server_close()
+
+
+ASK = """
+import sys, time
+from pathlib import Path
+import watchdog
+from endpoint import Endpoint
+folder = Path(sys.argv[1])
+watchdog.set_run(folder, 0.05)  # three seconds
+with watchdog.watched():
+    time.sleep(0.5)
+    watchdog.beat()
+    judge = Endpoint("m", folder / "judge.jsonl", sys.argv[2], timeout=float(sys.argv[3]), retries=1, backoff=0)
+    print(judge.ask([{"messages": [{"role": "user", "content": "Q"}], "max_tokens": 5}])[0].text)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "timeout", "code"), [(7, 20, 0), (60, 5, 124)])
+def test_a_slow_judge_is_waited_for_as_long_as_a_call_may_take(seconds, timeout, code, tmp_path):
+    """A first call may take longer than --stall-minutes. Where it times out too, a repeat may not."""
+    server = ChatServer(lambda text, n: time.sleep(seconds) or "the reply")
+    found, text = end_of(start(["-c", ASK, tmp_path, server.url, timeout]))
+    assert found == code and ("the reply" in text) == (code == 0), text[-2000:]
     server.shutdown()
     server.server_close()
 
