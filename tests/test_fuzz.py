@@ -371,14 +371,17 @@ class Judge:
 
     def __init__(self, replies):
         self.replies = replies
+        self.asked = []  # the n-th different request gets the n-th reply, however often it is made
 
     def ask(self, requests, parse, **_):
+        self.asked += [request for request in requests if request not in self.asked]
+        said = [self.replies[self.asked.index(request)] for request in requests]
         read_one = lambda t: (
             Reply(None, t, "bad", (0, 0), {})
             if (value := read(parse, t)) is None
             else Reply(value, t, "", (0, 0), {})
         )
-        return [read_one(t) for t in self.replies[: len(requests)]]
+        return [read_one(t) for t in said]
 
 
 rubric_replies = anything | st.dictionaries(
@@ -387,10 +390,11 @@ rubric_replies = anything | st.dictionaries(
 
 
 @given(st.lists(rubric_replies, min_size=3, max_size=3), st.booleans(), st.floats(0.1, 1), st.floats(0, 5))
+@example(['{"1": "yes", "2": "yes"}', "", "{}"], False, 1.0, 0.0)
 def test_rubrics(replies, implicit, cap, saturation):
     rubric = [{"criterion": "a", "weight": 1.0}, {"criterion": "b", "weight": 2.0, "veto": True}]
     rows = [
-        {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": "y", "rubric": rubric}
+        {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": f"y{i}", "rubric": rubric}
         for i in range(3)
     ]
     for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation, cap)):

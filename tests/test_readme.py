@@ -342,7 +342,8 @@ def test_the_reward_of_the_readme_has_an_option(tmp_path, monkeypatch):
         rewards=("preference:1", "brief.py:brief:1"), reward_args=("brief.limit=5",), prompts=str(prompts)
     )
     compose = rewards.load(args, tmp_path)
-    rows = [{"id": "a", "n_tokens": n, "rewards": {"preference": 2.0}} for n in (5, 15)]
+    preference = {"preference": 2.0}
+    rows = [{"id": "a", "status": "ok", "n_tokens": n, "rewards": preference} for n in (5, 15)]
     assert compose(rows, 2).totals == pytest.approx([2.0, 1.99])
 
 
