@@ -103,7 +103,7 @@ class Args:
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 format:gate overlong:soft. See rewards/__init__.py."""
+    preference:0.1 overlong:soft. See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
     its own name: brief.limit=50."""
@@ -870,6 +870,7 @@ PRESETS: dict[str, dict] = {
         "model": "Qwen/Qwen2.5-7B",
         "think_format": "plain",
         "rewards": ("rubric:1",),
+        "on_bad_format": "score",
         "judge": "gpt-4o-mini",
         "prompts_per_step": 96,
         "group_size": 16,
@@ -893,7 +894,8 @@ PRESETS: dict[str, dict] = {
         "rewards": ("self_certainty:1",),
         "group_size": 7,
     },
-    "dense/prime": {  # 2502.01456, which also leaves out prompts that are too easy or too hard
+    # 2502.01456, which also leaves out prompts that are too easy or too hard, and has another baseline: docs/rewards.md
+    "dense/prime": {
         **VERIFIED,
         "model": "PRIME-RL/Eurus-2-7B-SFT",
         "think_format": "plain",

@@ -157,7 +157,7 @@ def _split_option(word: str, options: dict[str, dict]) -> tuple[str, str, str]:
     place, equals, text = word.partition("=")
     name, dot, option = place.partition(".")
     if not equals or not dot:
-        raise ValueError(f"--reward-args {word}: write NAME.OPTION=VALUE, such as math.no_eos=-1")
+        raise ValueError(f"--reward-args {word}: write NAME.OPTION=VALUE, such as math.value=10")
     if name not in options:
         reason = "it is not in --rewards" if name in rewards.KNOWN else "there is no such reward"
         raise ValueError(f"--reward-args {word}: {name}: {reason}; --rewards has {', '.join(options)}")
