@@ -10,6 +10,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,8 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
         )
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    for load in (utils.load_tokenizer, utils.load_config, RewardModel.check):
+    check = partial(RewardModel.check, chat_template="", reward_on="response", think_format="plain")
+    for load in (utils.load_tokenizer, utils.load_config, check):
         assert "custom code" in exits(load, str(folder))
     assert "custom code" in exits(train_ppo.load_critic, str(folder), 0, False)
     tokenizer = utils.load_tokenizer(str(BASE))
