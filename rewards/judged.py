@@ -32,7 +32,7 @@ def _between_tags(name: str, text: str) -> str:
 
 
 def case(row: dict, with_reference: bool = False, **answers: str) -> str:
-    """Returns the conversation, the reference if it is asked for and there is one, and the answers, as a judge reads them."""
+    """Returns the conversation, the reference if asked for and there is one, and the answers, as a judge reads them."""
     turns = [f"{message['role'].upper()}: {message['content']}" for message in row["messages"]]
     blocks = [_between_tags("conversation", "\n\n".join(turns))]
     if with_reference and has_field(row, "reference"):

@@ -55,9 +55,10 @@ MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b
 def final_answer(text: str) -> str | None:
     r"""Returns what is in the last \boxed{}, else the last number without its commas, else None.
 
-    The number may be a fraction, a mixed number or one times a power of ten. The last two are written in LaTeX, as
-    math-verify reads 2 1/2 as 21/2. If the last number is part of a LaTeX formula that is more than a number, such as \frac{1}{2}, the answer
-    is what follows the formula's last equals sign. More than LONGEST_ANSWER characters are no answer.
+    The number may be a fraction, a mixed number or one times a power of ten. The last two are written in LaTeX,
+    as math-verify reads 2 1/2 as 21/2. If the last number is part of a LaTeX formula that is more than a
+    number, such as \frac{1}{2}, the answer is what follows the formula's last equals sign. More than
+    LONGEST_ANSWER characters are no answer.
     """
     answer = _last_answer(text)
     if answer is None or len(answer) > LONGEST_ANSWER:
