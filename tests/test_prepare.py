@@ -207,19 +207,18 @@ def test_tulu_prompts_exclude_and_sample(tmp_path):
     ]
     rl = write(
         tmp_path / "rl.jsonl",
-        [{"id": "t3", "messages": chat("x")}, {"id": "r", "messages": chat("Q of\nRL")}],
+        [{"id": "t3", "messages": chat("q3")}, {"id": "t4", "messages": chat("Q of\nRL")}],
     )
     source = write(tmp_path / "tulu.jsonl", mixture)
     got, report = run("tulu3-random", source, n=8, seed=1, exclude=(rl,))
     assert report["dropped"] == {
-        "excluded_id": 1,
         "no_assistant_turn": 1,
-        "excluded_prompt": 1,
+        "excluded_prompt": 2,
         "not_sampled": 11,
     }
     assert report["args"]["seed"] == 1 and report["args"]["n"] == 8
     numbers = [int(row["id"][1:]) for row in got]
-    assert numbers == sorted(numbers) and 3 not in numbers
+    assert numbers != sorted(numbers) and 3 not in numbers  # in the order of drawing
     assert got[0] == {
         "id": f"t{numbers[0]}",
         "messages": chat(f"q{numbers[0]}", "a", f"more {numbers[0]}"),
@@ -227,6 +226,57 @@ def test_tulu_prompts_exclude_and_sample(tmp_path):
     }
     assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
     assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
+
+
+def test_an_id_that_is_equal_by_chance_excludes_nothing(tmp_path):
+    """Two files that count from 0 share a prompt, the second of one and the first of the other."""
+    rl = write(tmp_path / "rl.jsonl", [{"id": i, "prompt": text} for i, text in enumerate(("B?", "x", "y"))])
+    questions = [
+        {"id": i, "question": text, "answer": "4"} for i, text in enumerate(("A?", "B?", "C?", "D?"))
+    ]
+    got, report = run("verifiable", write(tmp_path / "in.jsonl", questions), exclude=(rl,))
+    assert [row["messages"] for row in got] == [chat("A?"), chat("C?"), chat("D?")]
+    assert report["examples"] == {"excluded_prompt": ["1"]}
+
+
+def test_the_beginning_of_a_sample_has_every_source(tmp_path):
+    """Of a file that is sorted by source. In its order the first 60 of 150 rows would be those of two sources."""
+    rows = [{"id": str(i), "prompt": f"q{i}", "source": f"s{i // 50}"} for i in range(200)]
+    got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows), n=150)
+    assert {row["source"] for row in got[:60]} == {"s0", "s1", "s2", "s3"}
+    assert len({row["id"] for row in got}) == 150 and report["dropped"] == {"not_sampled": 50}
+
+
+def test_prompts_for_the_teacher_are_one_english_question(tmp_path):
+    english = (
+        "Could you explain to me how the tides of the sea come about, and why there are two of them a day?"
+    )
+    french = "Pourriez-vous m'expliquer comment naissent les marées, et pourquoi il y en a deux par jour ?"
+    conversations = {
+        "several turns": chat(english, "a", "And the moon?", "b"),
+        "a system turn": chat(english, "a", system="Be brief."),
+        "left over": chat(english, "a", "Thank you!"),
+        "unanswered": chat(english),
+        "french": chat(french, "a"),
+        "no letters": chat("12 + 30 = ?", "42"),
+    }
+    rows = [{"id": name, "messages": messages} for name, messages in conversations.items()]
+    rows += [{"id": f"e{i}", "messages": chat(f"{english} ({i})", "a"), "source": "flan"} for i in range(4)]
+    source = write(tmp_path / "tulu.jsonl", rows)
+    got, report = run("tulu3-teacher", source, n=4)  # so all are looked at
+    assert {row["id"] for row in got} == {"e0", "e1", "e2", "e3"}
+    number = got[0]["id"][1:]
+    assert got[0] == {"id": f"e{number}", "messages": chat(f"{english} ({number})"), "source": "flan"}
+    assert {reason: set(ids) for reason, ids in report["examples"].items()} == {
+        "several_turns": {"several turns", "a system turn", "left over"},
+        "no_assistant_turn": {"unanswered"},
+        "not_english": {"french", "no letters"},
+        "not_sampled": set(),
+    }
+    assert run("tulu3-teacher", source, n=4, overwrite=True)[0] == got
+    assert (
+        len(run("tulu3-random", source, n=9, overwrite=True)[0]) == 9
+    )  # those of RL keep turns and languages
 
 
 def test_long_prompts_are_dropped(tmp_path):
@@ -399,6 +449,10 @@ def test_unreadable_files(tmp_path, capsys):
 
 def test_arguments_that_cannot_work(tmp_path, capsys):
     source = write(tmp_path / "in.jsonl", [{"prompt": "q"}, {"prompt": ""}])
+    source_of_two = write(
+        tmp_path / "two.jsonl",
+        [{"messages": chat("What is the capital of France?", "a")}, {"messages": chat("1 + 1", "2")}],
+    )
     refuse(capsys, "wildchat-if", tmp_path / "gone.jsonl", "not a file")
     refuse(capsys, "wildchat-if", tmp_path, "no file of the split 'train'")
     refuse(capsys, "wildchat-if", source, "not a file", exclude=(tmp_path / "gone.jsonl",))
@@ -406,10 +460,11 @@ def test_arguments_that_cannot_work(tmp_path, capsys):
     refuse(capsys, "wildchat-if", source, "--n 0", n=0)
     refuse(capsys, "wildchat-if", source, "--pairs", pairs=True)
     refuse(capsys, "wildchat-if", source, "--teacher", teacher="T")
-    refuse(capsys, "wildchat-if", source, "--split", split="train")
+    refuse(capsys, "wildchat-if", source, "--revision", revision="main")
+    refuse(capsys, "tulu3-teacher", source_of_two, "2 rows in, 1 usable, 2 wanted", "'not_english': 1", n=2)
     refuse(capsys, "wildchat-if", source, ".jsonl", out=tmp_path / "out.json")
     refuse(capsys, "wildchat-if", source, "is an input", out=source, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "two.jsonl"]
 
 
 def test_overwrite_only_when_asked(tmp_path, capsys):
@@ -442,12 +497,31 @@ def test_hub_data_sets(tmp_path, monkeypatch, capsys):
     assert f"error: --input {folder}: " in error and "the split 'val'" in error
 
     args = prepare.resolve(Args(kind="ultrafeedback", out=tmp_path / "a.jsonl"))
-    assert (args.input, args.split) == ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs")
+    assert args.input == "HuggingFaceH4/ultrafeedback_binarized:train_prefs"
     args = prepare.resolve(Args(kind="traces", out=tmp_path / "a.jsonl"))
-    assert (args.input, args.split) == ("princeton-nlp/gemini_2.5_flash_0417_sft-data", "train")
-    args = prepare.resolve(Args(kind="wildchat-if", out=tmp_path / "a.jsonl", input="o/d", split="val"))
-    assert (args.input, args.split) == ("o/d", "val")
+    assert args.input == "princeton-nlp/gemini_2.5_flash_0417_sft-data"
     assert prepare.resolve(Args(kind="tulu3-random", out=tmp_path / "a.jsonl")).n == 7560
+
+
+@pytest.mark.parametrize(
+    "kind, name, asked, split",
+    [
+        ("wildbench", None, "allenai/WildBench", "test"),
+        ("verifiable", None, "openai/gsm8k", "train"),
+        ("ultrafeedback", None, "HuggingFaceH4/ultrafeedback_binarized", "train_prefs"),
+        ("tulu3-teacher", None, "allenai/tulu-3-sft-mixture", "train"),
+        ("wildchat-if", "o/d", "o/d", "train"),
+        ("wildchat-if", "o/d:val", "o/d", "val"),
+        ("skywork", "o/d:all:val", "o/d", "val"),
+    ],
+)
+def test_names_of_hub_data_sets(tmp_path, capsys, kind, name, asked, split):
+    """There is no network, and the error names what was asked for."""
+    with pytest.raises(SystemExit):
+        prepare.main(Args(kind=kind, out=tmp_path / "a.jsonl", input=name, revision="c0ffee"))
+    message = capsys.readouterr().err
+    assert f"--input {asked}: " in message and f"the split '{split}'" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- data for a small model
@@ -751,7 +825,7 @@ def test_released_wildchat_if(tmp_path):
     everything.write_text((tmp_path / "train.jsonl").read_text() + (tmp_path / "val.jsonl").read_text())
     rest, report = run("wildchat-if", everything, exclude=(tmp_path / "val.jsonl",))
     assert [row["id"] for row in rest] == [row["id"] for row in rows["train"]]
-    assert report["dropped"] == {"excluded_id": 250}
+    assert report["dropped"] == {"excluded_prompt": 250}
 
 
 def test_wildbench_tasks(tmp_path):
