@@ -11,8 +11,8 @@ gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
-times. A reply that a filter drops (refusal, language, ...) is not. The rows go to --out and all counts to
-<out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
+times. One that was cut off, or that a filter drops (refusal, language, ...), is not. The rows go to --out and all
+counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
 <out>.replies.jsonl. The teacher is asked for one token first. A key comes from OPENAI_API_KEY for the OpenAI API,
 and for another host from the variable that --key-env names; `vllm serve` needs none.
 """
@@ -24,7 +24,8 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -87,6 +88,7 @@ NAMED_LANGUAGE = re.compile(  # a prompt with one of these words may want an ans
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
 STRAY_TAG = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
+MAX_REPEATS = 3  # of a prompt whose reply cannot be read
 TRIAL = 32  # prompts; if none of the first ones gives a good trace, nothing more is spent
 TIMEOUT = 600  # seconds for one reply
 
@@ -115,7 +117,7 @@ class Args:
     temperature: float = 1.0
     """Not in the paper; 1.0 is what the APIs of OpenAI and Gemini use if none is given."""
     max_tokens: int = 8192
-    """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated."""
+    """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated, and not repeated."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0
@@ -128,7 +130,7 @@ class Args:
     """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
     """Check arguments, prompts and teacher (by one call of one token), print calls, tokens and cost for the first
-    --n prompts, and stop."""
+    --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
 
 
 class BadReply(ValueError):
@@ -270,7 +272,8 @@ def read_instruction(path: Path | None) -> str:
     if path is None:
         return INSTRUCTION
     text = runs.or_fail(path.read_text)
-    missing = [tag for tag in utils.TAGS if tag not in text]
+    tags_of_reply = sorted(utils.THINK_FORMATS["zero_think"].tags)  # split_reply reads that format
+    missing = [tag for tag in tags_of_reply if tag not in text]
     if missing:
         runs.fail(f"--instruction {path}: does not ask for {', '.join(missing)}, so no reply could be read")
     return text
@@ -300,6 +303,31 @@ def request_for(row: dict, args: Args) -> dict:
     return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
 
 
+def is_worth_repeating(reply: Reply) -> bool:
+    """Tells whether a reply cannot be read, and was not cut off: the longest replies would be paid for again."""
+    came = bool(reply.choice)
+    return came and bool(reply.error) and reply.choice.get("finish_reason") != "length"
+
+
+def ask_until_readable(
+    teacher: Endpoint, requests: list[dict], is_readable: Callable[[str], bool]
+) -> list[Reply]:
+    """Returns the replies to the requests, of which those worth it are repeated, up to MAX_REPEATS times.
+
+    `ask` could repeat them itself, but `is_readable` sees the text alone, not whether it was cut off.
+    """
+    replies = teacher.ask(requests, is_readable, parse_retries=0, name="teacher")
+    for n_repeats in range(1, MAX_REPEATS + 1):
+        places = [i for i, reply in enumerate(replies) if is_worth_repeating(reply)]
+        if not places:
+            break
+        again = [requests[i] for i in places]
+        new_replies = teacher.ask(again, is_readable, parse_retries=n_repeats, name="teacher")
+        for i, reply in zip(places, new_replies, strict=True):
+            replies[i] = reply
+    return replies
+
+
 def make_traces(
     args: Args, teacher: Endpoint, rows: list[dict]
 ) -> tuple[list[dict], dict[str, list[str]], int]:
@@ -322,7 +350,7 @@ def make_traces(
         at_most = 16 * args.concurrency if traces else TRIAL
         batch = rows[n_asked : n_asked + min(at_most, args.n - len(traces))]
         n_asked += len(batch)
-        replies = teacher.ask([request_for(row, args) for row in batch], is_readable, name="teacher")
+        replies = ask_until_readable(teacher, [request_for(row, args) for row in batch], is_readable)
         for row, reply in zip(batch, replies, strict=True):
             try:
                 traces.append(read_trace(row, reply, args))
@@ -396,10 +424,15 @@ def main(args: Args) -> None:
         key_env=args.key_env,
     )
     if args.overwrite and not args.dry_run:
+        # of a store that does not exist: a teacher that cannot answer must not cost the replies that are there
+        try_endpoint(replace(teacher, store=Path(f"{store}.new")), "--teacher", dry_run=True)
         for path in output_files(args):
             path.unlink(missing_ok=True)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
-    print(f"{len(rows)} prompts; for the first {args.n}, repeats aside: {json.dumps(estimate)}", flush=True)
+    print(
+        f"{len(rows)} prompts; for the first {args.n}, if every reply can be used at once: {json.dumps(estimate)}",
+        flush=True,
+    )
     try_endpoint(teacher, "--teacher", args.dry_run)
     if args.dry_run:
         return
@@ -419,8 +452,8 @@ def main(args: Args) -> None:
         "dropped": count_ids(dropped),
         "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
-        "calls": teacher.calls,
-        "repeats": teacher.repeats,
+        "calls_of_this_start": teacher.calls,
+        "repeats_of_this_start": teacher.repeats,
         "replies": len(teacher.bodies),
         "instruction": read_instruction(args.instruction),
         "args": vars(args),
@@ -428,8 +461,10 @@ def main(args: Args) -> None:
     }
     watchdog.write(args.out, text)
     watchdog.write(report_path, json.dumps(report, indent=1, default=str) + "\n")
-    spent = f"{teacher.calls} calls, ${teacher.cost:.2f}"
-    print(f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {spent}")
+    cost = f"${teacher.cost:.2f} over all starts" if any(args.price) else "no price given"
+    print(
+        f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls in this start, {cost}"
+    )
     for reason, ids in dropped.items():
         print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
     if len(traces) < args.n:

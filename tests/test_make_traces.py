@@ -252,7 +252,12 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "a postscript": (lambda n: tagged() + "P.S.", "text_after_response", 4),
     "no thought": (lambda n: tagged(""), "empty_thinking", 4),
     "no answer": (lambda n: tagged(response=""), "empty_response", 4),
-    "cut off": (lambda n: body("<think>" + PLAN, "length"), "truncated", 4),
+    "cut off": (lambda n: body("<think>" + PLAN, "length"), "truncated", 1),
+    "cut off at once, in a repeat": (
+        lambda n: body("<think>" + PLAN, "length") if n else "no tags",
+        "truncated",
+        2,
+    ),
     "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 1),
     "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
     "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
@@ -285,7 +290,7 @@ def test_every_kind_of_reply(world):
         (PLAN, ENGLISH + "\u2028\U0001f600"),
     }
     assert (
-        report["calls"] == sum(server.calls.values())
+        report["calls_of_this_start"] == sum(server.calls.values())
         and report["n_asked"] == len(CASES)
         and report["args"]["n"] == 9
     )
@@ -316,7 +321,7 @@ def test_what_the_teacher_is_asked(world):
     }
 
 
-def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path):
+def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path, monkeypatch):
     """Verbatim: before the prompt, or around its last turn, as the paper's authors have it."""
     server, run = world([chat("a", "b", "c {x}", system="Rhyme.")], lambda text, n: tagged())
     file = tmp_path / "teacher.txt"
@@ -332,6 +337,12 @@ def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path):
     run(n=1, instruction=around, overwrite=True)
     asked = server.requests[-1][0]["messages"]
     assert asked == chat("a", "b", f"c {{x}}\n\nFORMAT: {form}", system="Rhyme.")
+
+    make_traces.read_instruction.cache_clear()  # a format of one's own is not what a reply is read by
+    planned = utils.ThinkFormat(layout="<plan>{z}</plan>{y}", thinking_tags=("<plan>", "</plan>"))
+    monkeypatch.setitem(utils.THINK_FORMATS, "planned", planned)
+    monkeypatch.setattr(utils, "TAGS", (*utils.TAGS, *planned.tags))
+    assert make_traces.read_instruction(around) == around.read_text()
 
     file.write_text("Think, then answer.")
     other = {"n": 1, "overwrite": True}
@@ -456,7 +467,7 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
     for dry_run in (False, True):
         assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid, dry_run=dry_run)
     got, report = run(**paid, resume=True)
-    assert len(got) == 10 and (report["calls"], report["replies"], report["cost"]) == (
+    assert len(got) == 10 and (report["calls_of_this_start"], report["replies"], report["cost"]) == (
         5,
         12,
         pytest.approx(0.06),
@@ -474,6 +485,22 @@ def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, e
         assert "gives no reply" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
     assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
     assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
+
+
+def test_replies_are_deleted_only_for_a_teacher_that_answers(world, exits, tmp_path):
+    server, run = world(["q"], lambda text, n: tagged())
+    run(n=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 4
+    assert "gives no reply" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", overwrite=True)
+    server.check = lambda text, n: (404, {"error": {"message": "no such model"}})
+    assert "name of the model" in exits(run, n=1, overwrite=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    server.check = lambda text, n: "."
+    paid = {"budget": 0.02, "price": (0, 1000), "max_tokens": 12, "overwrite": True}
+    for _ in range(2):  # what the deleted replies cost is not in the budget
+        _, report = run(n=1, **paid)
+    assert (report["replies"], report["cost"]) == (2, pytest.approx(0.01))
 
 
 def test_bad_input(world, exits, tmp_path):
