@@ -19,7 +19,7 @@ import utils
 ROLES = ("system", "user", "assistant", "tool")
 # fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's turn
 ANSWER_FIELDS = ("response", "completion", "output")
-THINKING_FIELDS = ("thinking", "thought", "reasoning_content")
+THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
 
 EXPECTED_PROMPT = "'messages' or 'prompt' (messages or a text)"
 EXPECTED_TRACE = (

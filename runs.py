@@ -414,9 +414,19 @@ def digest_files(arguments: dict) -> dict[str, str]:
         elif path.is_dir() and any(path.glob("*.safetensors")):
             digests[str(path)] = _digest_weights(path)
         elif path.is_dir():
-            for file in sorted([*path.rglob("*.arrow"), *path.rglob("*.parquet")]):
+            for file in sorted(_rows_in(path)):
                 digests[str(file)] = _digest_file(file)
     return digests
+
+
+def _rows_in(folder: Path) -> list[Path]:
+    """Returns the files of a data set: those that `datasets` saves, and those that sources.py reads."""
+    from sources import FILE_TYPES  # not at the top: sources.py imports this module
+
+    found = []
+    for suffix in (".arrow", *FILE_TYPES):
+        found += folder.rglob(f"*{suffix}")
+    return found
 
 
 def _digest_file(path: Path) -> str:

@@ -154,6 +154,8 @@ TRACES = [  # all are the trace of z and y to the question
     {"messages": [*QUESTION, turn("assistant", ZERO)]},
     {"messages": [*QUESTION, APART]},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
+    {"messages": [*QUESTION, turn("assistant", "y")], "reasoning": "z", "reasoning_content": None},
+    {"messages": [*QUESTION, {**turn("assistant", "y"), "reasoning": "z"}]},
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
     {"prompt": QUESTION, "completion": THOUGHT},
     {"prompt": QUESTION, "output": ZERO},

@@ -300,6 +300,23 @@ def test_a_resume_over_another_data_set_is_refused(here, exits):
         assert ".arrow has changed since" in exits(start, again, "grpo", "m")
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.json", "data/train-0-of-1.parquet"])
+def test_a_resume_over_another_folder_of_files_is_refused(here, exits, name):
+    """A folder with any kind of file that sources.py reads; a file of another kind says nothing about the rows."""
+    part = here / "prompts" / name
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"1")
+    (here / "prompts" / "README.md").write_text("before")
+    args = Named(out="run", prompts="prompts:train")
+    run = start(args, "grpo", "m")
+    assert list(json.loads((run / "config.json").read_text())["files"]) == [f"prompts/{name}"]
+    (here / "prompts" / "README.md").write_text("after")
+    again = dataclasses.replace(args, resume=True)
+    assert start(again, "grpo", "m") == run
+    part.write_bytes(b"2")
+    assert f"prompts/{name} has changed since" in exits(start, again, "grpo", "m")
+
+
 def test_a_resume_that_meets_no_run_names_the_nearest(here, capsys):
     """And starts anew, as a job script that always says --resume means."""
     first = start(Args(), "grpo", "org/base")
