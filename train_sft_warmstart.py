@@ -59,7 +59,8 @@ class Args:
     """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
     plain, or a Jinja file."""
     max_length: int = 20000
-    """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000)."""
+    """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000). Thinking
+    counts in the plain format too."""
     # optimisation
     epochs: float = 2.0
     """Passes over the traces (paper table 5)."""
@@ -125,8 +126,8 @@ COLUMNS = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
 
 
 @dataclass
-class Trace:
-    """A row to train on."""
+class TokenRow:
+    """A row to train on: a trace as token ids."""
 
     id: str
     prompt_ids: list[int]
@@ -151,11 +152,12 @@ def flaw_of_trace(trace: dict, tokenizer, think_format: str, needs_thinking: boo
 
 def build_rows(
     traces: list[dict], tokenizer, think_format: str, max_length: int
-) -> tuple[list[Trace], list[dict]]:
+) -> tuple[list[TokenRow], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if it has a flaw or is longer than `max_length` tokens. If no trace has thinking, there is
-    no twin that must see the same rows: the plain format then trains on all of them.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens with its thinking, also where the format
+    leaves that out, so that both twins see the same rows. If no trace has thinking, there is no twin: the plain
+    format then trains on all of them.
     """
     # without any thinking they are ordinary rows, which have no twin with thinking
     some_think = any(trace["thinking"].strip() for trace in traces)
@@ -167,13 +169,14 @@ def build_rows(
         if flaw:
             dropped.append({"id": trace["id"], "reason": flaw})
             continue
+        prompt_ids = templates.encode_prompt(tokenizer, trace["messages"])
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
-        row = Trace(
-            trace["id"],
-            templates.encode_prompt(tokenizer, trace["messages"]),
-            templates.encode_completion(tokenizer, text),
-        )
+        row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
         n_tokens = policy.n_tokens_of(row)
+        if trace["thinking"].strip():
+            with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
+            n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
+            n_tokens = max(n_tokens, n_with_thinking)
         if n_tokens > max_length:
             dropped.append({"id": trace["id"], "reason": "too_long", "tokens": n_tokens})
         else:
@@ -181,7 +184,7 @@ def build_rows(
     return kept, dropped
 
 
-def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[Trace], list[dict]]:
+def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[dict]]:
     """Reads the traces and prints how many are dropped; exits with 2 if too many are."""
     traces, dropped = rows.read_traces(args.traces)
     n_traces = len(traces) + len(dropped)
@@ -240,28 +243,30 @@ def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Lea
     return learner
 
 
-def packed_length(trace: Trace) -> tuple[int, int]:
-    """Returns a trace's tokens for policy.micro_batches: packed, prompt and answer are one text."""
-    return policy.n_tokens_of(trace), 0
+def packed_length(row: TokenRow) -> tuple[int, int]:
+    """Returns a row's tokens for policy.micro_batches: packed, prompt and answer are one text."""
+    return policy.n_tokens_of(row), 0
 
 
-def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: int, accelerator) -> dict:
+def accumulate_gradients(
+    token_rows: list[TokenRow], model, args: Args, pad_token_id: int, accelerator
+) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
     """
-    own_tokens = sum(len(trace.ids) for trace in traces)
+    own_tokens = sum(len(row.ids) for row in token_rows)
     n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
 
     sums = torch.zeros(3, device=accelerator.device)
     lengths = policy.lengths_of
     if args.packing:  # nothing is padded
         lengths = packed_length
-    batches = policy.micro_batches(traces, args.micro_batch_tokens, accelerator, lengths)
+    batches = policy.micro_batches(token_rows, args.micro_batch_tokens, accelerator, lengths)
     for i, members in enumerate(batches):
         watchdog.beat()
-        prompt_ids = [trace.prompt_ids for trace in members]
-        completion_ids = [trace.ids for trace in members]
+        prompt_ids = [row.prompt_ids for row in members]
+        completion_ids = [row.ids for row in members]
         if args.packing:
             batch = policy.collate_packed(prompt_ids, completion_ids, accelerator.device)
         else:
@@ -282,13 +287,13 @@ def accumulate_gradients(traces: list[Trace], model, args: Args, pad_token_id: i
 # --- the run
 
 
-def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -> dict:
+def summarize(run: Path, steps: int, token_rows: list[TokenRow], dropped: list[dict]) -> dict:
     """Returns what summary.json says. Only the main process, which writes it, is sure to see all losses."""
     summary = {
         "steps": steps,
-        "n_rows": len(traces),
+        "n_rows": len(token_rows),
         "dropped": dict(Counter(row["reason"] for row in dropped)),
-        "tokens": sum(policy.n_tokens_of(trace) for trace in traces),
+        "tokens": sum(policy.n_tokens_of(row) for row in token_rows),
     }
     losses = [row["loss"] for row in runs.read_log(run / "metrics.jsonl")]
     if losses:
@@ -296,10 +301,10 @@ def summarize(run: Path, steps: int, traces: list[Trace], dropped: list[dict]) -
     return summary
 
 
-def show_row(trace: Trace, tokenizer) -> str:
+def show_row(row: TokenRow, tokenizer) -> str:
     """Returns a row as text, with brackets around what is trained on."""
-    prompt = tokenizer.decode(trace.prompt_ids)
-    completion = tokenizer.decode(trace.ids)
+    prompt = tokenizer.decode(row.prompt_ids)
+    completion = tokenizer.decode(row.ids)
     return f"{prompt}[[[{completion}]]]"
 
 
@@ -328,14 +333,14 @@ def main(args: Args) -> None:
         runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     )
     policy.check_weights(AutoModelForCausalLM, args.model)
-    traces, dropped = load_rows(args, tokenizer, accelerator)
-    steps = max(1, round(args.epochs * (len(traces) // args.batch_size)))
+    token_rows, dropped = load_rows(args, tokenizer, accelerator)
+    steps = max(1, round(args.epochs * (len(token_rows) // args.batch_size)))
     policy.check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
     start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
     if args.dry_run:
-        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(traces[0], tokenizer)}")
+        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(token_rows[0], tokenizer)}")
         return
     run = runs.start_run(start)
     runs.write_jsonl(run / "dropped.jsonl", dropped)
@@ -352,7 +357,7 @@ def main(args: Args) -> None:
         for step in range(first_step, steps):
             started = time.monotonic()
             checkpoint.seed_step(args.seed, step, accelerator)
-            members = checkpoint.rows_of_step(traces, step, args.batch_size, args.seed)
+            members = checkpoint.rows_of_step(token_rows, step, args.batch_size, args.seed)
             # sorted, so that the processes get rows of about equal length
             members.sort(key=policy.n_tokens_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
@@ -367,8 +372,8 @@ def main(args: Args) -> None:
             optimizer.zero_grad()
 
             metrics["learning_rate"] = learning_rate
-            metrics["epoch"] = (step + 1) * args.batch_size / len(traces)
-            n_tokens = sum(policy.n_tokens_of(trace) for trace in members)
+            metrics["epoch"] = (step + 1) * args.batch_size / len(token_rows)
+            n_tokens = sum(policy.n_tokens_of(row) for row in members)
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
@@ -379,7 +384,7 @@ def main(args: Args) -> None:
     # --- save
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    checkpoint.finish(run, summarize(run, steps, traces, dropped))
+    checkpoint.finish(run, summarize(run, steps, token_rows, dropped))
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs

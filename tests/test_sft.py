@@ -27,7 +27,7 @@ import templates
 import train_sft_warmstart
 import utils
 from data.toy import world
-from train_sft_warmstart import Args, Trace, build_rows
+from train_sft_warmstart import Args, TokenRow, build_rows
 
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data/toy/base")
@@ -77,6 +77,23 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
         assert len(kept) == 1
         assert [row["reason"] for row in dropped] == reasons
         assert dropped[-1]["tokens"] > 200
+
+
+def test_a_row_whose_thinking_is_too_long_is_dropped_without_it_too(tokenizer):
+    traces = [trace(id="a"), trace(id="b", thinking="Budget 12. " * 100), trace(id="c")]
+    listed = []
+    for think_format in ("think", "plain"):
+        kept, dropped = build_rows(traces, tokenizer, think_format, 200)
+        assert [row.id for row in kept] == ["a", "c"]
+        listed.append(dropped)
+    assert listed[0] == listed[1] and listed[0][0]["tokens"] > 200
+
+    # where no trace thinks, the row's own text is measured: its length is the limit, one less is too little
+    (row,), _ = build_rows([trace(thinking="")], tokenizer, "plain", 512)
+    n_tokens = policy.n_tokens_of(row)
+    assert [
+        len(build_rows([trace(thinking="")], tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)
+    ] == [1, 0]
 
 
 ORDINARY = [{"prompt": "I have 12 dollars.", "response": "You get 1 dish."} for _ in range(20)]
@@ -145,14 +162,14 @@ def accelerator():
     return policy.start_accelerator()
 
 
-def random_traces(n: int) -> list[Trace]:
+def random_rows(n: int) -> list[TokenRow]:
     generator = torch.Generator().manual_seed(0)
-    traces = []
+    token_rows = []
     for i in range(n):
         n_prompt, n_completion = torch.randint(1, 40, (2,), generator=generator).tolist()
         ids = torch.randint(5, 200, (n_prompt + n_completion,), generator=generator).tolist()
-        traces.append(Trace(str(i), ids[:n_prompt], ids[n_prompt:]))
-    return traces
+        token_rows.append(TokenRow(str(i), ids[:n_prompt], ids[n_prompt:]))
+    return token_rows
 
 
 def loaded() -> torch.nn.Module:
@@ -165,12 +182,12 @@ def gradients(model) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def by_hand() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Loss, entropy, accuracy and gradient of 7 traces, one trace and one token at a time."""
+    """Loss, entropy, accuracy and gradient of 7 rows, one row and one token at a time."""
     model = loaded()
-    traces = random_traces(7)
-    n_tokens = sum(len(one.ids) for one in traces)
+    token_rows = random_rows(7)
+    n_tokens = sum(len(one.ids) for one in token_rows)
     loss = entropy = n_likeliest = 0.0
-    for one in traces:
+    for one in token_rows:
         logits = model(torch.tensor([one.prompt_ids + one.ids])).logits[0]
         for place, token in enumerate(one.ids):
             logprobs = logits[len(one.prompt_ids) + place - 1].log_softmax(-1)
@@ -188,7 +205,7 @@ def test_the_loss_is_a_mean_over_completion_tokens(by_hand, accelerator, packing
     args = Args(packing=packing, micro_batch_tokens=micro_batch_tokens)
     model = loaded()
     means = train_sft_warmstart.accumulate_gradients(
-        random_traces(7), policy.Policy(model, 1.0), args, 0, accelerator
+        random_rows(7), policy.Policy(model, 1.0), args, 0, accelerator
     )
     assert means == pytest.approx(by_hand[0], rel=1e-6)
     for name, gradient in gradients(model).items():
