@@ -155,9 +155,9 @@ def build_rows(
 ) -> tuple[list[TokenRow], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if it has a flaw or is longer than `max_length` tokens with its thinking, also where the format
-    leaves that out, so that both twins see the same rows. If no trace has thinking, there is no twin: the plain
-    format then trains on all of them.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens. Its thinking counts, also where the
+    format leaves it out, so that both twins see the same rows. If no trace has thinking, there is no twin: the
+    plain format then trains on all of them.
     """
     # without any thinking they are ordinary rows, which have no twin with thinking
     some_think = any(trace["thinking"].strip() for trace in traces)
