@@ -381,9 +381,9 @@ def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_places(visits: pd.DataFrame) -> pd.Series:
-    """Returns each visit's best place in any order and in the steps, from either end; EXTREMES if it is not below.
+    """Returns how near each visit is to an end of any order, or of the steps.
 
-    The first and the last of an order have place 0.
+    0 is the first or the last of one; EXTREMES stands for every place that is further in.
     """
     best = pd.Series(EXTREMES, index=visits.index)
     for field in ["step", *(field for _, field, _ in ORDERS)]:
