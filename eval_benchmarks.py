@@ -1,10 +1,10 @@
 """Evaluates on the rest of the paper's suite: generates answers, asks a judge where one is needed, scores them.
 
-    python eval_benchmarks.py ifeval --model results/rlmt/model --data data/ifeval
+    python eval_benchmarks.py ifeval --model results/rlmt/model --data google/IFEval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
     python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
-    python eval_benchmarks.py ifeval --from responses.jsonl --data data/ifeval --out ifeval.json    # stored answers
+    python eval_benchmarks.py ifeval --from responses.jsonl --data google/IFEval --out ifeval.json    # stored answers
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where

@@ -260,6 +260,10 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
         answers = {row["id"]: shared.answer(row) for row in generations}
         verdicts = wildbench.list_verdicts(args, tasks, answers)
         judge_by_model(args, verdicts, tasks, template, run)
+        rewards = {row["id"]: row["reward"] for row in generations if "reward" in row}
+        for verdict in verdicts:
+            if verdict["id"] in rewards:  # those of --reward-model, of answers in good format
+                verdict["reward"] = rewards[verdict["id"]]
         numbers = score(args, verdicts)
 
     for verdict in verdicts:

@@ -11,7 +11,9 @@ thousands of completions shows some of the visits and says so: see `choose`. The
 template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
 
 The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue the
-final emotion. A file that cannot be read raises ValueError with file, line and field.
+final emotion. A judge's choice between two answers is no number: an evaluation by --mode reward or on Arena-Hard has
+no gold, and no number at all without --reward-model. A file that cannot be read raises ValueError with file, line
+and field.
 """
 
 import base64
@@ -32,7 +34,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 MAX_COMPLETIONS = 2000
 MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
 MAX_POINTS = 500  # of a curve
-EXTREMES = 10  # visits at both ends of every order that are always on the page
+EXTREMES = 10  # places at both ends of every order whose visits come onto the page before all others
 
 
 @dataclass
@@ -378,21 +380,31 @@ def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
     return visits.iloc[place_of_kind.argsort(kind="stable")].reset_index(drop=True)
 
 
+def best_places(visits: pd.DataFrame) -> pd.Series:
+    """Returns how near each visit is to an end of any order, or of the steps.
+
+    0 is the first or the last of one; EXTREMES stands for every place that is further in.
+    """
+    best = pd.Series(EXTREMES, index=visits.index)
+    for field in ["step", *(field for _, field, _ in ORDERS)]:
+        ordered = visits[field].dropna().sort_values(kind="stable").index
+        for from_one_end in (ordered, ordered[::-1]):
+            for place, visit in enumerate(from_one_end[:EXTREMES]):
+                best[visit] = min(best[visit], place)
+    return best
+
+
 def choose(visits: pd.DataFrame, n: int) -> pd.DataFrame:
     """Returns the visits that are on the page, in their order: as many as n completions and MAX_CHARACTERS allow.
 
-    First come the EXTREMES at both ends of every order and of the steps, then prompts that both runs have, then
-    the others, drawn by `prompt_key`: a prompt comes with all its visits, and two runs get the same prompts.
+    First come those of the EXTREMES places at both ends of every order and of the steps, the outermost before all
+    others; then prompts that both runs have; then the rest, drawn by `prompt_key`: a prompt comes with all its
+    visits, and two runs get the same prompts.
     """
     if n == 0:
         return visits
-    extreme = set()
-    for field in ["step", *(field for _, field, _ in ORDERS)]:
-        ordered = visits[field].dropna().sort_values(kind="stable").index
-        extreme |= set(ordered[:EXTREMES]) | set(ordered[-EXTREMES:])
-
-    ranked = visits.assign(extreme=visits.index.isin(extreme))
-    ranked = ranked.sort_values(["extreme", "runs", "prompt"], ascending=[False, False, True], kind="stable")
+    ranked = visits.assign(place=best_places(visits))
+    ranked = ranked.sort_values(["place", "runs", "prompt"], ascending=[True, False, True], kind="stable")
     fits = (ranked["n"].cumsum() <= n) & (ranked["characters"].cumsum() <= MAX_CHARACTERS)
     fits.iloc[:1] = True  # however large it is
     return visits.loc[fits[fits].index.sort_values()]
@@ -525,8 +537,8 @@ def gather(runs: list[Path], n: int) -> dict:
     sampled = ""
     if len(chosen) < len(visits):
         sampled = (
-            f"{chosen['n'].sum()} of the {visits['n'].sum()} completions are on this page: those at the ends of "
-            "every order, and prompts drawn evenly; python page.py --n 0 shows all"
+            f"{chosen['n'].sum()} of the {visits['n'].sum()} completions are on this page: those nearest to the "
+            "ends of every order, then prompts drawn evenly, as far as they fit; python page.py --n 0 shows all"
         )
     joined_curves = join_curves(curves, notes)
     filled, prompts = fill_visits(runs, completions, chosen)

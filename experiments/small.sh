@@ -5,7 +5,7 @@
 #   STAGES="data sft" bash experiments/small.sh                   # some of them
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
-# docs/small.md says what it takes, on two CPU cores and on a GPU.
+# docs/small.md has the times that were measured, of some stages on two CPU cores; none were measured on a GPU.
 # IFEval needs NLTK's data: python -m nltk.downloader punkt_tab
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 
 import matplotlib
@@ -240,6 +241,21 @@ def test_trace_reader(execute, full_runs, bare_runs):
     assert "no evaluations of" in names["html"].data
 
 
+def test_biggest_jumps_are_those_of_held_out_prompts(execute, tmp_path):
+    """Of held-out prompts there is a gold alone; their jumps count, not those of the prompts that are trained on."""
+    rl_run(tmp_path / "rl", "some/reward-model", gold=True, steps=3)  # the reward of a rises, that of b falls
+    golds = {"risen": (0.25, 0.75), "same": (0.5, 0.5), "fallen": (1.0, 0.625)}
+    held_out = [
+        completion(name, step, None, gold) for name, pair in golds.items() for step, gold in zip((0, 7), pair)
+    ]
+    write(tmp_path / "rl", "held_out_completions.jsonl", held_out)
+    names, printed = execute("03", tmp_path)
+    columns = ["change", "first_step", "last_step", "first", "last"]
+    assert names["rose"][columns].T.to_dict("list") == {"risen": [0.5, 0, 7, 0.25, 0.75]}
+    assert names["fell"][columns].T.to_dict("list") == {"fallen": [-0.375, 0, 7, 1.0, 0.625]}
+    assert "3 prompts were visited at several steps; the change is that of their gold" in printed
+
+
 def test_trait_win_rates(execute, full_runs, bare_runs):
     _, printed = execute("04", full_runs)
     assert "nothing to show" not in printed
@@ -249,10 +265,20 @@ def test_trait_win_rates(execute, full_runs, bare_runs):
 
 
 def test_reward_models(execute, full_runs, bare_runs):
-    names, _ = execute("05", full_runs)
+    names, printed = execute("05", full_runs)
     assert names["last"]["accuracy"].dropna().tolist() == [0.8, 0.6]
+    assert plt.gcf().axes[0].get_xlabel() == "accuracy" and "nothing to compare" not in printed
     names, _ = execute("05", bare_runs)
     assert names["last"]["accuracy"].dropna().tolist() == []
+
+
+def test_one_reward_model_is_not_compared(execute, tmp_path):
+    make_runs(tmp_path)
+    shutil.rmtree(tmp_path / "rm-weak")  # as a reward model that was downloaded
+    names, printed = execute("05", tmp_path)
+    assert names["known"].index.tolist() == ["rl-rm-strong"]
+    assert "one reward model only: nothing to compare" in printed
+    assert plt.gcf().axes[0].get_xlabel() == "proxy"  # the plot before
 
 
 def test_conversations(execute, tmp_path):

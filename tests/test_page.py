@@ -320,6 +320,52 @@ def test_a_page_of_many_completions_shows_some_and_says_so(tmp_path):
     assert len(shown(tmp_path, run, n=1)["visits"]) == 1  # a visit is never cut
 
 
+def test_the_outermost_of_every_order_come_first(tmp_path):
+    """So whoever orders a small page by lowest reward sees the lowest of the run."""
+    rewards = [(place * 17) % 40 for place in range(40)]  # 0 to 39, each once
+    rows = [completion(f"p{place}", 1, float(reward)) for place, reward in enumerate(rewards)]
+    run = write(tmp_path / "run", "completions.jsonl", rows)
+
+    def on_the_page(n, *other):
+        return {row["id"] for row in shown(tmp_path, run, *other, n=n)["prompts"]}
+
+    # place 0, then place 1, from either end of steps and rewards; all spreads are 0, an order like that of the steps
+    lowest, highest = rewards.index(0), rewards.index(39)
+    outermost = {"p0", "p39", f"p{lowest}", f"p{highest}"}
+    assert lowest == 0 and on_the_page(3) == outermost and len(outermost) == 3
+    second = {"p1", "p38", f"p{rewards.index(1)}", f"p{rewards.index(38)}"}
+    assert on_the_page(7) == outermost | second and len(outermost | second) == 7
+
+    # prompts of both runs come after them
+    other = write(
+        tmp_path / "other", "completions.jsonl", [completion(f"p{place}", 1, 20.0) for place in (9, 11)]
+    )
+    assert outermost <= on_the_page(12, other)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+@pytest.mark.parametrize(
+    "low, high, ticks",
+    [
+        (0.09999999999999999, 0.1, [0.09, 0.1, 0.11]),  # means of equal values: one bit apart
+        (0.8999999999999999, 0.9, [0.85, 0.9, 0.95]),
+        (3e-7, 3.0000000000000004e-7, [2.8e-7, 3e-7, 3.2e-7]),
+        (-0.9, -0.8999999999999999, [-0.95, -0.9, -0.85]),
+        (0.5, 0.5, [0.45, 0.5, 0.55]),
+        (1.0, 1.001, [1, 1.0005, 1.001]),
+        (0, 4, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_curve_that_is_flat_but_for_rounding_has_ticks(low, high, ticks):
+    template = page.TEMPLATE.read_text("utf-8")
+    functions = [
+        re.search(rf"^function {name}\(.*?^}}", template, re.M | re.S)[0] for name in ("range", "niceTicks")
+    ]
+    script = "\n".join([*functions, f"console.log(JSON.stringify(niceTicks(...range([{low!r}, {high!r}]))))"])
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=20)
+    assert json.loads(done.stdout) == ticks, done.stderr
+
+
 def test_a_page_holds_a_limited_number_of_characters(tmp_path):
     long = "x" * (page.MAX_CHARACTERS // 20)
     rows = [completion(f"p{i}", 1, float(i), thinking=long) for i in range(20)]

@@ -25,6 +25,7 @@ from transformers import LlamaForCausalLM
 
 import endpoint
 import eval_wildbench
+import page
 import rollout
 import templates
 from benchmarks.judge_template import fill_messages
@@ -659,6 +660,49 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     assert len(index) == 1 + 4 and "fingerprint" in index[0]  # the second start did not repeat them
     judged, described = list(csv.DictReader(index))[:2]
     assert (judged["n"], judged["n_invalid"], described["n"]) == ("48", "0.0", "24")  # verdicts; completions
+
+
+def test_the_rewards_of_a_reward_model_are_kept_with_every_verdict(tasks, judge_url, run, tmp_path):
+    model = (
+        "--model",
+        "data/toy/base",
+        "--think-format",
+        "zero_think",
+        "--max-tokens",
+        160,
+        "--temperatures",
+        1.0,
+    )
+    proxy = (
+        "--reward-model",
+        "data/toy/reward_model",
+        "--reward-on",
+        "response",
+        "--tasks",
+        tasks,
+        "--limit",
+        8,
+    )
+    judges = {
+        "program": TOY_JUDGE,
+        "score": ("--judge", "m", "--judge-url", judge_url),
+        "reward": ("--judge", "m", "--judge-url", judge_url, "--references", "careful"),
+    }
+    rewards = {}
+    for mode, judge in judges.items():
+        out = tmp_path / mode
+        run(*model, *proxy, "--mode", mode, *judge, "--out", out)
+        verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+        rewards[mode] = sorted(
+            (verdict["id"], verdict["reward"]) for verdict in verdicts if "reward" in verdict
+        )
+
+        answers = page.read_rows(out)
+        in_good_format = answers["status"] == "ok"
+        assert 0 < in_good_format.sum() < 8 and (answers["reward"].notna() == in_good_format).all()
+        assert answers["reward"].mean() == pytest.approx(numbers(out)["proxy_reward"])
+    assert rewards["score"] == rewards["program"]  # the same answers, by the same seed
+    assert rewards["reward"] == sorted(2 * rewards["program"])  # each answer in both orders
 
 
 def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run, tmp_path):
