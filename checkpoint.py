@@ -440,10 +440,17 @@ def cut_log(path: Path, last_step: int) -> None:
     runs.write_jsonl(path, [row for row in runs.read_log(path) if row["step"] <= last_step])
 
 
-def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int) -> None:
-    """Warns if the checkpoints that a run keeps do not fit on the disk."""
+def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int, saves_left: int = 1) -> None:
+    """Warns if the checkpoints that a run keeps do not fit on the disk.
+
+    Args:
+        keep: how many are kept; 0 keeps all.
+        saves_left: how many this start will write.
+    """
     size = checkpoint_bytes(learners)
     still_to_come = max(1, keep) + 1 - len(numbered(run))  # an old one goes when the new one is whole
+    if keep == 0:
+        still_to_come = max(still_to_come, saves_left)
     free = shutil.disk_usage(run).free
     if free < still_to_come * size:
         PartialState().print(

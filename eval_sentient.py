@@ -62,7 +62,7 @@ import vllm_engine
 from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.scoring import add_to_index, for_summary
-from endpoint import Endpoint, call_timeout, dollars, token_limits, try_endpoint, was_refused
+from endpoint import Endpoint, call_timeout, try_endpoint, was_refused
 from rewards import simulated_user, user_prompts
 
 
@@ -170,7 +170,7 @@ class Args:
     """Delete an existing run folder first."""
     dry_run: bool = False
     """Check arguments, data, model and simulators (by one call of one token each), print the number of calls and
-    their cost at most, and stop."""
+    with --price their cost at most, and stop."""
 
     def setting(self) -> dict:
         """Returns the simulator's setting: that of the protocol, changed by the flags."""
@@ -407,31 +407,6 @@ def try_simulators(args: Args, run: Path) -> None:
             try_endpoint(user, flag, args.dry_run)
 
 
-def estimate(profiles: list[dict], args: Args) -> str:
-    """Says what one simulator is asked at most, and what that costs.
-
-    Assumes 300 tokens for a reply of the model and the user's answer together.
-    """
-    setting = args.setting()
-    answers = setting["turns"]
-    if not setting["answer_last"]:
-        answers -= 1
-    no_plan = {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
-    requests = []
-    for profile in profiles:
-        dialogue = simulated_user.start(profile, setting)
-        requests.append(simulated_user.planner_request(dialogue, setting))
-        requests.append(simulated_user.speaker_request(dialogue, setting, no_plan))
-
-    calls = answers * len(requests)
-    prompt_tokens = sum(token_limits(request)[0] for request in requests)
-    history_tokens = 300 * len(requests) * sum(range(1, answers + 1))
-    tokens_in = answers * prompt_tokens + history_tokens
-    tokens_out = calls * args.user_max_tokens
-    cost = dollars((tokens_in, tokens_out), args.price)
-    return f"at most {calls} calls, about {tokens_in} tokens in, at most {tokens_out} out, ${cost:.2f}"
-
-
 def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
     """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts, profiles."""
     name, url = simulators(args)[role]
@@ -563,12 +538,13 @@ def main(args: Args) -> None:
     for role, (name, _) in simulators(args).items():
         cost = "no calls"
         if ".py:" not in name:
-            cost = estimate(profiles, args)
+            cost = simulated_user.estimate(profiles, args.setting(), len(profiles), args.price)
         print(f"{role} {name}: {cost}")
     if args.judge:
         calls = "no calls"
         if ".py:" not in args.judge:
-            calls = f"at most {2 * len(profiles) * len(simulators(args))} calls"
+            n_calls = 2 * len(profiles) * len(simulators(args))
+            calls = f"at most {n_calls} calls if every reply can be read"
         print(f"judge {args.judge}: {calls}")
     start = runs.check_run(args, "eval_sentient", args.model)
     if start.is_complete():

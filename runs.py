@@ -4,6 +4,7 @@ Import this module first: it sets environment variables that other libraries rea
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -207,8 +208,12 @@ def refuse_unused(reasons: dict[str, str]) -> None:
             fail(f"{flag} does nothing {reason}; leave it out")
 
 
+@functools.cache
 def load_function(spec: str):
-    """Loads the function of `path/to/file.py:name`; exits with 2 if there is none."""
+    """Loads the function of `path/to/file.py:name`; exits with 2 if there is none.
+
+    Its file may load a model, so it is run once, however often the function is asked for.
+    """
     path, _, name = spec.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         fail(f"{spec!r} is not file.py:function of an existing file")
@@ -384,6 +389,8 @@ FREE = (
     "micro_batch_tokens",
     "reward_tokens_per_batch",
     "vllm_server_url",
+    "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
+    "judge_url",
     "vllm_memory",
     "vllm_sleep",
     "data_parallel",

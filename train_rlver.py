@@ -29,11 +29,17 @@ Deviations from the paper and its released code:
 3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
    paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
 4. Warm-up is 50 steps for both models, from 1/50 of the rate. Released: 20 steps for the policy, from 0.
-5. Neither an entropy bonus nor an imitation loss: the paper names both, without a value.
-The released runs used 32 GPUs.
+5. No imitation loss: the paper names one, and an entropy bonus, both without a value. The presets have the bonus
+   of the released config, 0.001 (`--entropy-coef`).
+6. A goodbye ends a conversation only at the end of a message, unless the user was told to take leave.
+The released code is a fork; what the paper ran is not known. The fork takes a goodbye anywhere in a message. It
+lets nine replies through. It draws the users of a step at random, with replacement. It cuts a conversation after
+10,000 tokens, which keeps its reward. When a conversation has ended, those behind it in the list are answered by
+the users of others. The released runs used 32 GPUs.
 
-Writes the files of train_grpo.py except dropped.jsonl, and simulator-<rank>.jsonl, the simulator's replies.
-Rows of completions.jsonl also have `dialogue`, `emotion`, `ended` and `turns`. Hours: not measured.
+Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, simulator-<rank>.jsonl
+(the simulator's replies), summary.json, checkpoint-*/ and model/. Rows of completions.jsonl also have `dialogue`,
+`emotion` (100 at most), `ended`, `error` (why the simulator failed) and `turns`. Hours: not measured.
 
 Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
@@ -58,7 +64,7 @@ import train_grpo
 import train_ppo
 import utils
 import watchdog
-from endpoint import Endpoint, try_endpoint
+from endpoint import Endpoint, call_timeout, try_endpoint
 from rewards import simulated_user
 
 
@@ -77,8 +83,11 @@ class Args:
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    concurrency: int = 32
+    """Calls to the simulator at a time, of each process."""
     budget: float = 0.0
-    """US dollars that the simulator may cost in this run; 0: no limit."""
+    """US dollars that the simulator may cost in this run, an equal part for each process; 0: no limit. The first
+    part that is spent ends the run at once. The steps since its last checkpoint have to be paid for again."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the simulator."""
     user: Literal["vanilla", "challenging"] = "vanilla"
@@ -125,6 +134,8 @@ class Args:
     turn_weight: float = 0.0
     """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after
     it (RLVER: none)."""
+    entropy_coef: float = 0.0
+    """Entropy bonus (released config: 0.001; the paper names one without a value)."""
     critic_learning_rate: float = 5e-6
     """PPO (RLVER)."""
     # optimisation
@@ -179,7 +190,8 @@ LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
 VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
-    "emotion": "reward/emotion",
+    "reward": "reward/emotion",
+    "missing": "reward/missing",
     "success": "dialogue/success",
     "turns": "dialogue/turns",
     "kl": "kl",
@@ -218,6 +230,7 @@ class Conversation(rollout.Completion):
             "dialogue": self.dialogue["history"],
             "emotion": self.emotion,
             "ended": self.dialogue["ended"],
+            "error": self.dialogue.get("error", ""),
             "turns": self.n_replies,
         }
 
@@ -404,11 +417,29 @@ def converse(
 
 
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
-    """Returns the metrics that conversations have on top of rollout.completion_metrics."""
-    return {
+    """Returns the metrics that conversations have on top of rollout.completion_metrics.
+
+    `rollout.reward_metrics` has raised an error already if none of them has a reward.
+    """
+    known = [conversation.emotion for conversation in conversations if conversation.emotion is not None]
+    metrics = {
         "dialogue/turns": fmean(conversation.n_replies for conversation in conversations),
-        "dialogue/success": fmean((conversation.emotion or 0) >= 100 for conversation in conversations),
+        "dialogue/success": fmean(emotion >= 100 for emotion in known),
     }
+    ends = [conversation.dialogue["ended"] for conversation in conversations]
+    for reason in simulated_user.ENDS:
+        metrics[f"dialogue/ended_{reason}"] = ends.count(reason) / len(ends)
+    return metrics
+
+
+def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
+    """Returns the calls to the simulator since this start, and what the run has cost; {} if it is a function."""
+    if not isinstance(simulator, Endpoint):
+        return {}
+    metrics = {"simulator/calls": sum(gather_object([simulator.calls]))}
+    if any(simulator.price):
+        metrics["simulator/dollars"] = sum(gather_object([simulator.cost]))
+    return metrics
 
 
 def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> float:
@@ -436,7 +467,7 @@ def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
             epsilon_high=None,  # as `epsilon`
             ratio_level="token",
             pass_at_k=0,
-            entropy_coef=0.0,
+            entropy_coef=args.entropy_coef,
             importance_correction="none",
             micro_batch_tokens=args.micro_batch_tokens,
         )
@@ -444,7 +475,7 @@ def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
         kl="loss" if args.beta else "none",
         kl_coef=args.beta,
         epsilon=EPSILON,
-        entropy_coef=0.0,
+        entropy_coef=args.entropy_coef,
         importance_correction="none",
         micro_batch_tokens=args.micro_batch_tokens,
     )
@@ -515,15 +546,20 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
     return users
 
 
-def announce(args: Args, n_users: int, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run and the memory that it takes; exits with 2 if a GPU has less."""
+def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
+    """Prints what will run, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
     accelerator.print(
-        f"{n_users} users; {args.prompts_per_step} x {conversations_per_user(args)} conversations a step, on "
+        f"{len(users)} users; {args.prompts_per_step} x {conversations_per_user(args)} conversations a step, on "
         f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
         f"{args.user} users, at most {args.turns} replies; "
         f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
         f"{utils.THINK_FORMATS[args.think_format].layout!r}"
     )
+    if ".py:" not in args.simulator:
+        profiles = [user["profile"] for user in users]
+        n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)
+        cost = simulated_user.estimate(profiles, setting, n_conversations, args.price)
+        accelerator.print(f"simulator {args.simulator}: {cost}")
     memory = plan.policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
         memory["critic"] = plan.critic_gib(args.model, args)
@@ -545,6 +581,8 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         args.simulator,
         run / f"simulator-{accelerator.process_index}.jsonl",
         args.simulator_url,
+        args.concurrency,
+        timeout=call_timeout(simulator_setting(args)["max_tokens"]),
         budget=args.budget / accelerator.num_processes,
         price=args.price,
         key_env=args.key_env,
@@ -602,7 +640,7 @@ def main(args: Args) -> None:
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
-    announce(args, len(users), use_vllm, accelerator)
+    announce(args, users, setting, use_vllm, accelerator)
     start = runs.check_run(args, "rlver", args.model, runs.constants(globals()))
     try_simulator(args, accelerator, start.run)
     if args.dry_run:
@@ -618,7 +656,9 @@ def main(args: Args) -> None:
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    # the last step is saved whatever its number
+    saves_left = math.ceil(args.steps / args.save_steps) - first_step // args.save_steps
+    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints, saves_left)
     sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
@@ -694,6 +734,7 @@ def main(args: Args) -> None:
             # 5. log, save
             everyone = gather_object(conversations)
             metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
+            metrics |= simulator_metrics(simulator)
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             laps.end("other")
             logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
@@ -712,12 +753,13 @@ def main(args: Args) -> None:
 
 # --- presets: the runs of the paper, and the toy
 
-THINK = {"ask_thinking": True}
-PLAIN = {"think_format": "plain"}
+ENTROPY = {"entropy_coef": 1e-3}  # released config
+THINK = ENTROPY | {"ask_thinking": True}
+PLAIN = ENTROPY | {"think_format": "plain"}
 PPO = {"algorithm": "ppo", "steps": 350}
 CHALLENGING = {"user": "challenging"}
 
-PRESETS: dict[str, dict] = {  # the defaults are RLVER's GRPO; its appendix B.3
+PRESETS: dict[str, dict] = {  # the other defaults are RLVER's GRPO; its appendix B.3
     # table 1
     "rlver-think": THINK,
     "rlver-plain": PLAIN,

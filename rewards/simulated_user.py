@@ -7,12 +7,12 @@ It also has "error" if the simulator failed.
 
 history    list of turns {"role", "content"}, the first by the user.
            Turns of the user also have "emotion-point" (the emotion after it) and, but for the first, "change"
-           (not clipped). If an endpoint wrote them, they have "planning" and "thinking" too.
+           (not clipped). If an endpoint wrote them, they have "planning" and "thinking" too. A last turn without
+           words has "error", see `ask_endpoint`.
            Turns of the tested model also have "text" (all that it wrote), "thinking" and "status"
            (see utils.split_thinking).
 emo_point  the emotion now; emo_state: its letter, see STATES.
-ended      "" while the dialogue goes on. Else why it ended: goodbye, satisfied, failed, turns, bad_format,
-           simulator_failed, or too_long for the model's context.
+ended      "" while the dialogue goes on, else why it ended; see ENDS.
 
 The user is an Endpoint, or a function (dialogue, setting) -> (utterance, change) as in data/toy/users.py.
 An Endpoint is asked twice a turn. The planner reads the person, the situation, the wish and the dialogue, and
@@ -27,7 +27,8 @@ from string import Template
 
 import runs
 import utils
-from endpoint import Endpoint
+import watchdog
+from endpoint import Endpoint, dollars, token_limits
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rows import check_ids, read_rows
 
@@ -67,7 +68,9 @@ RLVER = {
 }
 
 STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the lowest emotion of each state; below all of them it is F
+# why a dialogue ended; too_long: for the model's context
 NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about the model
+ENDS = ("goodbye", "satisfied", "failed", "turns", "bad_format", *NO_SCORE)
 
 
 # --- 2. what the tested model reads
@@ -203,6 +206,7 @@ def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
         return
     for dialogue in waiting:
         utterance, change = user(dialogue, setting)
+        watchdog.beat()  # a function may take as long as a call
         add_user_turn(dialogue, setting, utterance, change)
 
 
@@ -224,8 +228,10 @@ def add_user_turn(dialogue: dict, setting: dict, utterance: str, change: float, 
 # --- 4. the emotion
 
 GOODBYE = {"zh": re.compile("再见|拜拜"), "en": re.compile(r"\b(good ?)?bye\b", re.IGNORECASE)}
-# at the end of a message: "Well, goodbye then.", but not "I never got to say goodbye to Dad."
-LAST_GOODBYE = re.compile(r"\b(good ?)?bye\b(,? (then|now|for now)|, \w+)?\W*$", re.IGNORECASE)
+LAST_GOODBYE = {  # at the end of a message: "Well, goodbye then.", but not "I never got to say goodbye to Dad."
+    "zh": re.compile(r"(再见|拜拜)[了啦吧喽哦]*\W*$"),
+    "en": re.compile(r"\b(good ?)?bye\b(,? (then|now|for now)|, \w+)?\W*$", re.IGNORECASE),
+}
 
 
 def emotion_state(emotion: float) -> str:
@@ -258,13 +264,14 @@ def ending(emotion: float, utterance: str, lang: str, setting: dict) -> str:
 def takes_leave(emotion: float, utterance: str, lang: str) -> bool:
     """Tells whether the user says goodbye to the model.
 
-    "goodbye" is also a word to tell a story with. In English it counts where the speaker is told to take leave, in
-    the states S and F, and else at the end of the message alone.
+    "goodbye" is also a word to tell a story with, and 再见 is also "see again". So it counts anywhere in a message
+    only where the speaker is told to take leave, in the states S and F; else at the end alone. SAGE, and RLVER's
+    released code, look anywhere in every message.
     """
     told_to_leave = emotion_state(emotion) in ("Emotion-S", "Emotion-F")
-    if lang == "en" and not told_to_leave:
-        return LAST_GOODBYE.search(utterance) is not None
-    return GOODBYE[lang].search(utterance) is not None
+    if told_to_leave:
+        return GOODBYE[lang].search(utterance) is not None
+    return LAST_GOODBYE[lang].search(utterance) is not None
 
 
 def final_emotion(dialogue: dict) -> float | None:
@@ -371,10 +378,39 @@ def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     )
 
 
+def estimate(profiles: list[dict], setting: dict, n_dialogues: int, price: tuple[float, float]) -> str:
+    """Says what an endpoint is asked at most in dialogues with these users, and with a price what that costs.
+
+    Assumes 300 tokens for a reply of the model and the user's answer together. Calls that ask again for a reply
+    which cannot be read are not counted.
+    """
+    answers = setting["turns"]
+    if not setting["answer_last"]:
+        answers -= 1
+    no_plan = {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
+    prompt_tokens = 0  # of a planner and a speaker for each user
+    for profile in profiles:
+        dialogue = start(profile, setting)
+        for request in (planner_request(dialogue, setting), speaker_request(dialogue, setting, no_plan)):
+            prompt_tokens += token_limits(request)[0]
+
+    calls = 2 * answers * n_dialogues
+    history_tokens = 2 * 300 * sum(range(1, answers + 1))  # of a dialogue
+    tokens_in = round(n_dialogues * (answers * prompt_tokens / len(profiles) + history_tokens))
+    tokens_out = calls * setting["max_tokens"]
+    most_calls = f"at most {calls} calls if every reply can be read"
+    asked = f"{most_calls}, about {tokens_in} tokens in, at most {tokens_out} out"
+    if not any(price):
+        return asked
+    cost = dollars((tokens_in, tokens_out), price)
+    return f"{asked}, ${cost:.2f}"
+
+
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
     """Adds the user's turn to every dialogue, by one call of the planner and one of the speaker each.
 
-    A dialogue whose planner or speaker stays unreadable ends as simulator_failed and has no score.
+    A dialogue whose planner or speaker stays unreadable ends as simulator_failed and has no score. Where the
+    planner's change has ended it already, its emotion counts, and the last turn of the user has no words.
     """
     if not dialogues:
         return
@@ -392,13 +428,24 @@ def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
     requests = [speaker_request(dialogue, setting, plan) for dialogue, plan in planned]
     speeches = user.ask(requests, read_speech, name="speaker")
     for (dialogue, plan), speech in zip(planned, speeches, strict=True):
-        if speech.error:
-            end_without_score(dialogue, speech.error)
-            continue
-        thinking, utterance = speech.value
+        change = plan["change"]
         # a copy: equal requests, as from two conversations with equal words, share one reply and so one plan
         planning = {key: value for key, value in plan.items() if key != "change"}
-        add_user_turn(dialogue, setting, utterance, plan["change"], planning=planning, thinking=thinking)
+        if not speech.error:
+            thinking, utterance = speech.value
+            add_user_turn(dialogue, setting, utterance, change, planning=planning, thinking=thinking)
+        elif is_over(dialogue, change, setting):
+            add_user_turn(dialogue, setting, "", change, planning=planning, thinking="", error=speech.error)
+        else:
+            end_without_score(dialogue, speech.error)
+
+
+def is_over(dialogue: dict, change: float, setting: dict) -> bool:
+    """Tells whether the dialogue ends with this change of the emotion, whatever the user says."""
+    if count_replies(dialogue) >= setting["turns"]:
+        return True
+    emotion = new_emotion(dialogue["emo_point"], change, setting)
+    return ending(emotion, "", dialogue_language(dialogue), setting) != ""
 
 
 def end_without_score(dialogue: dict, error: str) -> None:

@@ -346,6 +346,11 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):
     for keep in (2, 10**9):
         checkpoint.warn_of_full_disk(tmp_path, learners, keep)
         assert ("will run out of disk: 1000000001 checkpoints" in capsys.readouterr().out) == (keep > 2)
+    for saves_left in (10, 10**9):
+        checkpoint.warn_of_full_disk(tmp_path, learners, 0, saves_left)  # 0 keeps all of them
+        assert ("will run out of disk: 1000000000 checkpoints" in capsys.readouterr().out) == (
+            saves_left > 10
+        )
 
 
 # --- moments in 8 bit

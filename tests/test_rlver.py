@@ -24,6 +24,7 @@ import train_ppo
 import train_rlver
 import utils
 from data.toy import users as toy_users
+from endpoint import Endpoint
 from rewards import simulated_user
 from test_endpoint import serve  # noqa: F401  (a fixture)
 
@@ -237,6 +238,46 @@ def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
     assert conversation.row()["reward"] == reward and math.isnan(conversation.reward) == (reward is None)
 
 
+def test_a_server_that_fails_is_no_failure_of_the_policy(toy_tokenizer):
+    """Of five conversations two have no reward; of the other three two end at 100."""
+    ends = [([100], "goodbye"), ([70, 100], "turns"), ([60], "bad_format"), ([90], "simulator_failed")]
+    conversations = [
+        ended_talk(toy_tokenizer, emotions, ended) for emotions, ended in [*ends, ([20], "too_long")]
+    ]
+    metrics = train_rlver.dialogue_metrics(conversations)
+    assert metrics.pop("dialogue/success") == pytest.approx(2 / 3)
+    assert metrics.pop("dialogue/turns") == (1 + 2 + 2 + 1 + 1) / 5
+    assert metrics == {
+        "dialogue/ended_goodbye": 0.2,
+        "dialogue/ended_satisfied": 0,
+        "dialogue/ended_failed": 0,
+        "dialogue/ended_turns": 0.2,
+        "dialogue/ended_bad_format": 0.2,
+        "dialogue/ended_simulator_failed": 0.2,
+        "dialogue/ended_too_long": 0.2,
+    }
+
+    conversations[3].dialogue["error"] = "HTTP 400: content filter"
+    assert [talk.row()["error"] for talk in conversations] == ["", "", "", "HTTP 400: content filter", ""]
+
+
+def test_calls_and_dollars_of_the_simulator_are_logged(tmp_path):
+    simulator = Endpoint("m", tmp_path / "simulator-0.jsonl", "http://localhost:1/v1")
+    simulator.calls = 7
+    simulator.cost = 0.25
+    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7}
+    simulator.price = (1.0, 2.0)
+    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7, "simulator/dollars": 0.25}
+    assert train_rlver.simulator_metrics(toy_users.user) == {}
+
+
+def test_training_waits_for_the_simulator_as_the_evaluation_does(tmp_path):
+    """2,048 tokens at the slowest, 5 a second."""
+    args = train_rlver.Args(simulator="m", simulator_url="http://localhost:1/v1", concurrency=128)
+    simulator = train_rlver.load_simulator(args, tmp_path, SimpleNamespace(num_processes=1, process_index=0))
+    assert (simulator.timeout, simulator.concurrency) == (2048 / 5, 128)
+
+
 def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
     setting = simulated_user.RLVER
     talk = new_talk(toy_tokenizer, setting)
@@ -390,6 +431,7 @@ def test_presets_of_the_tables():
     found = {}
     for name, args in rows.items():
         assert (args.warmup_steps, args.prompts_per_step, args.learning_rate, args.beta) == (50, 32, 1e-6, 0)
+        assert args.entropy_coef == train_rlver.loss_arguments(args).entropy_coef == 0.001
         found[name] = (args.algorithm, args.ask_thinking, args.think_format, args.user)
     assert found == {
         "rlver-think": ("grpo", True, "think", "vanilla"),
@@ -551,6 +593,8 @@ def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here
     at_server = (*words, "--simulator-url", server.url)
     done = here("train_rlver.py", *at_server, "--dry-run")
     assert done.returncode == 0, done.stderr
+    # 20 steps of 4 users with 8 conversations each, of 3 replies, for which the simulator gets 2 calls
+    assert "simulator m: at most 3840 calls if every reply can be read" in done.stdout
     assert len(server.checks) == 1 and not (tmp_path / "run").exists()
 
     done = here("train_rlver.py", *words)

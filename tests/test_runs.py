@@ -85,7 +85,7 @@ def test_or_fail(exits):
 # --- functions and models that a user names
 
 
-def test_load_function(tmp_path, exits, monkeypatch):
+def test_load_function(tmp_path, exits, monkeypatch, capsys):
     (tmp_path / "json.py").write_text(
         "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 2\ndef double(n):\n    return A().x * n\n"
     )
@@ -94,6 +94,10 @@ def test_load_function(tmp_path, exits, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runs.load_function("json.py:double")(1) == 2
     assert "json.py has no function 'triple'" in exits(runs.load_function, "json.py:triple")
+    Path("slow.py").write_text("print('loads a model')\ndef f():\n    pass\n")
+    capsys.readouterr()
+    assert runs.load_function("slow.py:f") is runs.load_function("slow.py:f")
+    assert capsys.readouterr().out.count("loads a model") == 1
     for spec in ("nowhere.py:double", "json.py", "json:double", "", ":", f"{tmp_path}:double"):
         assert f"{spec!r} is not file.py:function" in exits(runs.load_function, spec)
 
@@ -410,6 +414,23 @@ def test_training_samples_at_a_temperature_above_0_and_from_some_tokens(exits):
 @dataclasses.dataclass
 class Paid(Args):
     budget: float = 0.0
+
+
+@dataclasses.dataclass
+class Simulated(Args):
+    simulator: str = "m"
+    simulator_url: str = ""
+    judge_url: str = ""
+
+
+def test_a_resume_may_ask_a_model_at_another_host(here, exits):
+    """As where a scheduler has started its server elsewhere; another model makes another run."""
+    first = Simulated(simulator_url="http://node1:8000/v1", judge_url="http://node1:8001/v1")
+    run = start(first, "rlver", "org/base")
+    moved = Simulated(simulator_url="http://node2:8000/v1", judge_url="http://node2:8001/v1", resume=True)
+    assert start(moved, "rlver", "org/base") == run
+    other = dataclasses.replace(moved, simulator="other", out=str(run))
+    assert "simulator (m -> other)" in exits(start, other, "rlver", "org/base")
 
 
 def test_a_resume_may_raise_the_budget(here):

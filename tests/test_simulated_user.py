@@ -1,11 +1,13 @@
 """rewards/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from endpoint import Endpoint
+import watchdog
+from endpoint import Endpoint, token_limits
 from rewards import simulated_user as sim
 from test_endpoint import serve  # noqa: F401  (a fixture)
 
@@ -106,6 +108,9 @@ def test_rlver_ends_below_1_and_with_the_answer_to_the_eighth_reply():
         (CHINESE, "好吧，再见。", "goodbye"),
         (CHINESE, "拜拜！", "goodbye"),
         (CHINESE, "再说吧", ""),
+        (CHINESE, "那我先走了，再见啦～", "goodbye"),
+        (CHINESE, "我想再见到她的时候说清楚。", ""),
+        (CHINESE, "她说了拜拜，头也不回。我该怎么办？", ""),
         (CHINESE, "goodbye", ""),
         (PROFILE, "Well, goodbye then.", "goodbye"),
         (PROFILE, "Bye!", "goodbye"),
@@ -126,6 +131,7 @@ def test_goodbye_in_the_language_of_the_profile(profile, utterance, ended):
 @pytest.mark.parametrize(("emotion", "ended"), [(100, "goodbye"), (99, ""), (10, ""), (9, "goodbye")])
 def test_a_user_who_is_told_to_leave_may_say_goodbye_anywhere(emotion, ended):
     assert sim.ending(emotion, "Goodbye, and thank you for listening.", "en", sim.RLVER) == ended
+    assert sim.ending(emotion, "再见，谢谢你听我说。", "zh", sim.RLVER) == ended
 
 
 def test_one_call_moves_only_those_whose_turn_it_is():
@@ -401,6 +407,74 @@ def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noq
     for talk in pair:
         turn = talk["history"][-1]
         assert (turn["content"], turn["change"], talk["emo_point"]) == ("Thank you.", 3, 33)
+
+
+@pytest.mark.parametrize(
+    ("turns", "change", "ended", "emotion"),
+    [
+        (1, 50, "turns", 80),
+        (8, -35, "failed", -5),
+        (8, 50, "simulator_failed", None),
+    ],
+)
+def test_a_speaker_that_fails_loses_no_emotion_that_is_known(
+    serve,  # noqa: F811
+    tmp_path,
+    turns,
+    change,
+    ended,
+    emotion,
+):
+    """It speaks after the planner, whose change has ended the first two conversations already."""
+
+    def answer(text, n):
+        if "Origin:" in text:  # the speaker
+            return 400, {"error": {"message": "content filter"}}
+        return f"Analyse: warm\nChange: {change:+d}"
+
+    user = Endpoint("m", tmp_path / "simulator.jsonl", serve(answer).url)
+    setting = {**sim.RLVER, "turns": turns}
+    talk = sim.start(PROFILE, setting)
+    sim.add_model_turn(talk, setting, "Oh no.", "plain")
+    sim.user_turns([talk], setting, user)
+    assert (talk["ended"], sim.final_emotion(talk)) == (ended, emotion)
+    assert ended in sim.ENDS
+    if emotion is None:
+        assert "content filter" in talk["error"] and len(talk["history"]) == 2
+        return
+    turn = talk["history"][-1]
+    assert (turn["content"], turn["change"], turn["emotion-point"]) == ("", change, emotion)
+    assert turn["planning"]["analyse"] == "warm" and "content filter" in turn["error"]
+    assert "error" not in talk
+
+
+def test_a_slow_function_shows_that_it_is_alive(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "RUN", watchdog.Run(folder=tmp_path, minutes=1.0))
+    dialogue(sim.RLVER, ("x", 0, "hm"))
+    assert (tmp_path / "lock").exists()
+
+
+def test_what_a_simulator_is_asked_and_costs_at_most():
+    """Two users, one in ten dialogues each: 3 answers of 2 calls in each of 20 dialogues."""
+    profiles = [PROFILE, CHINESE]
+    setting = {**sim.RLVER, "turns": 3, "max_tokens": 100}
+    said = sim.estimate(profiles, setting, 20, (1.0, 2.0))
+    most = re.fullmatch(
+        r"at most 120 calls if every reply can be read, about (\d+) tokens in, at most 12000 out, \$(.*)",
+        said,
+    )
+    plan = sim.read_plan("Change: 0")
+    tokens_in = 0
+    for profile in profiles:
+        talk = sim.start(profile, setting)
+        for request in (sim.planner_request(talk, setting), sim.speaker_request(talk, setting, plan)):
+            for answer in (1, 2, 3):  # the history is longer by 300 tokens each time
+                tokens_in += 10 * (token_limits(request)[0] + 300 * answer)
+    assert abs(int(most[1]) - tokens_in) <= 10 and most[2] == f"{(tokens_in + 2 * 12000) / 1e6:.2f}"
+
+    assert "$" not in sim.estimate(profiles, setting, 20, (0.0, 0.0))
+    in_sage = sim.estimate(profiles, {**setting, "answer_last": False}, 20, (0.0, 0.0))
+    assert in_sage.startswith("at most 80 calls")
 
 
 # --- profiles
