@@ -1,8 +1,9 @@
 """Computes the memory that a run needs, from the configs of its models, before anything is loaded.
 
 All numbers are GiB a process, which is a GPU. They are bytes of tensors that stay: tests/test_grpo.py compares them with
-those of a run. Activations, gathered layers and CUDA's own memory are not counted. What the parts leave free is for them,
-and --micro-batch-tokens bounds them.
+those of a run. Activations, gathered layers and CUDA's own memory are not counted. Nor is, on a GPU without FSDP2 and LoRA,
+the bfloat16 copy of a trained model's weights that autocast keeps during each forward, 2 bytes a parameter. What the parts
+leave free is for all these; --micro-batch-tokens bounds the activations.
 """
 
 import os

@@ -134,6 +134,7 @@ class Engine:
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
         if self.asleep:
+            torch.cuda.empty_cache()  # vLLM 0.24.0 cannot take what torch keeps; 0.31 empties the cache itself
             self.llm.wake_up(tags=["weights"])
         weights = policy.whole_weights(trained)
         if utils.DEVICE == "cuda":
@@ -144,6 +145,7 @@ class Engine:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(_pack_tied_head)
         if self.asleep:
+            torch.cuda.empty_cache()  # it holds the weights that were gathered and merged
             self.llm.wake_up(tags=["kv_cache"])
             self.asleep = False
         self.llm.reset_prefix_cache()

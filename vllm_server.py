@@ -37,7 +37,8 @@ class Server:
         max_length: tokens of the longest prompt and completion together.
         key_env: words HOST=NAME of --key-env, for a server with --api-key; see api_keys.py.
 
-    Exits with 2 if no server answers, or if it was started in another way than the run needs.
+    Exits with 2 if no server answers, if it was started in another way than the run needs, or if the run's vLLM
+    cannot send weights to it.
     """
 
     def __init__(self, url: str, max_length: int, key_env: tuple[str, ...] = ()):
@@ -61,6 +62,13 @@ class Server:
                 f"--vllm-server-url: the server takes {served['max_model_len']} tokens, and prompt and completion may "
                 f"have {max_length}; start it with --max-model-len {max_length}"
             )
+        try:  # `_connect` needs them, when all models are loaded
+            from vllm.distributed.weight_transfer import (  # noqa: F401
+                HTTPVLLMWeightSyncClient,
+                WeightTransferTrainerFactory,
+            )
+        except ImportError as error:
+            runs.fail(f"--vllm-server-url needs vLLM 0.31 in the run's environment as well: {error}")
 
     def _call(self, method: str, route: str, **options) -> requests.Response:
         """Calls a route; PermissionError for a wrong key, RuntimeError with the server's words otherwise."""

@@ -17,7 +17,7 @@ Each side is a process that runs the real script and writes metrics.jsonl, from 
 The first step warms up and does not count, except in two cases: dpo, where ours runs the reference before the first step,
 and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer / ours; the table has the median
 of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
-reserve; on a CPU, the largest resident set of the process. Models have random weights, see dev/bench_work.py; the size
+reserve; on a CPU, the largest resident set of the process. Of several GPUs both sides get the first. Models have random weights, see dev/bench_work.py; the size
 `small` has a real policy, and a reward model of its shape with a random head. For grpo a second table says where the time of a
 step goes (docs/metrics.md), and what share of this machine's rate the step's arithmetic reaches.
 """
@@ -27,6 +27,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -45,15 +46,7 @@ import tyro
 import endpoint
 import runs
 import utils
-from dev.bench_work import (
-    SIZES,
-    copy_models,
-    copy_prompts,
-    make_models,
-    make_rows,
-    matrix_rate,
-    operations_per_token,
-)
+from dev.bench_work import SIZES, copy_models, copy_prompts, operations_per_token
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
@@ -121,11 +114,21 @@ class Run:
 
 
 def watch_gpu(peak: list[float], ended: threading.Event) -> None:
-    """Keeps in `peak[0]` the most memory that the first card had in use, in GiB, until `ended` is set."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    """Keeps in `peak[0]` the most memory that the card had in use, in GiB, until `ended` is set."""
+    card = os.environ["CUDA_VISIBLE_DEVICES"]  # `main` has set it to one
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={card}"]
     while not ended.wait(0.25):
         used = float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
         peak[0] = max(peak[0], used / 1024)
+
+
+def printed_by(code: str, *words) -> str:
+    """Returns what `code`, which uses dev/bench_work.py, prints in a process of its own; sys.argv[1:] has `words`.
+
+    As that process ends, the card's memory is free again: `watch_gpu` sees all of it, so this process takes none.
+    """
+    command = [sys.executable, "-c", f"import sys; from dev import bench_work; {code}", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Run:
@@ -198,7 +201,7 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
             "--reward-model": folder / "reward",
             "--on-bad-format": "score",
             "--rollout": "vllm",
-            "--vllm-memory": 0.25,
+            "--vllm-memory": size["vllm_memory"],
             "--temperature": 1.0,
             "--max-prompt-tokens": size["max_prompt_tokens"],
             "--max-completion-tokens": size["max_tokens"],
@@ -311,7 +314,8 @@ def compare(case: str, folder: Path, args: Args) -> dict:
     if case == "grpo":
         _, of_step = operations_per_token(folder, lora=bool(SIZES[args.size]["lora_r"]))
         result["operations_per_token"] = of_step
-        result["matrix_rate"] = matrix_rate(utils.compute_dtype(args.dtype))
+        dtype = utils.compute_dtype(args.dtype)
+        result["matrix_rate"] = float(printed_by("print(bench_work.matrix_rate(sys.argv[1]))", dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
     result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]
     return result
@@ -502,7 +506,9 @@ def peer_lines(bench: dict) -> list[str]:
 
 
 def commit_of(checkout: Path) -> str:
-    """Returns the commit of a checkout, with "+" if its files differ from it."""
+    """Returns the commit of a checkout, with "+" if its files differ from it; "" where git is not installed."""
+    if not shutil.which("git"):
+        return ""
     command = "git describe --always --abbrev=40 --dirty=+ --exclude=*".split()
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout.strip()
 
@@ -533,6 +539,8 @@ def main(args: Args) -> None:
     if args.size == "auto":
         args.size = "0.5b" if ON_GPU else "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+    # Both sides get one card. Of several, our scripts use the first, and TRL's Trainer would use all.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {os.cpu_count()} cores"
     peers = {"peer": "TRL", "lean": "TRL, lean"}
     if args.against:
@@ -548,8 +556,7 @@ def main(args: Args) -> None:
                 copy_models(folder, args.model, args.seed)
                 copy_prompts(folder, args.prompts, args.model, SIZES["small"])
             else:
-                make_models(folder, SIZES[args.size], args.seed)
-                make_rows(folder, SIZES[args.size], args.seed)
+                printed_by("bench_work.make_all(*sys.argv[1:])", folder, args.size, args.seed)
             if case == "judge":
                 result = judge(folder, args)
             else:

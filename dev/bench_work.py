@@ -75,7 +75,8 @@ SHAPE_CPU = {
 SHAPE_CPU_REWARD = SHAPE_CPU | {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
 SHAPE_TINY = SHAPE_CPU_REWARD | {"vocab_size": 2048}
 
-# prompts: of one GRPO step; they have at most max_prompt_tokens. peer_micro_batch: rows that a peer reads at once. micro_batch_tokens: what we read at once.
+# prompts: of one GRPO step; they have at most max_prompt_tokens. peer_micro_batch: rows that a peer reads at once.
+# micro_batch_tokens: what we read at once. vllm_memory: the share of a GPU that vLLM reserves.
 # max_tokens, median_tokens: of completions. traces, pairs, texts: rows of SFT, of DPO and for the reward model.
 SIZES = {
     "tiny": {
@@ -93,6 +94,7 @@ SIZES = {
         "texts": 16,
         "gradient_checkpointing": True,
         "lora_r": 0,
+        "vllm_memory": 0.25,
     },
     "cpu": {
         "policy": SHAPE_CPU,
@@ -109,6 +111,7 @@ SIZES = {
         "texts": 128,
         "gradient_checkpointing": True,
         "lora_r": 0,
+        "vllm_memory": 0.25,
     },
     "small": {  # a real model and real prompts, see copy_models and copy_prompts
         "prompts": 4,
@@ -119,6 +122,7 @@ SIZES = {
         "max_prompt_tokens": 128,
         "max_tokens": 96,
         "lora_r": 0,
+        "vllm_memory": 0.25,
     },
     "0.5b": {
         "policy": SHAPE_0_5B,
@@ -135,6 +139,7 @@ SIZES = {
         "texts": 512,
         "gradient_checkpointing": True,
         "lora_r": 0,
+        "vllm_memory": 0.25,
     },
 }
 SIZES["1.5b"] = SIZES["0.5b"] | {"policy": SHAPE_1_5B, "peer_micro_batch": 2, "micro_batch_tokens": 8192}
@@ -145,6 +150,9 @@ SIZES["8b"] = SIZES["0.5b"] | {
     "peer_micro_batch": 1,
     "micro_batch_tokens": 8192,
     "lora_r": 64,
+    # The weights take 15 GiB. With 0.25 the cache would have room for about 20,000 tokens, and the 64 completions
+    # need 24,000 at their peak (both computed).
+    "vllm_memory": 0.4,
 }
 
 
@@ -225,6 +233,14 @@ def make_models(folder: Path, size: dict, seed: int) -> None:
             give_lengths(model, size["median_tokens"])
         model.to(getattr(torch, utils.DTYPE)).save_pretrained(folder / name)
         make_tokenizer(folder / name, shape["vocab_size"])
+
+
+def make_all(folder: str, size_name: str, seed: str) -> None:
+    """Makes models and rows of a size; for a process of its own, which gives the card's memory back as it ends."""
+    size = SIZES[size_name]
+    Path(folder).mkdir(exist_ok=True)
+    make_models(Path(folder), size, int(seed))
+    make_rows(Path(folder), size, int(seed))
 
 
 def copy_models(folder: Path, model: Path, seed: int) -> None:

@@ -153,7 +153,7 @@ def grpo(args: Args) -> None:
         weight_decay=0.01,
         use_vllm=True,
         vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.25,
+        vllm_gpu_memory_utilization=size["vllm_memory"],
         vllm_max_model_length=size["max_prompt_tokens"] + size["max_tokens"],
         vllm_importance_sampling_correction=not args.lean,
         generation_kwargs={"stop_token_ids": [policy_and_tokenizer["processing_class"].eos_token_id]},

@@ -21,7 +21,8 @@ CACHE_BYTES = 2 * 32 * 8 * 128 * 2  # keys and values of a token: 32 layers, 8 h
 # on each GPU
 COMPLETIONS = 64  # 512 on all
 TOKENS = COMPLETIONS * (200 + 1500)  # prompts have 200 on average, completions 1,500
-LONGEST = 4096  # the limit of table 7, which one of the completions nearly always reaches
+# tokens of the longest completion: the limit of table 7, which one of them nearly always reaches
+LONGEST = 4096
 
 
 @dataclass
@@ -41,13 +42,13 @@ class Args:
 DATA_SHEET = Args(compute=989e12, memory=3.35e12, link=450e9)  # of an H100 SXM
 
 
-def bytes_read(n_tokens: float) -> float:
+def bytes_read(n_tokens: float, longest: float) -> float:
     """Returns the bytes that sampling reads, for `n_tokens` in the prompts and completions together.
 
-    Each token of the longest completion reads all weights. Every token reads the keys and values before it.
+    Each of the `longest` completion's tokens reads all weights. Every token reads the keys and values before it.
     """
     n_before = n_tokens / COMPLETIONS / 2  # on average
-    return LONGEST * 2 * POLICY_WEIGHTS + n_tokens * n_before * CACHE_BYTES
+    return longest * 2 * POLICY_WEIGHTS + n_tokens * n_before * CACHE_BYTES
 
 
 def rates_of_card(numbers: dict[str, float]) -> Args:
@@ -55,7 +56,8 @@ def rates_of_card(numbers: dict[str, float]) -> Args:
     # a weight and token: reference 2, forward 2, again 2, backward 2, as frozen weights have no gradient
     rates = Args(compute=8 * POLICY_WEIGHTS * numbers["tokens"] / numbers["time/update"])
     if "logprob gap" in numbers:  # vLLM sampled
-        rates.memory = bytes_read(numbers["tokens"]) / numbers["time/rollout"]
+        n_bytes = bytes_read(numbers["tokens"], numbers["longest completion"])
+        rates.memory = n_bytes / numbers["time/rollout"]
     return rates
 
 
@@ -63,7 +65,7 @@ def seconds_by_part(rates: Args) -> dict[str, float]:
     """Returns {part: seconds} of a step."""
     return {
         "weight sync": 4 * PARAMETERS * 7 / 8 / rates.link,  # float32; each GPU has an eighth
-        "rollout": bytes_read(TOKENS) / rates.memory,
+        "rollout": bytes_read(TOKENS, LONGEST) / rates.memory,
         "reward": 2 * REWARD_WEIGHTS * TOKENS / rates.compute,
         "reference": 2 * POLICY_WEIGHTS * TOKENS / rates.compute,
         "update": 8 * POLICY_WEIGHTS * TOKENS / rates.compute,  # forward 2, again 2, backward 4

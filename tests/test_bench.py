@@ -1,8 +1,10 @@
 """The bench runs both sides of a comparison for real, at the size `tiny`, and both sides train on the same thing."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -67,6 +69,54 @@ def test_refusals(tmp_path, capsys, wrong, field):
         bench.main(bench.Args(out=tmp_path, **wrong))
     assert ended.value.code == 2
     assert field in capsys.readouterr().err
+
+
+def test_both_sides_get_the_first_of_several_cards(tmp_path, monkeypatch):
+    """What nvidia-smi is asked for is the card that the commands of both sides see."""
+    monkeypatch.setattr(bench, "CALLS", 8)
+    monkeypatch.setattr(bench, "IN_FLIGHT", (8,))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    bench.main(bench.Args(cases=("judge",), size="tiny", pairs=1, out=tmp_path))
+    assert (tmp_path / "judge__cpu.json").exists()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\ncase $* in *--id=2) echo 2048;; *) echo 4096;; esac\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    peak = [0.0]
+    ended = threading.Event()
+    watcher = threading.Thread(target=bench.watch_gpu, args=(peak, ended))
+    watcher.start()
+    while not peak[0] and watcher.is_alive():
+        time.sleep(0.01)
+    ended.set()
+    watcher.join()
+    assert peak == [2.0]
+
+
+def test_another_process_makes_the_models_of_a_size(tmp_path):
+    """It holds a card's memory only until it ends; the weights are those that this process would make."""
+    folder = tmp_path / "made"
+    assert bench.printed_by("bench_work.make_all(*sys.argv[1:])", folder, "tiny", 3) == ""
+    bench_work.make_models(tmp_path, bench_work.SIZES["tiny"], seed=3)
+    for name in ("policy", "reward"):
+        made = (folder / name / "model.safetensors").read_bytes()
+        assert made == (tmp_path / name / "model.safetensors").read_bytes()
+    assert len((folder / "prompts.jsonl").read_text().splitlines()) == bench_work.N_PROMPTS
+    rate = float(bench.printed_by("print(bench_work.matrix_rate(sys.argv[1]))", "float32"))
+    assert 1e8 < rate < 1e15
+
+
+def test_the_engine_of_8b_has_room_for_its_completions(tmp_path):
+    words = bench.our_command("grpo", tmp_path, tmp_path, bench.Args(size="8b", dtype="bfloat16"))
+    assert words[words.index("--vllm-memory") + 1] == "0.4"
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert bench.commit_of(ROOT) == ""
 
 
 def test_table_shows_each_result(tmp_path):

@@ -87,6 +87,13 @@ def test_every_round_of_dpo_is_read(runner, monkeypatch):
     assert runner.train("dpo", "train_dpo.py") == [{"loss": 1}, {"loss": 2}]
 
 
+def test_an_engine_that_keeps_its_memory_in_the_update_fails():
+    asleep = "held 0.020 GiB\nused 1.250 GiB\nstep 1/3\nheld 0.020 GiB\nused 2.500 GiB\n"
+    assert gpu_check.used_asleep(asleep, reserved=23.8) == 2.5
+    with pytest.raises(gpu_check.Failed, match="uses 23.9 GiB of the card; awake, vLLM alone has 23.8"):
+        gpu_check.used_asleep(asleep + "used 23.900 GiB\n", reserved=23.8)
+
+
 def test_every_step_is_in_the_table_and_can_be_called():
     for name, (function, *words) in gpu_check.STEPS.items():
         assert name in gpu_check.__doc__, name

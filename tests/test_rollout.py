@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import psutil
@@ -467,6 +467,30 @@ def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
     assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
     told = exits(vllm_server.Server, f"http://{host}", 256, (f"{host}=SERVER_KEY",))
     assert "answers 404" in told and "sk-0123456789" not in told
+    http.shutdown()
+    http.server_close()
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers what Server asks as it starts."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"world_size": 1, "data": [{"max_model_len": 256}]}')
+
+
+def test_a_vllm_that_cannot_send_weights_is_refused_at_once(exits, monkeypatch):
+    """That of 0.24.0 has the module, but not these classes."""
+    older = ModuleType("vllm.distributed.weight_transfer")
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", older)
+    http = HTTPServer(("127.0.0.1", 0), Ready)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    told = exits(vllm_server.Server, f"http://127.0.0.1:{http.server_port}", 256)
+    assert "--vllm-server-url needs vLLM 0.31" in told and "HTTPVLLMWeightSyncClient" in told
     http.shutdown()
     http.server_close()
 

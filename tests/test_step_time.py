@@ -34,12 +34,15 @@ def test_seconds_by_hand():
 
 def test_rates_of_a_card_by_hand():
     # 8 x 7.50e9 x 64,000 operations in 16 s; 61.5e12 + 4.2e12 bytes in 40 s
-    numbers = {"tokens": 64_000.0, "time/update": 16.0, "time/rollout": 40.0}
+    numbers = {"tokens": 64_000.0, "time/update": 16.0, "time/rollout": 40.0, "longest completion": 4096}
     without_vllm = step_time.rates_of_card(numbers)
     assert without_vllm.compute == pytest.approx(240.16e12, rel=1e-4)
     assert without_vllm.memory == step_time.Args().memory
     with_vllm = step_time.rates_of_card(numbers | {"logprob gap": 0.01})
     assert with_vllm.memory == pytest.approx((61.480e12 + 4.194e12) / 40, rel=1e-4)
+    # a step whose longest completion has half as many tokens read half as often all weights
+    shorter = step_time.rates_of_card(numbers | {"logprob gap": 0.01, "longest completion": 2048})
+    assert shorter.memory == pytest.approx((30.740e12 + 4.194e12) / 40, rel=1e-4)
 
 
 def test_the_page_has_what_is_printed(tmp_path, monkeypatch, capsys):
