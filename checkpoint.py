@@ -31,6 +31,7 @@ checks it.
 import contextlib
 import copy
 import json
+import math
 import os
 import re
 import shutil
@@ -440,17 +441,17 @@ def cut_log(path: Path, last_step: int) -> None:
     runs.write_jsonl(path, [row for row in runs.read_log(path) if row["step"] <= last_step])
 
 
-def warn_of_full_disk(run: Path, learners: dict[str, Learner], keep: int, saves_left: int = 1) -> None:
+def warn_of_full_disk(run: Path, learners: dict[str, Learner], args, first_step: int, steps: int) -> None:
     """Warns if the checkpoints that a run keeps do not fit on the disk.
 
-    Args:
-        keep: how many are kept; 0 keeps all.
-        saves_left: how many this start will write.
+    `args` has `save_steps`, and `keep_checkpoints`, of which 0 keeps all.
     """
     size = checkpoint_bytes(learners)
-    still_to_come = max(1, keep) + 1 - len(numbered(run))  # an old one goes when the new one is whole
-    if keep == 0:
-        still_to_come = max(still_to_come, saves_left)
+    # the last step is saved whatever its number
+    still_to_come = math.ceil(steps / args.save_steps) - first_step // args.save_steps
+    if args.keep_checkpoints:
+        # an old one goes when the new one is whole
+        still_to_come = min(still_to_come, args.keep_checkpoints + 1 - len(numbered(run)))
     free = shutil.disk_usage(run).free
     if free < still_to_come * size:
         PartialState().print(

@@ -790,7 +790,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
     learner = load_learner(start_model, saved, args, accelerator)
-    checkpoint.warn_of_full_disk(folder, {"": learner}, args.keep_checkpoints)
+    checkpoint.warn_of_full_disk(folder, {"": learner}, args, first_step, metrics["steps"])
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):

@@ -598,7 +598,7 @@ def main(args: Args) -> None:
     learners = {"": checkpoint.Learner(model, optimizer)}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(last_checkpoint, learners)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
     scorer = Scorer(args, tokenizer, run, accelerator)
     sampling = rollout.Sampling(
         temperature=args.temperature,

@@ -638,7 +638,7 @@ def main(args: Args) -> None:
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(folder, learners)
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints)
+    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
     scorer = Scorer(args, tokenizer, run, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = rollout.policy_sampler(

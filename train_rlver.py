@@ -656,9 +656,7 @@ def main(args: Args) -> None:
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
-    # the last step is saved whatever its number
-    saves_left = math.ceil(args.steps / args.save_steps) - first_step // args.save_steps
-    checkpoint.warn_of_full_disk(run, learners, args.keep_checkpoints, saves_left)
+    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
     sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop

@@ -349,7 +349,7 @@ def main(args: Args) -> None:
     folder, first_step = checkpoint.resume(run, args, accelerator)
     learner = load_learner(args, folder, accelerator)
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(run, {"": learner}, args.keep_checkpoints)
+    checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)

@@ -1,6 +1,5 @@
 """Reads --rewards and --reward-args: names, rules, functions and their options."""
 
-import functools
 import inspect
 from collections.abc import Callable
 from math import isfinite
@@ -93,16 +92,10 @@ def functions_of(args) -> dict[str, Callable]:
     for word in getattr(args, "rewards", ()):
         source, name, _ = split_word(word)
         if source:
-            functions[name] = _load_once(source)
+            functions[name] = runs.load_function(source)
         elif name in rewards.REWARDS:
             functions[name] = rewards.REWARDS[name]
     return functions
-
-
-@functools.cache
-def _load_once(source: str) -> Callable:
-    """Loads a user's function, once a run, as its file may load a model."""
-    return runs.load_function(source)
 
 
 def parameters(function: Callable) -> dict[str, inspect.Parameter]:

@@ -9,6 +9,7 @@ import json
 import resource
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -341,16 +342,23 @@ def test_every_model_of_a_run_has_its_own_adapter(accelerator, tokenizer, tmp_pa
     assert same(copied, load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
 
 
-def test_a_disk_too_small_for_the_checkpoints_is_warned_of(tmp_path, capsys):
-    learners = {"": learner(lora_r=4)}
-    for keep in (2, 10**9):
-        checkpoint.warn_of_full_disk(tmp_path, learners, keep)
-        assert ("will run out of disk: 1000000001 checkpoints" in capsys.readouterr().out) == (keep > 2)
-    for saves_left in (10, 10**9):
-        checkpoint.warn_of_full_disk(tmp_path, learners, 0, saves_left)  # 0 keeps all of them
-        assert ("will run out of disk: 1000000000 checkpoints" in capsys.readouterr().out) == (
-            saves_left > 10
-        )
+@pytest.mark.parametrize(
+    ("keep", "first_step", "steps", "to_come"),
+    [
+        (2, 0, 10**12, 3),
+        (10**9, 0, 10**12, 10**9 + 1),
+        (10**9, 0, 45, 3),  # after 20, 40 and 45 steps
+        (0, 0, 2 * 10**10, 10**9),  # 0 keeps all
+        (0, 10**10, 2 * 10**10, 5 * 10**8),
+    ],
+)
+def test_a_disk_too_small_for_the_checkpoints_is_warned_of(
+    tmp_path, capsys, keep, first_step, steps, to_come
+):
+    args = SimpleNamespace(keep_checkpoints=keep, save_steps=20)
+    checkpoint.warn_of_full_disk(tmp_path, {"": learner(lora_r=4)}, args, first_step, steps)
+    warned = f"will run out of disk: {to_come} checkpoints" in capsys.readouterr().out
+    assert warned == (to_come > 3)
 
 
 # --- moments in 8 bit
