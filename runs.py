@@ -643,6 +643,16 @@ def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
         )
 
 
+@functools.cache  # reading the metadata of all packages takes a tenth of a second
+def _installed_packages() -> list[str]:
+    """Returns name==version of each installed package."""
+    packages = []
+    for package in distributions():
+        metadata = package.metadata
+        packages.append(f"{metadata['Name']}=={metadata['Version']}")
+    return sorted(packages)
+
+
 def _write_environment(path: Path) -> None:
     """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
     root = Path(__file__).parent
@@ -655,8 +665,7 @@ def _write_environment(path: Path) -> None:
     commit = git("rev-parse", "HEAD").strip()
     changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
-    packages = sorted(f"{package.metadata['Name']}=={package.version}" for package in distributions())
-    environment = "\n".join([commit, *gpus, *packages, changes])
+    environment = "\n".join([commit, *gpus, *_installed_packages(), changes])
 
     earlier = ""
     if path.exists():

@@ -22,6 +22,8 @@ import policy
 import utils
 import watchdog
 
+START_METHOD = "spawn"  # of engines' processes: a forked one could not use CUDA if this one has
+
 # --- 1. an engine in this process
 
 
@@ -236,7 +238,7 @@ class Engines:
             "tensor_parallel": len(gpus[0]),
             "dtype": dtype,
         }
-        context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA if this one has
+        context = multiprocessing.get_context(START_METHOD)
         self.processes = {}  # connection -> process
         self.busy = set()  # connections of processes that load a model or sample
         atexit.register(self.close)  # else the interpreter waits at its end for the processes

@@ -47,6 +47,7 @@ PLACEHOLDERS = {  # the names in the templates of alpaca_eval, and in those of t
 }
 WORDS_KEPT = 2000  # of each text that the judge reads, in the paper
 JUDGE_MAX_TOKENS = 128  # of a ranking as JSON
+REFITS = 200  # of an interval
 
 
 # --- 1. data
@@ -207,8 +208,8 @@ def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
 
 
 def paper_interval(wins: np.ndarray, delta_words: np.ndarray) -> list[float]:
-    """Returns the 95 % percentile interval of `paper_length_control`, by 200 fits to resampled instructions."""
-    picks = np.random.default_rng(0).integers(0, len(wins), (200, len(wins)))
+    """Returns the 95 % percentile interval of `paper_length_control`, by REFITS fits to resampled instructions."""
+    picks = np.random.default_rng(0).integers(0, len(wins), (REFITS, len(wins)))
     refits = [paper_length_control(wins[pick], delta_words[pick]) for pick in picks]
     return np.percentile(refits, [2.5, 97.5]).tolist()
 

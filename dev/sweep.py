@@ -21,6 +21,8 @@ import tyro
 import reproduce
 import runs
 
+CHECKPOINT_SECONDS = 5  # from the step that is measured to the end of its checkpoint
+
 
 @dataclass
 class Args:
@@ -72,7 +74,7 @@ def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Ar
         while process.poll() is None and gold_at(run, step) is None:
             time.sleep(1)
         if process.poll() is None:
-            time.sleep(5)  # the checkpoint of this step is being completed
+            time.sleep(CHECKPOINT_SECONDS)  # the checkpoint of this step is being completed
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

@@ -3,6 +3,7 @@
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
+import functools
 import json
 import math
 import sys
@@ -58,6 +59,7 @@ REWARDS_COLUMNS = {
     "format ok": ("format_ok", 1.0, ()),
 }
 COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
+NO_LINES = pd.DataFrame()  # of a cell that has not run
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
@@ -104,7 +106,8 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; None for one
     seed. Exits with 2 if the seeds were not judged alike, as their values have no common mean.
     """
-    values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
+    if len(values):  # most cells have no line, and pandas takes its time for those too
+        values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
         names = ("ours", "low", "high", "seed_low", "seed_high", "n", "n_invalid", "task", "fingerprint")
@@ -188,6 +191,7 @@ def judged_unlike(table: pd.DataFrame) -> list[str]:
 # --- 2. the paper's tables
 
 
+@functools.cache
 def printed_numbers() -> pd.DataFrame:
     """Reads every number that the paper prints.
 
@@ -213,35 +217,40 @@ def paper_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFram
 
     `rows` names the rows of experiments/: those as released stand above what the paper prints.
     """
+    lines_of = dict(list(index.groupby(["row", "evaluation", "metric"])))
     lines = []
     for row in rows:
         if row.endswith(AS_RELEASED):
             for cell in printed_cells(table, row).itertuples():
-                lines.append(cell_line(cell, row, "as released", index))
+                lines.append(cell_line(cell, row, "as released", lines_of))
     printed = printed_numbers()
     for cell in printed[printed["table"] == table].itertuples():
-        lines.append(cell_line(cell, cell.row, cell.section, index))
+        lines.append(cell_line(cell, cell.row, cell.section, lines_of))
     add_averages(lines)
     return pd.DataFrame(lines)
 
 
-def cell_line(cell, row: str, section: str, index: pd.DataFrame) -> dict:
-    """Returns the line of a printed number; `ours` of an average is left to `add_averages`."""
+def cell_line(cell, row: str, section: str, lines_of: dict[tuple[str, str, str], pd.DataFrame]) -> dict:
+    """Returns the line of a printed number; `ours` of an average is left to `add_averages`.
+
+    `lines_of` has the index's lines by row, evaluation and metric.
+    """
     evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
-    same = (index["row"] == row) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
-    require_one_line_a_seed(index[same])
-    measured = index[same].dropna(subset="value")
-    numbers = summarize_seeds(measured, factor)
+    same = lines_of.get((row, evaluation, metric), NO_LINES)
     wording = ""
-    if len(measured) and cell.benchmark in JUDGED:
-        wording = wording_of(measured["folder"].iloc[0]) or "unknown"
+    if len(same):
+        require_one_line_a_seed(same)
+        measured = same.dropna(subset="value")
+        if len(measured) and cell.benchmark in JUDGED:
+            wording = wording_of(measured["folder"].iloc[0]) or "unknown"
+    numbers = summarize_seeds(same, factor)
 
     paper = float(cell.value)
     difference = None
     if numbers["seeds"]:
         status = "measured"
         difference = numbers["ours"] - paper
-    elif same.any():
+    elif len(same):
         status = "no headline"
     elif not row:
         status = "model of others"
@@ -333,13 +342,15 @@ def paper_markdown(table: pd.DataFrame) -> str:
 
 def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
     """Builds the table `toy` or `rewards`: one line a row and column."""
+    lines_of = dict(list(index.groupby("row")))
     lines = []
     for row in rows:
+        of_row = lines_of.get(row, index[:0])
         for column, (metric, temperature, tasks) in COLUMNS[table].items():
-            same = (index["row"] == row) & (index["metric"] == metric) & (index["temperature"] == temperature)
+            same = (of_row["metric"] == metric) & (of_row["temperature"] == temperature)
             if tasks:
-                same &= index["benchmark"].isin(tasks)
-            values = index[same].drop_duplicates("seed")  # format_ok has a line for each of two users
+                same &= of_row["benchmark"].isin(tasks)
+            values = of_row[same].drop_duplicates("seed")  # format_ok has a line for each of two users
             numbers = summarize_seeds(values, 1)
             if numbers["seeds"]:
                 status = "toy"

@@ -1,8 +1,8 @@
-"""`accelerate launch` with two processes that are forked from one which has the libraries already.
+"""Scripts in processes that are forked from one which has the libraries already, and `accelerate launch` of two such.
 
-A process of its own takes eight seconds of CPU time until a script's first line. The two here run the script itself, joined by
-torch.distributed as torchrun joins them; what the launcher does when one of them dies is tried with the real one, in
-tests/test_watchdog.py.
+A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script itself. Two of
+a launch are joined by torch.distributed as torchrun joins them; what the launcher does when one of them dies is tried with
+the real one, in tests/test_watchdog.py.
 """
 
 import multiprocessing
@@ -10,7 +10,9 @@ import os
 import runpy
 import sys
 import tempfile
-from multiprocessing import connection
+from argparse import Namespace
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -23,7 +25,24 @@ FSDP2 = [
     *[*ACCELERATE, "--config_file", "accelerate/8gpu_fsdp2.yaml", "--main_process_port", "0"],
     *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
 ]
-LIBRARIES = ["torch", "transformers.modeling_utils", "accelerate", "peft", "datasets", "pandas", "tyro"]
+LIBRARIES = [
+    "runs",  # first: it sets environment variables that the others read
+    *["torch", "transformers.modeling_utils", "accelerate", "peft", "datasets", "pandas", "tyro"],
+    "vllm.entrypoints.llm",
+]
+# by default each vLLM engine wants a NUMA node
+ENVIRONMENT = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def start_fork_server() -> None:
+    """Starts the process that others are forked from, unless it runs. Its environment is the one that pytest began with."""
+    forkserver.set_forkserver_preload(LIBRARIES)
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    forkserver.ensure_running()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def run_script(words: list[str], environment: dict[str, str], output: str) -> None:
@@ -37,24 +56,36 @@ def run_script(words: list[str], environment: dict[str, str], output: str) -> No
     runpy.run_path(words[0], run_name="__main__")
 
 
-def finished(command: list[str]) -> str:
-    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of one ends both."""
+def started(words: list, output: Path, environment: dict[str, str] | None = None) -> BaseProcess:
+    """Starts `python script.py arguments ...` in a forked process, which writes to the end of the file `output`."""
+    output.touch()
+    start_fork_server()
+    arguments = ([str(word) for word in words], environment or {}, str(output))
+    process = multiprocessing.get_context("forkserver").Process(target=run_script, args=arguments)
+    process.start()
+    return process
+
+
+def read_launch(command: list[str]) -> tuple[Namespace, dict[str, str]]:
+    """Reads `python -m accelerate.commands.launch ...` of two processes; returns its arguments, and what it tells both."""
     words = command[command.index(ACCELERATE[1]) + 1 :]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     environment = prepare_multi_gpu_env(args)
     assert args.num_processes == 2
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": args.master_port}
-    environment |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return args, environment | {"WORLD_SIZE": "2"}
+
+
+def finished(command: list[str]) -> str:
+    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of one ends both."""
+    args, environment = read_launch(command)
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": args.master_port, "LOCAL_WORLD_SIZE": "2"}
     script = [args.training_script, *args.training_script_args]
 
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(LIBRARIES)
     with tempfile.NamedTemporaryFile("r") as output:
         processes = []
         for rank in ("0", "1"):
             of_rank = environment | {"RANK": rank, "LOCAL_RANK": rank}
-            processes.append(forks.Process(target=run_script, args=(script, of_rank, output.name)))
-            processes[-1].start()
+            processes.append(started(script, Path(output.name), of_rank))
         running = {process.sentinel: process for process in processes}
         while running:
             for sentinel in connection.wait(running):

@@ -192,6 +192,8 @@ def test_no_hostile_program_is_rewarded_or_gets_out(tmp_path):
 @pytest.mark.parametrize("barrier", list(sandbox.BARRIERS))
 def test_hostile_programs_under_every_barrier(under, barrier):
     under(barrier)
+    if barrier == sandbox.strongest()[0]:
+        pytest.skip("the test above has run all programs under it")
     names = [
         "eq",
         "os._exit inside",

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import zlib
@@ -14,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launch import FSDP2, finished
+from launch import FSDP2, finished, started
 from script_runs import in_this_process, without_measurements
 import torch
 from safetensors.torch import load_file
@@ -351,14 +348,14 @@ def start(data: Path, out: Path, *launcher: str, **changes) -> list[str]:
     return [sys.executable, *launcher, "train_dpo.py", *flags]
 
 
-def kill(command: list[str], reached) -> None:
+def kill(command: list[str], output: Path, reached) -> None:
     """Starts a run and kills it (SIGKILL) as soon as `reached()`."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = started(command[1:], output)
     while not reached():
-        assert process.poll() is None, "the run ended before it could be killed"
+        assert process.is_alive(), f"the run ended before it could be killed: {output.read_text()[-3000:]}"
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -440,7 +437,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
     log = out / "round-2" / "metrics.jsonl"
     command = start(data, out, rounds=2, gold_prompts=held_out, resume=True)
     (out / "metrics.jsonl").unlink()
-    kill(command, lambda: len(lines_of(log)) >= second_epoch)
+    kill(command, tmp_path / "output", lambda: len(lines_of(log)) >= second_epoch)
     assert [row["step"] for row in rows_of(out / "metrics.jsonl")] == [1]  # written before round 2
     train(data, out, rounds=2, gold_prompts=held_out, resume=True)
     assert "round-2/checkpoint-" in capsys.readouterr().out

@@ -301,12 +301,16 @@ def misbehave_quickly(text: str, n: int):
     return Fault("reset") if content == "slow" else content
 
 
-def test_kill_at_a_third_and_repeat(serve, tmp_path):
-    """After kill -9 and a torn line, the same command makes the missing calls. A third start makes none."""
+def values_of_tasks(store: str, url: str) -> list[int | None]:
+    """Asks for all tasks; what the test below kills and repeats."""
+    judge = Endpoint("m", store, url, timeout=TIMEOUT, backoff=0.005, retries=4)
+    return [reply.value for reply in judge.ask(ask_for(*TASKS), verdict)]
+
+
+def test_kill_at_a_third_and_repeat(serve, tmp_path, capsys):
+    """After kill -9 and a torn line, a second client makes the missing calls. A third one makes none."""
     server, store = serve(misbehave_quickly), tmp_path / "store.jsonl"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    # the server may still answer calls of the first, after its death
-    env_of_second = {**env, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "second"}
     command = [sys.executable, __file__, str(store), server.url]
     first = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while len(server.answered) < 341:
@@ -322,8 +326,12 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path):
     if store.read_bytes() == whole:  # the kill tore no line, so tear one here
         store.write_bytes(whole + whole[:100])
 
-    second = subprocess.run(command, env=env_of_second, capture_output=True, text=True, timeout=60)
-    assert second.returncode == 0 and "torn" in second.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        # the server may still answer calls of the first, after its death
+        patch.setenv("OPENAI_BASE_URL", server.url)
+        patch.setenv("OPENAI_API_KEY", "second")
+        second = values_of_tasks(str(store), server.url)
+    assert "torn" in capsys.readouterr().err
     after = rows(store)
     assert store.read_bytes().startswith(whole)
     assert len(after) == len({row["key"] for row in after})
@@ -336,15 +344,14 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path):
         attempts[text] += 1
         with suppress(ValueError):
             readable[text] = verdict(content)
-    assert json.loads(second.stdout) == [readable.get(t) for t in TASKS] and len(readable) > 990
+    assert second == [readable.get(t) for t in TASKS] and len(readable) > 990
     attempts_before = Counter(map(asked, before))
     finished = [t for t in attempts_before if attempts_before[t] == attempts[t] and t in readable]
     assert len(finished) > 200
     assert all(server.calls[t] == calls[t] for t in finished)
 
     calls = Counter(server.calls)
-    third = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert third.stdout == second.stdout and rows(store) == after
+    assert values_of_tasks(str(store), server.url) == second and rows(store) == after
     assert all(server.calls[t] == calls[t] for t in readable)
 
 
@@ -1076,6 +1083,5 @@ def test_tokens_of_a_response_are_unknown_behind_an_endpoint(serve, tmp_path):
     assert shared.describe(rows)["response_tokens"] == 4
 
 
-if __name__ == "__main__":  # the command that is killed and repeated
-    judge = Endpoint("m", sys.argv[1], sys.argv[2], timeout=TIMEOUT, backoff=0.005, retries=4)
-    print(json.dumps([r.value for r in judge.ask(ask_for(*TASKS), verdict)]))
+if __name__ == "__main__":  # the client that is killed
+    values_of_tasks(sys.argv[1], sys.argv[2])

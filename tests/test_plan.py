@@ -1,5 +1,6 @@
 """plan.py: memory of runs that no machine of the tests could hold. tests/test_grpo.py measures that of a small one."""
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +41,14 @@ def llama_8b(tmp_path_factory) -> str:
         tie_word_embeddings=False,
     ).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parameters_counted_once():
+    """Counts the parameters of the same few configs once; no test changes a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "count_parameters", functools.cache(plan.count_parameters))
+        yield
 
 
 @pytest.fixture

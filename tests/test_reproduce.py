@@ -820,7 +820,7 @@ def test_numbers_of_fewer_tasks_are_named(tmp_path):
         run = f"llama3.1-8b-{row}-s0--popqa"
         lines.append({**common, "run": run, "n": n, "n_invalid": n_invalid, "fingerprint": str(n)})
     write_index(tmp_path, lines)
-    text = tables.render(tmp_path, ROWS)["table1"]
+    text = tables.render(tmp_path, {"1": ROWS["1"]})["table1"]
     assert "n of each seed: PopQA 14267, but 50 in llama3.1-8b-rlmt, 3 invalid in llama3.1-8b-rlhf." in text
     written = pd.read_csv(tmp_path / "tables" / "table1.csv").dropna(subset="n")
     assert sorted(zip(written["n"], written["n_invalid"])) == [(50, 0), (14267, 0), (14267, 3)]
@@ -901,7 +901,7 @@ def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path):
     index += measure(tmp_path, "qwen2.5-7b-rlmt", own, seeds=2, WB=1.0, AE2=2.0)
     index += measure(tmp_path, "qwen2.5-7b-rlmt", own, AH2=3.0)
     write_index(tmp_path, index)
-    text = tables.render(tmp_path, ROWS)["table1"]
+    text = tables.render(tmp_path, {"1": ROWS["1"]})["table1"]
 
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     ours = table.loc["llama3.1-8b-rlmt"]
@@ -965,7 +965,7 @@ def test_seeds_without_a_headline_are_no_seeds(tmp_path):
             for run, value in values.items()
         ],
     )
-    tables.render(tmp_path, ROWS)
+    tables.render(tmp_path, {"1": ROWS["1"]})
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").query("benchmark == 'WB'").set_index("row")
     one, none = table.loc["llama3.1-8b-rlmt"], table.loc["llama3.1-8b-rlhf"]
     assert (one.ours, one.low, one.high, one.seeds, one.status) == (40, 30, 50, 1, "measured")
@@ -1173,7 +1173,8 @@ def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
         assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
 
 
-def test_a_run_is_stopped_when_its_step_is_measured(tmp_path):
+def test_a_run_is_stopped_when_its_step_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "CHECKPOINT_SECONDS", 0.5)
     script = tmp_path / "job.py"
     script.write_text(
         "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"

@@ -343,7 +343,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
 
 def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(whole, pairs, tmp_path):
     """The head is trained whole, and lies with the adapter."""
-    bits = {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit"}
+    bits = {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit", "epochs": 1.0}
     done = train(pairs, tmp_path / "done", keep_checkpoints=0, **bits)
     merged = weights_of(done / "model")
     assert merged.keys() == weights_of(whole / "model").keys()
@@ -352,7 +352,7 @@ def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(w
     assert len(head) == 1 and torch.equal(head[0], merged["score.weight"])
 
     broken = tmp_path / "broken"
-    killed_after(6, done, broken)
+    killed_after(3, done, broken)
     train(pairs, broken, resume=True, keep_checkpoints=0, **bits)
     found = weights_of(broken / "model")
     assert all(torch.equal(found[name], weight) for name, weight in merged.items())

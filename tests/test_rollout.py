@@ -342,7 +342,7 @@ def engines_of_this_process() -> list[psutil.Process]:
     return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
 
-def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prompts):
+def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prompts, forked_engines):
     """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU, until an engine is killed."""
     # 70 prompts, 16,800 tokens; each prompt is there seven times
     long = [(prompt * 9)[:240] for prompt in prompts] * 7
@@ -386,7 +386,7 @@ def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prom
 def test_two_processes_share_the_weights_and_say_what_transformers_says(
     base, tokenizer, prompts, monkeypatch
 ):
-    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs."""
+    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs. The engine is spawned, not forked."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by default each process wants a NUMA node
     sampler = Sampler(
         BASE,
@@ -441,7 +441,9 @@ def server_url(saved, tmp_path_factory):
         except requests.ConnectionError:
             time.sleep(0.2)
     yield url
-    process.terminate()
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
     process.wait()
 
 

@@ -4,13 +4,11 @@ import dataclasses
 import importlib.util
 import json
 import math
-import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Literal
 
+import huggingface_hub.constants
 import pytest
 
 import rollout
@@ -139,7 +137,7 @@ def test_longcot_config_of_the_authors(tmp_path, exits):
     assert utils.read_trained_as(str(tmp_path)) == {"think_format": "plain"}
 
 
-def test_think_format_of_a_hub_name(tmp_path):
+def test_think_format_of_a_hub_name(tmp_path, monkeypatch):
     """The hub's cache stands in for the hub: the same call of the same library reads it."""
     repository = tmp_path / "models--lab--released"
     snapshot = repository / "snapshots" / "abc"
@@ -148,17 +146,9 @@ def test_think_format_of_a_hub_name(tmp_path):
     (repository / "refs" / "main").write_text("abc")
     config = {"longcot_delimiter": "</think>", "start_think_marker": "<think>"}
     (snapshot / "longcot_config.json").write_text(json.dumps(config))
-    program = "import utils; print(utils.read_trained_as('lab/released'))"
-    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        cwd=Path(utils.__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == "{'think_format': 'think'}\n", done.stderr
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert utils.read_trained_as("lab/released") == {"think_format": "think"}
 
 
 def test_use_vllm(exits, monkeypatch):

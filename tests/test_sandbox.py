@@ -1,8 +1,6 @@
 """rewards/sandbox.py, attacked under every barrier that works on this machine; the others are skipped by name."""
 
 import ctypes
-import gzip
-import json
 import os
 import platform
 import signal
@@ -17,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from rewards import sandbox
-
-HUMANEVAL = Path(__file__).parents[1].parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 
 
 @pytest.fixture(params=list(sandbox.BARRIERS))
@@ -443,15 +439,3 @@ def test_a_barrier_that_is_killed_at_its_start_says_so(monkeypatch):
     monkeypatch.setattr(sandbox, "_command", lambda *_: ["/bin/sh", "-c", "kill -9 $$"])
     with pytest.raises(sandbox.KilledAtStart, match="exit code -9"):
         sandbox._run("pass", "none", os.geteuid() == 0)
-
-
-def test_reference_solutions_of_humaneval_pass():
-    if not HUMANEVAL.exists():
-        pytest.skip(f"no {HUMANEVAL}")
-    tasks = [json.loads(line) for line in gzip.open(HUMANEVAL)][::4]
-    programs = [
-        f"{t['prompt']}{t['canonical_solution']}\n{t['test']}\ncheck({t['entry_point']})" for t in tasks
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(sandbox.run, programs))
-    assert len(results) == 41 and [t["task_id"] for t, r in zip(tasks, results) if not r.ok] == []

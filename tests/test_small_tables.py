@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -225,9 +226,9 @@ def test_the_page_of_samples_has_every_answer_of_every_model(reward_models, tmp_
     prompts = run_folders.read_log(ROOT / "experiments/small_prompts.jsonl")
     assert len({row["id"] for row in prompts}) == 20
     names = ("sft-plain", "grpo-plain-s0")
-    for name in names:
-        run = tmp_path / "runs" / f"samples-{name}"
-        evaluate(run, ROOT / "experiments/small_prompts.jsonl", reward_models["chatml"], 0)
+    first = tmp_path / "runs" / "samples-sft-plain"
+    evaluate(first, ROOT / "experiments/small_prompts.jsonl", reward_models["chatml"], 0)
+    shutil.copytree(first, tmp_path / "runs" / "samples-grpo-plain-s0")  # the page reads folders alone
     args = small_samples.Args(results=tmp_path, names=names, characters=30)
     small_samples.main(args)
 

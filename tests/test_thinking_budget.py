@@ -112,7 +112,7 @@ def evaluate(thinker, monkeypatch, tmp_path):
 GREEDY = ("--temperature", 0, "--top-p", 1)
 
 
-def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate):
+def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate, forked_engines):
     whole, without = evaluate(*GREEDY, out="none")
     assert whole[0]["text"] == THOUGHT and without["accuracy"] == 1 and without["budget_used_up"] is None
     large, _ = evaluate(*GREEDY, "--max-thinking-tokens", 60, out="large")

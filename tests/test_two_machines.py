@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launch
 import pytest
 from script_runs import weights_of
 
@@ -24,27 +25,20 @@ def prompts(tmp_path) -> Path:
     return path
 
 
-def train_on_two(prompts: Path, outs: list[Path]) -> tuple[list[int], list[str]]:
-    """Trains two steps of GRPO together; `outs`: the run's folder as each machine sees it.
-
-    Returns the exit codes of both launchers and what they printed.
-    """
+def commands_of_two(prompts: Path, outs: list[Path]) -> list[list[str]]:
+    """Returns each machine's command for two steps of GRPO; `outs`: the run's folder as each machine sees it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    machines = []
+    commands = []
     for rank, out in enumerate(outs):
-        launch = f"""-m accelerate.commands.launch --config_file accelerate/2nodes_fsdp2.yaml --num_processes 2
+        launcher = f"""-m accelerate.commands.launch --config_file accelerate/2nodes_fsdp2.yaml --num_processes 2
             --mixed_precision no --machine_rank {rank} --main_process_ip 127.0.0.1 --main_process_port {port}"""
         script = f"""tests/fsdp_on_cpu.py train_grpo.py --preset toy --model data/toy/base --prompts {prompts} --steps 2
             --prompts-per-step 4 --group-size 4 --max-completion-tokens 24 --allow-truncation
             --on-bad-format score --out {out}"""
-        command = [sys.executable, *launch.split(), *script.split()]
-        machines.append(
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    printed = [machine.communicate()[0] for machine in machines]
-    return [machine.returncode for machine in machines], printed
+        commands.append([sys.executable, *launcher.split(), *script.split()])
+    return commands
 
 
 def shapes_of(model: Path) -> dict[str, tuple]:
@@ -53,8 +47,13 @@ def shapes_of(model: Path) -> dict[str, tuple]:
 
 def test_two_machines_write_one_run(prompts, tmp_path):
     run = tmp_path / "run"
-    codes, printed = train_on_two(prompts, [run, run])
-    assert codes == [0, 0], printed[0][-3000:] + printed[1][-3000:]
+    machines = []
+    for command in commands_of_two(prompts, [run, run]):
+        machines.append(
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    printed = [machine.communicate()[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], printed[0][-3000:] + printed[1][-3000:]
 
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
@@ -70,7 +69,18 @@ def test_two_machines_write_one_run(prompts, tmp_path):
 
 
 def test_a_machine_that_does_not_share_the_disk_is_named(prompts, tmp_path):
-    codes, printed = train_on_two(prompts, [tmp_path / "a", tmp_path / "b"])
+    """The two processes that the launchers of the test above would start."""
+    processes = []
+    for rank, command in enumerate(commands_of_two(prompts, [tmp_path / "a", tmp_path / "b"])):
+        args, environment = launch.read_launch(command)
+        environment |= {"MASTER_ADDR": args.main_process_ip, "MASTER_PORT": str(args.main_process_port)}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        script = [args.training_script, *args.training_script_args]
+        processes.append(launch.started(script, tmp_path / f"output-{rank}", environment))
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    printed = [(tmp_path / f"output-{rank}").read_text() for rank in (0, 1)]
     reason = f"on {socket.gethostname()} is not the folder that process 0 writes"
     assert 0 not in codes and all(reason in text for text in printed), printed[0][-3000:]
     assert not list(tmp_path.glob("*/checkpoint-*")) and not (tmp_path / "a" / "metrics.jsonl").exists()

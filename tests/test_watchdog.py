@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ import utils
 import watchdog
 from data.toy import world
 from rewards.preference import load_reward_model
-from launch import DDP
+from launch import DDP, started
 from script_runs import run_here
 from test_endpoint import ChatServer, Fault
 
@@ -54,6 +55,14 @@ def end_of(process: subprocess.Popen) -> tuple[int, str]:
     """Waits for the end; returns exit code and output."""
     text = process.communicate(timeout=120)[0]
     return process.returncode, text
+
+
+def end_of_fork(process: BaseProcess, output: Path) -> tuple[int, str]:
+    """As `end_of`, for a process of `launch.started`."""
+    process.join(timeout=120)
+    code = process.exitcode
+    process.kill()  # does nothing if it has ended
+    return code, output.read_text()
 
 
 def wait_for_step(process: subprocess.Popen, run: Path, step: int) -> None:
@@ -107,37 +116,6 @@ with watchdog.watched():
 """
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_a_process_that_hangs_is_ended_also_if_it_holds_the_gil(tmp_path):
-    child = "process = multiprocessing.Process(target=time.sleep, args=(60,)); process.start(); print(process.pid)"
-    hangs = {
-        "sleeps": f"{child}; time.sleep(60)",
-        "holds_the_gil": "__import__('ctypes').PyDLL(None).sleep(60)",
-    }
-    processes = {}
-    for name, line in hangs.items():
-        (tmp_path / name).mkdir()
-        processes[name] = small_process(tmp_path / name, STALLING.format(hangs=line))
-    code, text = end_of(processes["sleeps"])
-    child = int(text.split()[0])  # such as vLLM's engine, which would keep the GPU's memory
-    deadline = time.monotonic() + 5  # a killed process takes a moment to go
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert code == 124 and "error: no rank has made progress for 1 seconds (--stall-minutes 0.01)" in text
-    assert "--resume continues from the last checkpoint" in text
-    stacks = (tmp_path / "sleeps" / "stacks-rank0.txt").read_text()
-    assert '"<string>"' in stacks and stacks.count("hread 0x") == 2
-    code, _ = end_of(processes["holds_the_gil"])  # ten seconds later, by a thread that needs no GIL
-    assert code == 1 and '"<string>"' in (tmp_path / "holds_the_gil" / "stacks-rank0.txt").read_text()
-
-
 BEATING = """
 watchdog.set_run(Path(sys.argv[1]), 0.02)
 with watchdog.watched():
@@ -147,11 +125,6 @@ with watchdog.watched():
     with watchdog.patient():
         time.sleep(2)
 """
-
-
-def test_who_beats_or_may_take_its_time_is_left_alone(tmp_path):
-    process = small_process(tmp_path, BEATING)
-    assert end_of(process) == (0, "") and not (tmp_path / "stacks-rank0.txt").exists()
 
 
 WRITING = """
@@ -165,15 +138,118 @@ with watchdog.watched():
 """
 
 
-def test_a_large_checkpoint_may_take_as_long_as_a_slow_disk(tmp_path):
-    """50 bytes at 10 a second: 5 seconds, where ten times --stall-minutes are 0.6."""
-    processes = {}
+ASK = """
+import sys, time
+from pathlib import Path
+import watchdog
+from endpoint import Endpoint
+folder = Path(sys.argv[1])
+watchdog.set_run(folder, 0.05)  # three seconds
+with watchdog.watched():
+    time.sleep(0.5)
+    watchdog.beat()
+    judge = Endpoint("m", folder / "judge.jsonl", sys.argv[2], timeout=float(sys.argv[3]), retries=1, backoff=0)
+    print(judge.ask([{"messages": [{"role": "user", "content": "Q"}], "max_tokens": 5}])[0].text)
+"""
+
+
+START_CHILD = (
+    "process = multiprocessing.Process(target=time.sleep, args=(60,)); process.start(); print(process.pid)"
+)
+HANGS = {
+    "sleeps": f"{START_CHILD}; time.sleep(60)",
+    "holds_the_gil": "__import__('ctypes').PyDLL(None).sleep(60)",
+}
+JUDGES = {7: 20, 60: 5}  # seconds until it replies: seconds that a call may take
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """Starts all processes that the tests below only wait for, so that they take their time at once.
+
+    Returns the processes by name, and the folder that has a folder of each name.
+    """
+    folder = tmp_path_factory.mktemp("waiting")
+    codes = {name: STALLING.format(hangs=line) for name, line in HANGS.items()}
+    codes["beats"] = BEATING
     for seconds in (2, 60):
-        folder = tmp_path / str(seconds)
-        folder.mkdir()
-        processes[seconds] = small_process(folder, WRITING.format(seconds=seconds))
-    assert end_of(processes[2]) == (0, "")
-    code, text = end_of(processes[60])
+        codes[f"writes for {seconds}"] = WRITING.format(seconds=seconds)
+    processes = {}
+    for name, code in codes.items():
+        (folder / name).mkdir()
+        processes[name] = small_process(folder / name, code)
+
+    servers = []
+    (folder / "ask.py").write_text(ASK)
+    for seconds, timeout in JUDGES.items():
+        name = f"asks for {seconds}"
+        (folder / name).mkdir()
+        servers.append(ChatServer(lambda text, n, seconds=seconds: time.sleep(seconds) or "the reply"))
+        words = [folder / "ask.py", folder / name, servers[-1].url, timeout]
+        processes[name] = started(words, folder / name / "output")
+    yield processes, folder
+    for process in processes.values():
+        process.kill()
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+STOPPABLE = """
+with watchdog.stoppable():
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_sigterm_asks_once_and_ends_the_second_time(tmp_path, waiting):
+    """While those of `waiting` wait too."""
+    process = small_process(tmp_path, STOPPABLE)
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):  # a scheduler and a launcher both pass the same one on
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert process.poll() is None
+    time.sleep(5)
+    process.send_signal(signal.SIGTERM)
+    code, text = end_of(process)
+    assert code == watchdog.STOPPED and text.count("SIGTERM: the run stops with a checkpoint") == 1
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_process_that_hangs_is_ended_also_if_it_holds_the_gil(waiting):
+    processes, folder = waiting
+    code, text = end_of(processes["sleeps"])
+    child = int(text.split()[0])  # such as vLLM's engine, which would keep the GPU's memory
+    deadline = time.monotonic() + 5  # a killed process takes a moment to go
+    while is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert code == 124 and "error: no rank has made progress for 1 seconds (--stall-minutes 0.01)" in text
+    assert "--resume continues from the last checkpoint" in text
+    stacks = (folder / "sleeps" / "stacks-rank0.txt").read_text()
+    assert '"<string>"' in stacks and stacks.count("hread 0x") == 2
+    code, _ = end_of(processes["holds_the_gil"])  # ten seconds later, by a thread that needs no GIL
+    assert code == 1 and '"<string>"' in (folder / "holds_the_gil" / "stacks-rank0.txt").read_text()
+
+
+def test_who_beats_or_may_take_its_time_is_left_alone(waiting):
+    processes, folder = waiting
+    assert end_of(processes["beats"]) == (0, "") and not (folder / "beats" / "stacks-rank0.txt").exists()
+
+
+def test_a_large_checkpoint_may_take_as_long_as_a_slow_disk(waiting):
+    """50 bytes at 10 a second: 5 seconds, where ten times --stall-minutes are 0.6."""
+    processes, _ = waiting
+    assert end_of(processes["writes for 2"]) == (0, "")
+    code, text = end_of(processes["writes for 60"])
     assert code == 124 and "no rank has made progress for 5 seconds" in text
 
 
@@ -193,27 +269,6 @@ def test_a_model_that_is_loaded_may_take_as_long_as_a_slow_disk(monkeypatch):
     watcher.join()
     assert max(seen) == pytest.approx(4 * model.num_parameters() / watchdog.SLOWEST_DISK)
     assert watchdog.RUN.patience == 0.0
-
-
-STOPPABLE = """
-with watchdog.stoppable():
-    print("ready", flush=True)
-    while True:
-        time.sleep(0.1)
-"""
-
-
-def test_sigterm_asks_once_and_ends_the_second_time(tmp_path):
-    process = small_process(tmp_path, STOPPABLE)
-    assert process.stdout.readline() == "ready\n"
-    for _ in range(2):  # a scheduler and a launcher both pass the same one on
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-    assert process.poll() is None
-    time.sleep(5)
-    process.send_signal(signal.SIGTERM)
-    code, text = end_of(process)
-    assert code == watchdog.STOPPED and text.count("SIGTERM: the run stops with a checkpoint") == 1
 
 
 @dataclass
@@ -345,10 +400,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(prompts, tmp
 def test_sigterm_stops_with_a_checkpoint(prompts, tmp_path):
     run = tmp_path / "run"
     words = [*TINY, "--prompts", prompts, "--save-steps", "1000", "--out", run]
-    process = start([*words, "--steps", "1000"])
-    wait_for_step(process, run, 1)
-    process.send_signal(signal.SIGTERM)
-    code, text = end_of(process)
+    output = tmp_path / "output"
+    process = started([*words, "--steps", "1000"], output)
+    while not rows_of(run):
+        assert process.is_alive(), output.read_text()[-3000:]
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    code, text = end_of_fork(process, output)
     [step] = whole_steps(run)
     assert code == 143, text[-3000:]
     assert f"stopped by SIGTERM after step {step}; --resume continues from checkpoint-{step}" in text
@@ -361,7 +419,8 @@ def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
     run = tmp_path / "run"
     server = ChatServer(lambda text, n: Fault("reset") if n == 0 else time.sleep(3600))
     judge = ["--rewards", "judge_mark:1", "--judge", "m", "--judge-url", server.url]
-    code, text = end_of(start([*TINY, "--prompts", prompts, *judge, "--out", run]))
+    output = tmp_path / "output"
+    code, text = end_of_fork(started([*TINY, "--prompts", prompts, *judge, "--out", run], output), output)
     assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
     stacks = (run / "stacks-rank0.txt").read_text()
     assert "endpoint.py" in stacks and "scorer.py" in stacks and stacks.count("hread 0x") > 1
@@ -369,29 +428,13 @@ def test_a_judge_that_hangs_ends_the_run(prompts, tmp_path):
     server.server_close()
 
 
-ASK = """
-import sys, time
-from pathlib import Path
-import watchdog
-from endpoint import Endpoint
-folder = Path(sys.argv[1])
-watchdog.set_run(folder, 0.05)  # three seconds
-with watchdog.watched():
-    time.sleep(0.5)
-    watchdog.beat()
-    judge = Endpoint("m", folder / "judge.jsonl", sys.argv[2], timeout=float(sys.argv[3]), retries=1, backoff=0)
-    print(judge.ask([{"messages": [{"role": "user", "content": "Q"}], "max_tokens": 5}])[0].text)
-"""
-
-
-@pytest.mark.parametrize(("seconds", "timeout", "code"), [(7, 20, 0), (60, 5, 124)])
-def test_a_slow_judge_is_waited_for_as_long_as_a_call_may_take(seconds, timeout, code, tmp_path):
+@pytest.mark.parametrize(("seconds", "code"), [(7, 0), (60, 124)])
+def test_a_slow_judge_is_waited_for_as_long_as_a_call_may_take(seconds, code, waiting):
     """A first call may take longer than --stall-minutes. Where it times out too, a repeat may not."""
-    server = ChatServer(lambda text, n: time.sleep(seconds) or "the reply")
-    found, text = end_of(start(["-c", ASK, tmp_path, server.url, timeout]))
+    processes, folder = waiting
+    name = f"asks for {seconds}"
+    found, text = end_of_fork(processes[name], folder / name / "output")
     assert found == code and ("the reply" in text) == (code == 0), text[-2000:]
-    server.shutdown()
-    server.server_close()
 
 
 def rank_1(launcher: subprocess.Popen) -> psutil.Process:

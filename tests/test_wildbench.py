@@ -18,7 +18,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -27,6 +26,7 @@ import endpoint
 import eval_wildbench
 import page
 import rollout
+import runs
 import templates
 from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
@@ -801,42 +801,50 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path, local_judge_folder):
     assert path.read_text() == "".join(lines)
 
 
-def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path):
+def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path, forked_engines):
     """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
     many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(6) for row in rows]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
-    common = ["--model", "data/toy/base", "--tasks", tmp_path / "tasks.jsonl", "--temperatures", 0.0]
+    common = ["--model", "data/toy/base", "--temperatures", 0.0]
     common += ["--judge", "data/toy/world.py:judge", "--max-tokens", 200]
-    by_vllm = [*common, "--rollout", "vllm", "--out", tmp_path / "vllm"]
+    by_vllm = [*common, "--tasks", tmp_path / "tasks.jsonl", "--rollout", "vllm", "--out", tmp_path / "vllm"]
 
-    command = [sys.executable, "eval_wildbench.py", *map(str, by_vllm), "--data-parallel", "2"]
-    process = subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True)
     generations = tmp_path / "vllm" / "generations.jsonl"
-    while not generations.exists():
-        assert process.poll() is None, process.stderr.read()[-3000:]
-        time.sleep(0.02)
-    children = psutil.Process(process.pid).children(recursive=True)
-    engines = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-    assert len(engines) == 2
-    engines[0].kill()
-    killed = time.monotonic()
-    _, said = process.communicate()
-    assert process.returncode == 1 and "vLLM's engine process died" in said, said[-3000:]
-    assert time.monotonic() - killed < 15 and not any(engine.is_running() for engine in engines)
+    engines = []
+    killed = []
+    ended = threading.Event()
+
+    def kill_an_engine() -> None:
+        while not generations.exists():
+            if ended.wait(0.02):
+                return
+        engines.extend(multiprocessing.active_children())
+        killed.append(time.monotonic())
+        engines[0].kill()
+
+    killer = threading.Thread(target=kill_an_engine)
+    killer.start()
+    try:
+        with pytest.raises(RuntimeError, match="vLLM's engine process died"):
+            run(*by_vllm, "--data-parallel", 2)
+    finally:
+        ended.set()
+        killer.join()
+    assert time.monotonic() - killed[0] < 15 and len(engines) == 2
+    assert multiprocessing.active_children() == []  # the other one has ended too
 
     kept = generations.read_text()
     assert 0 < kept.count("\n") < len(many)
     run(*by_vllm, "--data-parallel", 1, "--resume")
     assert generations.read_text().startswith(kept)
     assert multiprocessing.active_children() == []  # the engine has ended
-    run(*common, "--rollout", "hf", "--out", tmp_path / "hf")
-    texts = []
-    for folder in ("vllm", "hf"):
-        lines = (tmp_path / folder / "generations.jsonl").read_text().splitlines()
-        assert len(lines) == len(many)
-        texts.append({row["id"]: row["text"] for row in map(json.loads, lines)})
-    assert texts[0] == texts[1]
+    # each task once, as all its copies have the same answer
+    run(*common, "--tasks", tasks, "--rollout", "hf", "--out", tmp_path / "hf")
+    said = {row["id"]: row["text"] for row in runs.read_log(tmp_path / "hf" / "generations.jsonl")}
+    expected = {row["id"]: said[row["id"].rpartition("-")[0]] for row in many}
+    found = runs.read_log(generations)
+    assert len(found) == len(many) and {row["id"]: row["text"] for row in found} == expected
 
 
 @pytest.fixture
@@ -878,7 +886,7 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
 
 
 def test_a_local_judge_on_two_engines_judges_as_transformers_does(
-    tasks, judge_by_heart, run, tmp_path, monkeypatch
+    tasks, judge_by_heart, run, tmp_path, monkeypatch, forked_engines
 ):
     """Two engines answer, then two of the judge mark what they said."""
     monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engines anew
