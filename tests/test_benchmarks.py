@@ -1278,19 +1278,31 @@ def test_generate_and_score(run, tmp_path):
 
 
 def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
-    """A file of the data is replaced between a start and its --resume: positions are the ids of the tasks."""
+    """Positions are the ids of the tasks, so a data set whose order changes has the same ids for other prompts."""
     data = tmp_path / "data"
     data.mkdir()
-    write(data / "test.jsonl", [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)])
+    questions = [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)]
+    write(data / "test.jsonl", questions)
+    summary = tmp_path / "run" / "summary.json"
     command = ("gsm8k", *MODEL, "--data", data, "--out", tmp_path / "run")
     run(*command)
-    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
+    summary.unlink()  # as if it had been killed before the end
     run(*command, "--resume")
-    (tmp_path / "run" / "summary.json").unlink()
-    write(data / "test.jsonl", [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in (0, 2, 1)])
+    summary.unlink()
+
+    write(data / "test.jsonl", [questions[0], questions[2], questions[1]])
+    said = run(*command, "--resume", code=2)
+    assert "test.jsonl has changed" in said and "--overwrite starts anew" in said
+
+    # a change on the hub is not seen there: the answers that are kept belong to the order above
+    write(data / "test.jsonl", questions)
+    generations = tmp_path / "run" / "generations.jsonl"
+    rows = [json.loads(line) for line in generations.read_text().splitlines()]
+    rows[1]["messages"], rows[2]["messages"] = rows[2]["messages"], rows[1]["messages"]
+    write(generations, rows)
     said = run(*command, "--resume", code=2)
     assert "generations.jsonl has an answer to task 1-0 that was given to another prompt" in said
-    assert "--overwrite starts anew" in said and not (tmp_path / "run" / "summary.json").exists()
+    assert "--overwrite starts anew" in said and not summary.exists()
 
 
 class Judge(BaseHTTPRequestHandler):
