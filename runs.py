@@ -430,10 +430,7 @@ def _rows_in(folder: Path) -> list[Path]:
     """Returns the files of a data set: those that `datasets` saves, and those that sources.py reads."""
     from sources import FILE_TYPES  # not at the top: sources.py imports this module
 
-    found = []
-    for suffix in (".arrow", *FILE_TYPES):
-        found += folder.rglob(f"*{suffix}")
-    return found
+    return [file for file in folder.rglob("*") if file.name.endswith((".arrow", *FILE_TYPES))]
 
 
 def _digest_file(path: Path) -> str:

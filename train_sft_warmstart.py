@@ -173,7 +173,7 @@ def build_rows(
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
         n_tokens = policy.n_tokens_of(row)
-        if trace["thinking"].strip():
+        if trace["thinking"].strip() and think_format != "think":  # else the row is that text
             with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
             n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
             n_tokens = max(n_tokens, n_with_thinking)

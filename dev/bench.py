@@ -17,9 +17,10 @@ Each side is a process that runs the real script and writes metrics.jsonl, from 
 The first step warms up and does not count, except in two cases: dpo, where ours runs the reference before the first step,
 and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer / ours; the table has the median
 of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
-reserve; on a CPU, the largest resident set of the process. Of several GPUs both sides get the first. Models have random weights, see dev/bench_work.py; the size
-`small` has a real policy, and a reward model of its shape with a random head. For grpo a second table says where the time of a
-step goes (docs/metrics.md), and what share of this machine's rate the step's arithmetic reaches.
+reserve; on a CPU, the largest resident set of the process. Of several GPUs both sides get the first. Models have random
+weights, see dev/bench_work.py; the size `small` has a real policy, and a reward model of its shape with a random head. For
+grpo a second table says where the time of a step goes (docs/metrics.md), and what share of this machine's rate the step's
+arithmetic reaches.
 """
 
 import asyncio
