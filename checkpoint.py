@@ -12,7 +12,7 @@ All processes call these functions together, and all see the same disk (`check_s
 checks it.
 
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    model = policy.load_policy(args.model, ..., resume_from=folder)
+    learners = {"": policy.load_learner(args, args.model, folder, accelerator)}
     checkpoint.load_optimizers(folder, learners)
     with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
@@ -39,7 +39,6 @@ import socket
 import sys
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import numpy as np
@@ -58,13 +57,6 @@ import watchdog
 
 # each row has its step; a resume cuts them back to its checkpoint
 LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
-
-
-class Learner(NamedTuple):
-    """Holds a model that learns, and its optimizer."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
 
 
 # --- 1. model folders
@@ -241,7 +233,7 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
             optimizer.state[parameter] = state
 
 
-def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
+def load_optimizers(folder: Path | None, learners: dict[str, policy.Learner]) -> None:
     """Loads the optimizers of all learners from a checkpoint; does nothing if there is none."""
     if folder is None:
         return
@@ -252,7 +244,7 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 # --- 3. checkpoints
 
 
-def checkpoint_bytes(learners: dict[str, Learner]) -> int:
+def checkpoint_bytes(learners: dict[str, policy.Learner]) -> int:
     """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter.
 
     That is too many for moments in 8 bit.
@@ -264,7 +256,7 @@ def checkpoint_bytes(learners: dict[str, Learner]) -> int:
 
 
 def save(
-    run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
+    run: Path, step: int, learners: dict[str, policy.Learner], tokenizer, args, accelerator: Accelerator
 ) -> Path:
     """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps all.
 
@@ -441,7 +433,9 @@ def cut_log(path: Path, last_step: int) -> None:
     runs.write_jsonl(path, [row for row in runs.read_log(path) if row["step"] <= last_step])
 
 
-def warn_of_full_disk(run: Path, learners: dict[str, Learner], args, first_step: int, steps: int) -> None:
+def warn_of_full_disk(
+    run: Path, learners: dict[str, policy.Learner], args, first_step: int, steps: int
+) -> None:
     """Warns if the checkpoints that a run keeps do not fit on the disk.
 
     `args` has `save_steps`, and `keep_checkpoints`, of which 0 keeps all.

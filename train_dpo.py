@@ -663,23 +663,8 @@ def accumulate_gradients(
     return policy.sum_and_divide(sums, n_pairs, accelerator)
 
 
-def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
-    """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
-    torch.manual_seed(args.seed)
-    learned = policy.load_policy(
-        model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit, args.dtype
-    )
-    learned = policy.Policy(learned, temperature=1.0)
-    prepared = policy.prepare_trained(
-        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2), args.optim
-    )
-    learner = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(saved, {"": learner})
-    return learner
-
-
 def train(
-    pairs: list[Pair], learner: checkpoint.Learner, logger, number: int, tokenizer, args: Args, accelerator
+    pairs: list[Pair], learner: policy.Learner, logger, number: int, tokenizer, args: Args, accelerator
 ) -> None:
     """Trains on the pairs of round `number`, for the steps of `logger`."""
     model, optimizer = learner
@@ -789,7 +774,9 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     laps.end("pairs")
 
     saved, first_step = checkpoint.resume(folder, args, accelerator)
-    learner = load_learner(start_model, saved, args, accelerator)
+    betas = (ADAM_BETA1, ADAM_BETA2)
+    learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
+    checkpoint.load_optimizers(saved, {"": learner})
     checkpoint.warn_of_full_disk(folder, {"": learner}, args, first_step, metrics["steps"])
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)

@@ -582,20 +582,14 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     last_checkpoint, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)  # LoRA's initial weights
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, last_checkpoint, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
+    learner = policy.load_learner(args, args.model, last_checkpoint, accelerator, args.temperature)
+    model, optimizer = learner
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, last_checkpoint, reference, tokenizer, accelerator)  # some of them learn
     # keys are prefixes of file names in a checkpoint; "" is the policy
-    learners = {"": checkpoint.Learner(model, optimizer)}
+    learners = {"": learner}
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(last_checkpoint, learners)
     checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)

@@ -335,48 +335,14 @@ def find_critic(args: Args, tokenizer) -> str:
     return path
 
 
-def load_critic(
-    path: str,
-    lora_r: int,
-    gradient_checkpointing: bool,
-    resume_from: str | None = None,
-    load_in_4bit: bool = False,
-    dtype: str = "auto",
-) -> nn.Module:
+def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
-    A head that `path` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is
-    the critic's folder in a checkpoint.
+    A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    folder = path
-    if resume_from and not lora_r:  # with LoRA it holds the adapter and the head alone
-        folder = resume_from
-    config = utils.load_config(folder)
-    config.num_labels = 1
-    config.classifier_dropout = 0.0  # else 0.1
-    loaded_dtype = "float32"
-    if lora_r:
-        loaded_dtype = utils.compute_dtype(dtype)
-    critic, missing = policy.load_weights(
-        AutoModelForTokenClassification,
-        folder,
-        loaded_dtype,
-        new_head=True,
-        sharded=True,
-        config=config,
-        load_in_4bit=load_in_4bit,
+    return policy.load_classifier(
+        AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True
     )
-    for name, weight in critic.named_parameters():
-        if name in missing:
-            nn.init.zeros_(weight)
-    if lora_r:
-        head = ["score"]
-        critic = policy.add_lora(
-            critic, lora_r, resume_from, task_type="TOKEN_CLS", exclude_modules=head, modules_to_save=head
-        )
-    if gradient_checkpointing:
-        critic.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return critic.train()  # gradient checkpointing works in this mode only
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -576,31 +542,14 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
 
 def load_learners(
     args: Args, critic_path: str, folder: Path | None, accelerator: Accelerator
-) -> dict[str, checkpoint.Learner]:
+) -> dict[str, policy.Learner]:
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
-    torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
     # by the prefix of their files in a checkpoint; the policy's files have none
-    learners = {"": checkpoint.Learner(*prepared)}
-    critic_folder = folder / "critic" if folder else None
-    critic = load_critic(
-        critic_path,
-        args.lora_r,
-        args.gradient_checkpointing,
-        critic_folder,
-        args.load_in_4bit,
-        args.dtype,
-    )
-    prepared = policy.prepare_trained(
+    learners = {"": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+    critic = load_critic(critic_path, args, folder / "critic" if folder else None)
+    learners["critic"] = policy.prepare_trained(
         accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
     )
-    learners["critic"] = checkpoint.Learner(*prepared)
     return learners
 
 

@@ -442,7 +442,7 @@ def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
     return metrics
 
 
-def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> float:
+def warm_up(learners: dict[str, policy.Learner], step: int, args: Args) -> float:
     """Sets the learning rates of a step (from 0), and returns the policy's."""
     share = min(1.0, (step + 1) / max(1, args.warmup_steps))
     rates = {"": args.learning_rate * share, "critic": args.critic_learning_rate * share}
@@ -599,36 +599,6 @@ def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
         try_endpoint(simulator, "--simulator", args.dry_run)
 
 
-def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
-    """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
-    # by the prefix of their files in a checkpoint; the policy's files have none
-    learners = {"": checkpoint.Learner(*prepared)}
-    if args.algorithm == "ppo":
-        critic_folder = folder / "critic" if folder else None
-        critic = train_ppo.load_critic(
-            args.model,
-            args.lora_r,
-            args.gradient_checkpointing,
-            critic_folder,
-            args.load_in_4bit,
-            args.dtype,
-        )
-        prepared = policy.prepare_trained(
-            accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
-        )
-        learners["critic"] = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(folder, learners)
-    return learners
-
-
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
@@ -650,9 +620,14 @@ def main(args: Args) -> None:
 
     # --- models; a resumed run takes their weights from its last checkpoint
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    learners = load_learners(args, folder, accelerator)
+    critic = None
+    if args.algorithm == "ppo":
+        learners = train_ppo.load_learners(args, args.model, folder, accelerator)
+        critic = learners["critic"].model
+    else:
+        learners = {"": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
     model = learners[""].model
-    critic = learners["critic"].model if args.algorithm == "ppo" else None
+    checkpoint.load_optimizers(folder, learners)
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)

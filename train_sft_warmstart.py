@@ -218,29 +218,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
     return kept, dropped
 
 
-# --- model and step
-
-
-def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
-    """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    if args.packing and is_flash_attn_2_available():
-        model.set_attn_implementation("flash_attention_2")
-    return policy.Policy(model, temperature=1.0)
-
-
-def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
-    """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
-    model = load_model(args, folder)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2), args.optim
-    )
-    learner = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(folder, {"": learner})
-    return learner
+# --- a step
 
 
 def packed_length(row: TokenRow) -> tuple[int, int]:
@@ -347,8 +325,12 @@ def main(args: Args) -> None:
 
     # --- model
     folder, first_step = checkpoint.resume(run, args, accelerator)
-    learner = load_learner(args, folder, accelerator)
+    betas = (ADAM_BETA_1, ADAM_BETA_2)
+    learner = policy.load_learner(args, args.model, folder, accelerator, betas=betas)
+    checkpoint.load_optimizers(folder, {"": learner})
     model, optimizer = learner
+    if args.packing and is_flash_attn_2_available():
+        policy.unwrap(model).set_attn_implementation("flash_attention_2")
     checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
 
     # --- train

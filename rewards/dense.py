@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification
 
-import checkpoint
 import policy
 import rewards
 import runs
@@ -247,10 +246,9 @@ class ImplicitReward:
             args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit, args.dtype
         )
         model = policy.Policy(model, args.temperature)
-        prepared = policy.prepare_trained(
+        self.learner = policy.prepare_trained(
             accelerator, model, options["learning_rate"], weight_decay=0.0, optim=args.optim
         )
-        self.learner = checkpoint.Learner(*prepared)
         self.metrics = {}
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,7 +24,7 @@ import templates
 import train_grpo
 import utils
 import watchdog
-from checkpoint import Learner
+from policy import Learner
 
 BASE = "data/toy/base"
 
@@ -366,7 +366,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(
 
 def eight_bit_learner(path: str, accelerator, optim: str = "adamw_8bit") -> Learner:
     model = policy.Policy(policy.load_policy(path, 0, False), 1.0)
-    return Learner(*policy.prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim))
+    return policy.prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim)
 
 
 def test_moments_in_8_bit_come_back(accelerator, tokenizer, tmp_path):

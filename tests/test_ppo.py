@@ -188,7 +188,7 @@ def test_policy_loss_and_gradient_are_trls(trl_trainer, kl_coef, is_corrected):
 
 def test_values_under_padding_are_those_one_by_one(accelerator):
     """Also the meaning of a place: the value of token t is what the critic says of the text before it."""
-    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     completions = ppo_updates.stored_completions(6, 1)[0]
     train_ppo.set_values(critic, completions, 10_000, 1, accelerator)
     for completion in completions:
@@ -203,12 +203,12 @@ def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a new head at zero, or from the reward model with its head."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model")
-    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, True)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), args)
     assert not critic.score.weight.any() and not critic.score.bias.any()
     assert critic.dropout.p == 0 and critic.training and critic.is_gradient_checkpointing
 
     args.critic = "reward_model"
-    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, False)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), args)
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
 
@@ -220,7 +220,8 @@ def test_the_critic_starts_as_asked(tmp_path):
 @pytest.mark.parametrize("lora_r, load_in_4bit", [(0, False), (4, False), (4, True)])
 def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, load_in_4bit):
     """With LoRA the adapter and the whole head learn, and both are saved."""
-    critic = train_ppo.load_critic("data/toy/base", lora_r, False, load_in_4bit=load_in_4bit)
+    args = train_ppo.Args(lora_r=lora_r, load_in_4bit=load_in_4bit, gradient_checkpointing=False)
+    critic = train_ppo.load_critic("data/toy/base", args)
     trained = {name: weight for name, weight in critic.named_parameters() if weight.requires_grad}
     if lora_r:
         assert all("lora" in name or "score.modules_to_save" in name for name in trained)
@@ -228,7 +229,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, 
     for weight in trained.values():
         weight.data += torch.randn_like(weight)
     checkpoint.save_weights(tmp_path / "critic", critic, accelerator, merge=False)
-    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic", load_in_4bit)
+    again = train_ppo.load_critic("data/toy/base", args, tmp_path / "critic")
     found = dict(again.named_parameters())
     for name, weight in trained.items():
         assert torch.equal(found[name], weight) and found[name].requires_grad, name
@@ -239,7 +240,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, 
 
 def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(accelerator):
     completions = ppo_updates.stored_conversations()[0]
-    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
     earned = train_ppo.token_rewards(completions, [])
     train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)

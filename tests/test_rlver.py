@@ -392,7 +392,8 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
     accelerator = SimpleNamespace(
         device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
     )
-    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), 0, False)  # its head is new: zero
+    args = train_rlver.Args(gradient_checkpointing=False)
+    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
     train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
     rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
     train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
@@ -416,7 +417,7 @@ def test_learning_rates_rise_to_their_values_and_stay():
     for name in ("", "critic"):
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
-        learners[name] = checkpoint.Learner(torch.nn.Module(), optimizer)
+        learners[name] = policy.Learner(torch.nn.Module(), optimizer)
     args = train_rlver.Args(warmup_steps=4)
     for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
         assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
