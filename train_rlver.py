@@ -48,6 +48,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
@@ -452,32 +453,24 @@ def warm_up(learners: dict[str, policy.Learner], step: int, args: Args) -> float
     return rates[""]
 
 
-def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
-    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss.
-
-    All arguments that matter to them are named, so that an edited default of those scripts leaves RLVER as it is.
-    """
-    if args.algorithm == "grpo":
-        return train_grpo.Args(
-            group_size=args.group_size,
-            scale_rewards="group",
-            loss_type="dapo",  # the mean over all tokens of the step
-            beta=args.beta,
-            epsilon=EPSILON,
-            epsilon_high=None,  # as `epsilon`
-            ratio_level="token",
-            pass_at_k=0,
-            entropy_coef=args.entropy_coef,
-            importance_correction="none",
-            micro_batch_tokens=args.micro_batch_tokens,
-        )
-    return train_ppo.Args(
-        kl="loss" if args.beta else "none",
-        kl_coef=args.beta,
+def loss_arguments(args: Args) -> SimpleNamespace:
+    """Returns what train_grpo.py and train_ppo.py read of their `Args` to compute advantages and loss."""
+    return SimpleNamespace(
+        micro_batch_tokens=args.micro_batch_tokens,
+        max_completion_tokens=args.max_tokens,
         epsilon=EPSILON,
         entropy_coef=args.entropy_coef,
         importance_correction="none",
-        micro_batch_tokens=args.micro_batch_tokens,
+        # GRPO
+        group_size=args.group_size,
+        scale_rewards="group",
+        loss_type="dapo",  # the mean over all tokens of the step
+        epsilon_high=None,  # as `epsilon`
+        ratio_level="token",
+        beta=args.beta,
+        # PPO
+        kl="loss" if args.beta else "none",
+        kl_coef=args.beta,
     )
 
 

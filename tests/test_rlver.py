@@ -1,6 +1,5 @@
 """train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its resume."""
 
-import dataclasses
 import json
 import math
 import sys
@@ -360,30 +359,6 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
             for k, value in enumerate(row):
                 expected = pytest.approx(outcome + weight * value / scale, abs=1e-5)
                 assert member.advantages[4 * k] == member.advantages[4 * k + 1] == expected
-
-
-def test_edited_defaults_of_grpo_and_ppo_leave_rlver_as_it_is(monkeypatch):
-    """It takes loss and advantages from those scripts, whose defaults are neither in its config.json nor in its paper."""
-
-    @dataclasses.dataclass
-    class EditedGrpo(train_grpo.Args):
-        entropy_coef: float = 0.001
-        epsilon_high: float | None = 0.28
-        ratio_level: str = "sequence"
-        pass_at_k: int = 2
-        importance_correction: str = "token_truncate"
-
-    @dataclasses.dataclass
-    class EditedPpo(train_ppo.Args):
-        entropy_coef: float = 0.001
-        importance_correction: str = "token_truncate"
-
-    scripts = {"grpo": (train_grpo, EditedGrpo), "ppo": (train_ppo, EditedPpo)}
-    for algorithm, (script, edited) in scripts.items():
-        args = train_rlver.Args(algorithm=algorithm, beta=0.1)
-        before = dataclasses.asdict(train_rlver.loss_arguments(args))
-        monkeypatch.setattr(script, "Args", edited)
-        assert dataclasses.asdict(train_rlver.loss_arguments(args)) == before
 
 
 def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
