@@ -454,7 +454,9 @@ def generate(
         batch_size=batch_size,
         dtype=dtype,
     )
-    seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
+    # of 64 bits, as torch and vLLM take no more; DPO makes longer ones of a date as --seed
+    first_seed = seed % 2**32 * 1_000_003
+    seeds = [first_seed + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar:
             for place, sample in sampler.sample(prompts, seeds, done):

@@ -412,15 +412,6 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
-def sampling_seed(number: int, args: Args, accelerator) -> int:
-    """Returns the seed of this process's samples in round `number`.
-
-    rollout.generate makes a seed of 64 bits for each completion from it, so it has 32.
-    """
-    seed = (args.seed * 1000 + number) * 1000 + accelerator.process_index
-    return seed % 2**32
-
-
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
 ) -> list[rollout.Completion]:
@@ -442,7 +433,7 @@ def sample(
                 tokenizer,
                 sampling,
                 rollout.use_vllm(args.rollout),
-                seed=sampling_seed(number, args, accelerator),
+                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
                 done={i for i, place in enumerate(places) if place in on_disk},

