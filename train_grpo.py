@@ -524,29 +524,17 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
         )
     unused = {}  # flags, and why they would do nothing
-    if args.vllm_server_url:
-        unused = dict.fromkeys(("--rollout", "--vllm-memory", "--vllm-sleep"), "with --vllm-server-url")
-    elif not rollout.use_vllm(args.rollout):
-        flags = ("--vllm-memory", "--vllm-sleep", "--importance-correction")
-        unused = dict.fromkeys(flags, "without --rollout vllm")
+    if not args.vllm_server_url and not rollout.use_vllm(args.rollout):
+        unused["--importance-correction"] = "without --rollout vllm"
     if args.pass_at_k and "process" not in rewards.reward_names(args):  # whose advantages it divides
         unused["--scale-rewards"] = "with --pass-at-k"
     runs.refuse_unused(unused)
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run."""
+    """Prints what samples, on how many processes, and how often a judge of --gold will be asked."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
-    n_updates = args.updates_per_rollout * args.num_iterations
-    layout = utils.THINK_FORMATS[args.think_format].layout
-    reads = ""
-    if "preference" in rewards.reward_names(args):
-        reads = f"the reward model reads {args.reward_on}; "
-    accelerator.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps, updates a step: {n_updates}\n"
-        f"rollouts by {samples_by}; format {layout!r}; {reads}bad format: {args.on_bad_format}"
-    )
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     if args.gold.startswith("judge:"):
         n_calls = args.prompts_per_step * args.group_size
         accelerator.print(

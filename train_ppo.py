@@ -521,23 +521,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
-    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    runs.refuse_unused(
-        {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
-    )
-
-
-def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run."""
-    samples_by = "vLLM" if use_vllm else "transformers"
-    n_updates = args.updates_per_rollout * args.num_iterations
-    layout = utils.THINK_FORMATS[args.think_format].layout
-    accelerator.print(
-        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {n_updates} updates\n"
-        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
-    )
+    if not rollout.use_vllm(args.rollout):
+        runs.refuse_unused({"--importance-correction": "without --rollout vllm"})
 
 
 def load_learners(
@@ -562,7 +547,8 @@ def main(args: Args) -> None:
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
     critic_path = find_critic(args, tokenizer)
-    announce(args, use_vllm, accelerator)
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)

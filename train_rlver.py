@@ -486,24 +486,17 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
             f"processes; use a multiple of {accelerator.num_processes}"
         )
-    if args.warmup_steps < 0:
-        runs.fail(f"--warmup-steps {args.warmup_steps}: use 0 or more")
     if args.ask_thinking and args.think_format != "think":
         runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
         runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
     load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
 
-    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    without_ppo = "" if args.algorithm == "ppo" else "without --algorithm ppo"
-    with_ppo = "with --algorithm ppo" if args.algorithm == "ppo" else ""
-    runs.refuse_unused(
-        {
-            "--vllm-memory": without_vllm,
-            "--critic-learning-rate": without_ppo,
-            "--group-size": with_ppo,
-        }
-    )
+    if args.algorithm == "ppo":
+        unused = {"--group-size": "with --algorithm ppo"}
+    else:
+        unused = {"--critic-learning-rate": "without --algorithm ppo"}
+    runs.refuse_unused(unused)
 
 
 def simulator_setting(args: Args) -> dict:
@@ -540,14 +533,9 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
 
 
 def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
-    accelerator.print(
-        f"{len(users)} users; {args.prompts_per_step} x {conversations_per_user(args)} conversations a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
-        f"{args.user} users, at most {args.turns} replies; "
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}"
-    )
+    """Prints what samples, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     if ".py:" not in args.simulator:
         profiles = [user["profile"] for user in users]
         n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)

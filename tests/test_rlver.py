@@ -536,7 +536,6 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
         (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
         (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
         (["--profiles", "nowhere.jsonl"], "no such file"),
-        (["--warmup-steps", "-1"], "--warmup-steps -1: use 0 or more"),
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
