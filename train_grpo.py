@@ -19,7 +19,7 @@ that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
         --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
 
-Deviations from the paper and its released code (verl):
+Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. Equation 4 has A = r - mean(r), and a mean over completions of the means over their tokens. By default we
    also divide by the group's standard deviation, as the released configs do, and take one mean over all
    tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
@@ -29,10 +29,6 @@ Deviations from the paper and its released code (verl):
 3. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 4. A malformed completion gets a floor below its group. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
-5. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
-6. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-7. The released code adds 1e-6 to the standard deviation; here it is 1e-4. It clamps k3 to 10 and log ratios
-   to 20, and at a negative advantage a ratio above 3 has no gradient (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,

@@ -17,19 +17,12 @@ The critic is a model of its own with its own optimizer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
         --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
 
-Deviations from the paper and its released code (verl):
+Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 2. A malformed completion gets a floor below all others of the step. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
-3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
-   cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
-4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
+3. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
-6. Both losses are means over all tokens of the step. In the released code they are means over the tokens of a
-   micro-batch, averaged over micro-batches and GPUs: 16 completions for the policy, 16 / GPUs for the critic.
-7. The released code clamps log ratios to 20, and at a negative advantage a ratio above 3 has no gradient
-   (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
 train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.

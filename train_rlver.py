@@ -23,19 +23,11 @@ A conversation is one completion, in which others wrote some of the tokens:
 The policy's thinking of earlier turns stays in its context; the user never reads it. A policy may learn what
 this user alone likes: evaluate with a second one (eval_sentient.py --held-out-simulator).
 
-Deviations from the paper and its released code:
+Deviations from the paper and its released code in a default run; docs/deviations.md has all:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
 3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
    paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
-4. Warm-up is 50 steps for both models, from 1/50 of the rate. Released: 20 steps for the policy, from 0.
-5. No imitation loss: the paper names one, and an entropy bonus, both without a value. The presets have the bonus
-   of the released config, 0.001 (`--entropy-coef`).
-6. A goodbye ends a conversation only at the end of a message, unless the user was told to take leave.
-The released code is a fork; what the paper ran is not known. The fork takes a goodbye anywhere in a message. It
-lets nine replies through. It draws the users of a step at random, with replacement. It cuts a conversation after
-10,000 tokens, which keeps its reward. When a conversation has ended, those behind it in the list are answered by
-the users of others. The released runs used 32 GPUs.
 
 Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, simulator-<rank>.jsonl
 (the simulator's replies), summary.json, checkpoint-*/ and model/. Rows of completions.jsonl also have `dialogue`,
