@@ -3,7 +3,7 @@
 A checkpoint is run/checkpoint-<step>/:
 
     config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder; with LoRA, of the adapter
-    <name>/                                          the same for every other model that learns, such as a critic
+    <name>/                                          the same for every other learner, such as a critic
     optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
     complete                                         the key of the run and the CRC-32 of each file; written last
 
@@ -11,8 +11,8 @@ No random state is stored: `rows_of_step` and `seed_step` let rows, sampling and
 All processes call these functions together, and all see the same disk (`check_shared_disk`). Each writes its part and
 checks it.
 
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    learners = {"": policy.load_learner(args, args.model, folder, accelerator)}
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    learners = {"model": policy.load_learner(args, args.model, folder, accelerator)}
     checkpoint.load_optimizers(folder, learners)
     with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
@@ -54,6 +54,8 @@ import model_card
 import page
 import policy
 import watchdog
+
+MAIN = "model"  # name of the learner that becomes run/model; its files lie in a checkpoint's folder itself
 
 # each row has its step; a resume cuts them back to its checkpoint
 LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
@@ -194,7 +196,7 @@ def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
 
 def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
     rank = PartialState().process_index if _is_sharded(optimizer) else 0
-    prefix = f"{name}-" if name else ""
+    prefix = "" if name == MAIN else f"{name}-"
     return folder / f"{prefix}optimizer-rank{rank}.pt"
 
 
@@ -260,7 +262,7 @@ def save(
 ) -> Path:
     """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps all.
 
-    `learners`: {"": the policy, "critic": ..., ...}.
+    `learners`: {"model": the policy, "critic": ..., ...}.
     """
     folder = run / f"checkpoint-{step}"
     with watchdog.patient(checkpoint_bytes(learners)):
@@ -271,7 +273,8 @@ def save(
         accelerator.wait_for_everyone()
 
         for name, learner in learners.items():
-            save_weights(folder / name, learner.model, accelerator, merge=False)
+            weights = folder if name == MAIN else folder / name
+            save_weights(weights, learner.model, accelerator, merge=False)
             save_optimizer(folder, name, learner.optimizer)
 
         sums = {}
@@ -405,19 +408,19 @@ def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
         )
 
 
-def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
+def start_or_resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
     """Returns the checkpoint to continue from and its step, or (None, 0) at a start; cuts the logs back to it."""
     check_shared_disk(run, accelerator)
     folder = None
     first_step = 0
-    last_logged = -1  # a start keeps nothing, not even a step 0, the held-out prompts of an earlier start
+    last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
     if args.resume:
         folder = latest(run)
         accelerator.print(f"resumes from {folder or 'the beginning: there is no checkpoint'}", flush=True)
     if folder:
         first_step = step_of(folder)
         last_logged = first_step
-    if first_step > getattr(args, "steps", first_step):  # others derive their steps from epochs, which stay
+    if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         runs.fail(f"--steps {args.steps}: {folder} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
         for name in LOGS:

@@ -741,7 +741,7 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
 def set_old_logprobs(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the log-probabilities of the policy that sampled; to be called before an update changes it."""
+    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first update."""
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
         logprobs, _ = model(**batch)
         for completion, row in zip(members, logprobs.tolist(), strict=True):

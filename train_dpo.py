@@ -679,7 +679,7 @@ def train(
         logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
         stopping = checkpoint.stop_requested(accelerator)
         if stopping or (step + 1) % args.save_steps == 0 or step + 1 == logger.steps:
-            checkpoint.save(logger.run, step + 1, {"": learner}, tokenizer, args, accelerator)
+            checkpoint.save(logger.run, step + 1, {"model": learner}, tokenizer, args, accelerator)
         if stopping:
             raise checkpoint.Stopped(step + 1)
 
@@ -764,11 +764,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
-    saved, first_step = checkpoint.resume(folder, args, accelerator)
+    saved, first_step = checkpoint.start_or_resume(folder, args, accelerator)
     betas = (ADAM_BETA1, ADAM_BETA2)
     learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
-    checkpoint.load_optimizers(saved, {"": learner})
-    checkpoint.warn_of_full_disk(folder, {"": learner}, args, first_step, metrics["steps"])
+    checkpoint.load_optimizers(saved, {"model": learner})
+    checkpoint.warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):

@@ -370,7 +370,7 @@ def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> pol
     learner = policy.prepare_trained(
         accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
     )
-    checkpoint.load_optimizers(folder, {"": learner})
+    checkpoint.load_optimizers(folder, {"model": learner})
     return learner
 
 
@@ -473,10 +473,10 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.resume(run, args, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     learner = load_learner(args, folder, tokenizer, accelerator)
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
+    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
@@ -503,7 +503,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 

@@ -6,7 +6,9 @@ A step, for P users with G conversations each (PPO: one):
     2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
     3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
     4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
-    5. log, save
+    5. log         a line of metrics, and the conversations
+    6. checks      that end a run which can teach nothing
+    7. save        at times
 
 A conversation is one completion, in which others wrote some of the tokens:
 
@@ -412,7 +414,7 @@ def converse(
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """Returns the metrics that conversations have on top of rollout.completion_metrics.
 
-    `rollout.reward_metrics` has raised an error already if none of them has a reward.
+    `rollout.check_any_reward` has raised an error already if none of them has a reward.
     """
     known = [conversation.emotion for conversation in conversations if conversation.emotion is not None]
     metrics = {
@@ -438,11 +440,11 @@ def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
 def warm_up(learners: dict[str, policy.Learner], step: int, args: Args) -> float:
     """Sets the learning rates of a step (from 0), and returns the policy's."""
     share = min(1.0, (step + 1) / max(1, args.warmup_steps))
-    rates = {"": args.learning_rate * share, "critic": args.critic_learning_rate * share}
+    rates = {"model": args.learning_rate * share, "critic": args.critic_learning_rate * share}
     for name, learner in learners.items():
         for group in learner.optimizer.param_groups:
             group["lr"] = rates[name]
-    return rates[""]
+    return rates["model"]
 
 
 def loss_arguments(args: Args) -> SimpleNamespace:
@@ -592,14 +594,14 @@ def main(args: Args) -> None:
     simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.resume(run, args, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     critic = None
     if args.algorithm == "ppo":
         learners = train_ppo.load_learners(args, args.model, folder, accelerator)
         critic = learners["critic"].model
     else:
-        learners = {"": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
-    model = learners[""].model
+        learners = {"model": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+    model = learners["model"].model
     checkpoint.load_optimizers(folder, learners)
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
@@ -613,13 +615,14 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
     pad_token_id = tokenizer.pad_token_id
-    step = first_step - 1  # a finished run that resumes has no step left
+    number = first_step  # of the last step that is trained
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
+            number = step + 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": (step + 1) * args.prompts_per_step / len(users),
+                "epoch": number * args.prompts_per_step / len(users),
                 "learning_rate": warm_up(learners, step, args),
             }
 
@@ -631,6 +634,7 @@ def main(args: Args) -> None:
                 own_users += [user] * conversations_per_user(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = rollout.gather_rewards(conversations, accelerator)
+            rollout.check_any_reward(rewards)
             laps.end("rollout")
 
             # 3. advantage
@@ -668,33 +672,36 @@ def main(args: Args) -> None:
                 )
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
+            policy.check_finite(means, conversations, number, run)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
-            # ends a run whose sampler has other weights than the policy
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
-            # 5. log, save
+            # 5. log
             everyone = gather_object(conversations)
             metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
             metrics |= simulator_metrics(simulator)
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(step + 1, everyone)
-            format_guard.check(everyone, step + 1)
+            logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
+            logger.log_completions(number, everyone)
+
+            # 6. checks that end the run
+            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
+            format_guard.check(everyone, number)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+
+            # 7. save
+            if stopping or number == args.steps or number % args.save_steps == 0:
+                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
+                raise checkpoint.Stopped(number)
 
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
+    checkpoint.finish(run, {"steps": number, "users": len(users)}, sampler)
 
 
 # --- presets: the runs of the paper, and the toy

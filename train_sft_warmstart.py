@@ -324,14 +324,14 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.resume(run, args, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     betas = (ADAM_BETA_1, ADAM_BETA_2)
     learner = policy.load_learner(args, args.model, folder, accelerator, betas=betas)
-    checkpoint.load_optimizers(folder, {"": learner})
+    checkpoint.load_optimizers(folder, {"model": learner})
     model, optimizer = learner
     if args.packing and is_flash_attn_2_available():
         policy.unwrap(model).set_attn_implementation("flash_attention_2")
-    checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
+    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
@@ -359,7 +359,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 

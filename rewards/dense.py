@@ -63,6 +63,7 @@ def token_advantages(
 def add_advantages(source, completions: list, group_size: int, scale: bool) -> None:
     """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO).
 
+    A source that learns (PRIME) also trains its model for a step.
     `scale`: divides by the spread in the group, if the reward is of that kind.
     """
     values, events = source.token_rewards(completions)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -214,6 +215,17 @@ def test_loss_and_gradient_are_trls(
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_a_name_without_a_branch_is_no_other_name():
+    """As that of a new advantage or loss, which is in the Literal already."""
+    ones = torch.ones(1, 2)
+    with pytest.raises(ValueError, match="rloo has no branch in group_advantages"):
+        train_grpo.group_advantages(ones, "rloo")
+    with pytest.raises(ValueError, match="soft has no branch in grpo_loss"):
+        train_grpo.grpo_loss(ones, ones, None, ones, ones, ones, epsilon=0.2, beta=0.0, loss_type="soft")
+    with pytest.raises(ValueError, match="soft has no branch in mean_weights"):
+        train_grpo.mean_weights(ones, "soft", 2, 1, 2)
 
 
 def test_cispo_cuts_weights_above_its_cap_alone():
@@ -499,15 +511,21 @@ def odd_words(rows):  # of a prompt with an even number nothing can be learned
 """
 
 
-def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
+@pytest.fixture
+def numbered_prompts(prompts, tmp_path) -> Path:
+    """Sixty prompts, beside own.py."""
     (tmp_path / "own.py").write_text(OWN_REWARD)
     path = tmp_path / "prompts.jsonl"
     with open(path, "w") as file:
         for number in range(60):
             row = json.loads(prompts.read_text().splitlines()[number % 10])
             file.write(json.dumps(row | {"id": f"prompt-{number}"}) + "\n")
+    return path
+
+
+def test_dynamic_sampling_replaces_flat_groups(numbered_prompts, tmp_path):
     args = train_grpo.Args(
-        prompts=str(path),
+        prompts=str(numbered_prompts),
         think_format="plain",
         on_bad_format="score",
         rewards=(f"{tmp_path}/own.py:odd_words:1",),
@@ -518,16 +536,18 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     accelerator = policy.start_accelerator()
     tokenizer = utils.load_tokenizer("data/toy/base")
     templates.prepare_tokenizer(tokenizer, "plain")
-    kept, _ = rows.load_prompts(str(path), tokenizer, 256)
+    kept, _ = rows.load_prompts(str(numbered_prompts), tokenizer, 256)
     sampling = rollout.Sampling(1.0, 4)
     sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
     chosen = checkpoint.rows_of_step(kept, 0, 6, args.seed)
     completions = train_grpo.sample_groups(chosen, sampler, scorer, args)
-    scorer.score(completions, 4, None)
+    scorer.set_rewards(completions, 4, None)
     before = list(completions)
-    found = train_grpo.replace_flat_groups(completions, chosen, kept, 0, sampler, scorer, None)
+    found = train_grpo.replace_flat_groups(
+        completions, chosen, kept, 0, sampler, scorer, None, args, accelerator
+    )
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
     assert len({one.id for one in completions}) == 6  # no prompt is there twice
     for start in range(0, 24, 4):
@@ -536,6 +556,16 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         assert [one.reward for one in group] == [0.0, 1.0, 2.0, 3.0]
         if int(before[start].id[-1]) % 2:  # one with a signal stays as it is
             assert all(one is other for one, other in zip(group, before[start : start + 4], strict=True))
+
+
+def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_prompts, tmp_path):
+    """With dynamic sampling they are not those of the first rollout."""
+    words = ["--rewards", f"{tmp_path}/own.py:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
+    run_here(start([], numbered_prompts, tmp_path / "run", "--steps", "1", *words))
+    [metrics] = rows_of(tmp_path / "run", "metrics.jsonl")
+    trained = rows_of(tmp_path / "run", "completions.jsonl")
+    assert metrics["dynamic_sampling/attempts"] >= 1 and all(int(row["id"][-1]) % 2 for row in trained)
+    assert metrics["collapse/entropy"] == pytest.approx(fmean(row["mean_entropy"] for row in trained))
 
 
 # --- arguments
@@ -558,6 +588,7 @@ def test_what_a_run_announces(capsys):
         (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
         (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
         (["--loss-type", "cispo", "--epsilon-high", "0.28"], "it is the highest weight of a token"),
+        (["--loss-type", "cispo", "--epsilon", "0.1"], "--epsilon does nothing with --loss-type cispo"),
         (["--model", "data"], "data is neither a model folder"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),

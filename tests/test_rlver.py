@@ -389,7 +389,7 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
 
 def test_learning_rates_rise_to_their_values_and_stay():
     learners = {}
-    for name in ("", "critic"):
+    for name in ("model", "critic"):
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
         learners[name] = policy.Learner(torch.nn.Module(), optimizer)

@@ -665,7 +665,8 @@ def test_mean_and_spread_of_the_rewards_by_hand():
     )
     assert rollout.reward_metrics(torch.tensor([[nan, 4.0]]), "preference")["reward_std"] == 0.0
     with pytest.raises(RuntimeError, match="no completion got a reward"):
-        rollout.reward_metrics(torch.full((2, 2), nan), "preference")
+        rollout.check_any_reward(torch.full((2, 2), nan))
+    rollout.check_any_reward(torch.tensor([[nan, 0.0]]))
 
 
 # --- runs that can teach nothing
