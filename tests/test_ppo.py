@@ -9,7 +9,7 @@ import ppo_updates
 import pytest
 import torch
 from launch import DDP, finished
-from script_runs import killed_after, metrics_of, run_here, without_measurements
+from script_runs import killed_after, metrics_of, run_here, without_measurements, write_prompts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 import checkpoint
 import policy
 import rollout
+import runs
 import train_ppo
-from data.toy import world
 from rewards import dense
 
 ROOT = Path(__file__).parents[1]
@@ -334,12 +334,7 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = []
-    for i, _, text, _ in world.orders_of("rl", 20, 0):
-        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 20)
 
 
 def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
@@ -352,10 +347,6 @@ def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[s
     return [sys.executable, *launcher, "train_ppo.py", *tiny, *files, *more]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
     run_here(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
@@ -365,10 +356,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
 
     # what the second and third step log depends on the critic and its optimizer
     assert metrics_of(whole) == metrics_of(broken)
-    for row in rows_of(whole, "metrics.jsonl"):
+    for row in runs.read_log(whole / "metrics.jsonl"):
         parts = [row[f"time/{part}"] for part in ("rollout", "reward", "advantage", "update", "other")]
         assert sum(parts) == pytest.approx(row["step_time"])
-    assert rows_of(whole, "completions.jsonl") == rows_of(broken, "completions.jsonl")
+    assert runs.read_log(whole / "completions.jsonl") == runs.read_log(broken / "completions.jsonl")
     for name in ("model", "checkpoint-3/critic"):
         expected = load_file(whole / name / "model.safetensors")
         found = load_file(broken / name / "model.safetensors")
@@ -392,11 +383,11 @@ def test_two_processes_and_several_updates(prompts, tmp_path):
     """A malformed completion gets a floor below the lowest reward of the whole step, over both processes."""
     several = ["--updates-per-rollout", "2", "--num-iterations", "2", "--kl", "reward"]
     finished(command(DDP, prompts, tmp_path / "run", "--steps", "2", *several))
-    first, second = rows_of(tmp_path / "run", "metrics.jsonl")
+    first, second = runs.read_log(tmp_path / "run" / "metrics.jsonl")
     assert first["kl"] == pytest.approx(0.0, abs=1e-6) and second["kl"] != 0.0
     assert first["approximate_kl"] > 0.0
     for step in (1, 2):
-        rows = [row for row in rows_of(tmp_path / "run", "completions.jsonl") if row["step"] == step]
+        rows = [row for row in runs.read_log(tmp_path / "run" / "completions.jsonl") if row["step"] == step]
         good = [row["reward"] for row in rows if row["status"] == "ok"]
         bad = [row["reward"] for row in rows if row["status"] != "ok"]
         assert len(rows) == 8 and good and bad

@@ -444,10 +444,6 @@ def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     weights = {}
     for path in sorted(run.rglob("checkpoint-3/**/*.safetensors")):
@@ -458,7 +454,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     """Checks what a run of 3 steps with 4 users wrote; `names`: further keys of its metrics."""
-    rows = rows_of(run, "completions.jsonl")
+    rows = runs.read_log(run / "completions.jsonl")
     assert len(rows) == 3 * 4 * group_size
     assert max(row["turns"] for row in rows) > 1
     for row in rows:
@@ -476,11 +472,11 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
             expected += [profile["id"]] * group_size
     assert [row["id"] for row in rows] == expected
 
-    committed = rows_of(ROOT / "results/toy/toy-rlver-think-s0", "metrics.jsonl")[0].keys()
+    committed = runs.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
     if group_size == 1:
         not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}
-    for step, metrics in enumerate(rows_of(run, "metrics.jsonl")):
+    for step, metrics in enumerate(runs.read_log(run / "metrics.jsonl")):
         assert metrics.keys() >= (committed - not_here) | set(names)
         assert all(math.isfinite(value) for value in metrics.values())
         of_step = [row for row in rows if row["step"] == step + 1]
@@ -499,7 +495,7 @@ def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
     run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
-    rates = [metrics["learning_rate"] for metrics in rows_of(whole, "metrics.jsonl")]
+    rates = [metrics["learning_rate"] for metrics in runs.read_log(whole / "metrics.jsonl")]
     assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
@@ -510,7 +506,7 @@ def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     found = weights_of(broken)
     assert expected.keys() == found.keys() and len(expected) > 10
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+    assert runs.read_log(broken / "completions.jsonl") == runs.read_log(whole / "completions.jsonl")
 
 
 def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
@@ -525,7 +521,7 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
     run = tmp_path / "run"
     run_vllm_here(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
     check_files(run, 4, ("kl",))
-    for metrics in rows_of(run, "metrics.jsonl"):
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         assert 0 < metrics["sampling/logprob_gap"] < 1e-4
 
 

@@ -472,7 +472,7 @@ def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
     monkeypatch.setenv("SERVER_KEY", "sk-0123456789")
     http = HTTPServer(("127.0.0.1", 0), Denied)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
     host = f"127.0.0.1:{http.server_port}"
     told = exits(vllm_server.Server, f"http://{host}", 256)
     assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
@@ -499,7 +499,7 @@ def test_a_vllm_that_cannot_send_weights_is_refused_at_once(exits, monkeypatch):
     older = ModuleType("vllm.distributed.weight_transfer")
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", older)
     http = HTTPServer(("127.0.0.1", 0), Ready)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
     told = exits(vllm_server.Server, f"http://127.0.0.1:{http.server_port}", 256)
     assert "--vllm-server-url needs vLLM 0.31" in told and "HTTPVLLMWeightSyncClient" in told
     http.shutdown()
