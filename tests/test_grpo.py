@@ -422,11 +422,12 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
 
 
 def test_a_run_in_bfloat16(prompts, tmp_path):
-    """Weights and Adam's moments in its files are float32."""
+    """Its sampler is vLLM; weights and Adam's moments in its files are float32."""
     run = tmp_path / "run"
-    run_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16"))
+    run_vllm_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
     for metrics in runs.read_log(run / "metrics.jsonl"):
         assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
+        assert 0 < metrics["sampling/logprob_gap"] < rollout.MAX_LOGPROB_GAP["bfloat16"]
     assert runs.read_log(run / "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     states = torch.load(run / "checkpoint-2" / "optimizer-rank0.pt", weights_only=True)
