@@ -3,7 +3,7 @@
 A checkpoint is run/checkpoint-<step>/:
 
     config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder; with LoRA, of the adapter
-    <name>/                                          the same for every other model that learns, such as a critic
+    <name>/                                          the same for every other learner, such as a critic
     optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
     complete                                         the key of the run and the CRC-32 of each file; written last
 
@@ -11,8 +11,8 @@ No random state is stored: `rows_of_step` and `seed_step` let rows, sampling and
 All processes call these functions together, and all see the same disk (`check_shared_disk`). Each writes its part and
 checks it.
 
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    model = policy.load_policy(args.model, ..., resume_from=folder)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    learners = {"model": policy.load_learner(args, args.model, folder, accelerator)}
     checkpoint.load_optimizers(folder, learners)
     with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
@@ -39,7 +39,6 @@ import socket
 import sys
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import numpy as np
@@ -56,15 +55,10 @@ import page
 import policy
 import watchdog
 
+MAIN = "model"  # name of the learner that becomes run/model; its files lie in a checkpoint's folder itself
+
 # each row has its step; a resume cuts them back to its checkpoint
 LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
-
-
-class Learner(NamedTuple):
-    """Holds a model that learns, and its optimizer."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
 
 
 # --- 1. model folders
@@ -202,7 +196,7 @@ def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
 
 def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
     rank = PartialState().process_index if _is_sharded(optimizer) else 0
-    prefix = f"{name}-" if name else ""
+    prefix = "" if name == MAIN else f"{name}-"
     return folder / f"{prefix}optimizer-rank{rank}.pt"
 
 
@@ -241,7 +235,7 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
             optimizer.state[parameter] = state
 
 
-def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
+def load_optimizers(folder: Path | None, learners: dict[str, policy.Learner]) -> None:
     """Loads the optimizers of all learners from a checkpoint; does nothing if there is none."""
     if folder is None:
         return
@@ -252,7 +246,7 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 # --- 3. checkpoints
 
 
-def checkpoint_bytes(learners: dict[str, Learner]) -> int:
+def checkpoint_bytes(learners: dict[str, policy.Learner]) -> int:
     """Returns the bytes of a checkpoint: a float32 weight and Adam's two moments for each trained parameter.
 
     That is too many for moments in 8 bit.
@@ -264,11 +258,11 @@ def checkpoint_bytes(learners: dict[str, Learner]) -> int:
 
 
 def save(
-    run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
+    run: Path, step: int, learners: dict[str, policy.Learner], tokenizer, args, accelerator: Accelerator
 ) -> Path:
     """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps all.
 
-    `learners`: {"": the policy, "critic": ..., ...}.
+    `learners`: {"model": the policy, "critic": ..., ...}.
     """
     folder = run / f"checkpoint-{step}"
     with watchdog.patient(checkpoint_bytes(learners)):
@@ -279,7 +273,8 @@ def save(
         accelerator.wait_for_everyone()
 
         for name, learner in learners.items():
-            save_weights(folder / name, learner.model, accelerator, merge=False)
+            weights = folder if name == MAIN else folder / name
+            save_weights(weights, learner.model, accelerator, merge=False)
             save_optimizer(folder, name, learner.optimizer)
 
         sums = {}
@@ -413,19 +408,19 @@ def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
         )
 
 
-def resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
+def start_or_resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
     """Returns the checkpoint to continue from and its step, or (None, 0) at a start; cuts the logs back to it."""
     check_shared_disk(run, accelerator)
     folder = None
     first_step = 0
-    last_logged = -1  # a start keeps nothing, not even a step 0, the held-out prompts of an earlier start
+    last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
     if args.resume:
         folder = latest(run)
         accelerator.print(f"resumes from {folder or 'the beginning: there is no checkpoint'}", flush=True)
     if folder:
         first_step = step_of(folder)
         last_logged = first_step
-    if first_step > getattr(args, "steps", first_step):  # others derive their steps from epochs, which stay
+    if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         runs.fail(f"--steps {args.steps}: {folder} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
         for name in LOGS:
@@ -441,7 +436,9 @@ def cut_log(path: Path, last_step: int) -> None:
     runs.write_jsonl(path, [row for row in runs.read_log(path) if row["step"] <= last_step])
 
 
-def warn_of_full_disk(run: Path, learners: dict[str, Learner], args, first_step: int, steps: int) -> None:
+def warn_of_full_disk(
+    run: Path, learners: dict[str, policy.Learner], args, first_step: int, steps: int
+) -> None:
     """Warns if the checkpoints that a run keeps do not fit on the disk.
 
     `args` has `save_steps`, and `keep_checkpoints`, of which 0 keeps all.

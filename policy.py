@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import torch
@@ -46,6 +47,13 @@ import watchdog
 
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
+
+
+class Learner(NamedTuple):
+    """Holds a model that learns, and its optimizer."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
 
 
 # --- 1. processes and models
@@ -328,6 +336,63 @@ def load_policy(
     return model.train()
 
 
+def load_learner(
+    args,
+    path: str,
+    folder: Path | None,
+    accelerator: Accelerator,
+    temperature: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Learner:
+    """Loads the policy at `path` to train, and makes its optimizer, both as the fields of `args` say.
+
+    A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the optimizer.
+    """
+    torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
+    model = load_policy(path, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype)
+    model = Policy(model, temperature)
+    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
+
+
+def load_classifier(
+    auto_class, task_type: str, path: str, args, folder: Path | None = None, zero_head: bool = False
+) -> nn.Module:
+    """Loads a classifier with one output to train: PPO's critic, or a reward model.
+
+    With LoRA an adapter is trained, and the whole head. A head that `path` lacks is random, or zero with
+    `zero_head`. A resumed run takes the weights from the checkpoint `folder`.
+    """
+    if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
+        path = str(folder)
+    config = utils.load_config(path)
+    config.num_labels = 1
+    config.classifier_dropout = 0.0  # a token classifier has 0.1
+    dtype = "float32"
+    if args.lora_r:  # but for the adapter and the head nothing learns
+        dtype = utils.compute_dtype(args.dtype)
+    model, missing = load_weights(
+        auto_class,
+        path,
+        dtype,
+        new_head=True,
+        sharded=True,
+        config=config,
+        load_in_4bit=args.load_in_4bit,
+    )
+    if zero_head:
+        for name, weight in model.named_parameters():
+            if name in missing:
+                nn.init.zeros_(weight)
+    if args.lora_r:
+        head = ["score"]
+        model = add_lora(
+            model, args.lora_r, folder, task_type=task_type, exclude_modules=head, modules_to_save=head
+        )
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()  # gradient checkpointing works in this mode only
+
+
 def place(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
     """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
     if accelerator.is_fsdp2:
@@ -348,7 +413,7 @@ def prepare_trained(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     optim: str = "adamw",
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+) -> Learner:
     """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
     model = place(accelerator, model, learns=True)
     # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
@@ -359,7 +424,7 @@ def prepare_trained(
         optimizer = torch.optim.AdamW(
             trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
         )
-    return model, accelerator.prepare_optimizer(optimizer)
+    return Learner(model, accelerator.prepare_optimizer(optimizer))
 
 
 def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_decay: float, betas: tuple):
@@ -676,7 +741,7 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
 def set_old_logprobs(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the log-probabilities of the policy that sampled; to be called before an update changes it."""
+    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first update."""
     for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
         logprobs, _ = model(**batch)
         for completion, row in zip(members, logprobs.tolist(), strict=True):

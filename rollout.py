@@ -454,7 +454,9 @@ def generate(
         batch_size=batch_size,
         dtype=dtype,
     )
-    seeds = [seed * 1_000_003 + place for place in range(len(prompts))]
+    # of 64 bits, as torch and vLLM take no more; DPO makes longer ones of a date as --seed
+    first_seed = seed % 2**32 * 1_000_003
+    seeds = [first_seed + place for place in range(len(prompts))]
     try:
         with tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar:
             for place, sample in sampler.sample(prompts, seeds, done):
@@ -544,6 +546,15 @@ def _mean_of_known(name: str, values: list[float | None]) -> dict[str, float]:
     return {name: fmean(known)} if known else {}
 
 
+def check_any_reward(rewards_P_G: torch.Tensor) -> None:
+    """Ends a run if no completion of a step has a reward."""
+    if rewards_P_G.isnan().all():
+        raise RuntimeError(
+            "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
+            "time, or the prompts lack the fields that the rewards read"
+        )
+
+
 def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     """Returns mean and standard deviation of a step's rewards, without NaN (no reward).
 
@@ -551,11 +562,6 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     "total" if several are combined.
     """
     known = rewards_P_G[~rewards_P_G.isnan()]
-    if not len(known):
-        raise RuntimeError(
-            "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
-            "time, or the prompts lack the fields that the rewards read"
-        )
     mean = known.mean().item()
     std = 0.0
     if len(known) > 1:

@@ -412,15 +412,6 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
-def sampling_seed(number: int, args: Args, accelerator) -> int:
-    """Returns the seed of this process's samples in round `number`.
-
-    rollout.generate makes a seed of 64 bits for each completion from it, so it has 32.
-    """
-    seed = (args.seed * 1000 + number) * 1000 + accelerator.process_index
-    return seed % 2**32
-
-
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
 ) -> list[rollout.Completion]:
@@ -442,7 +433,7 @@ def sample(
                 tokenizer,
                 sampling,
                 rollout.use_vllm(args.rollout),
-                seed=sampling_seed(number, args, accelerator),
+                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
                 done={i for i, place in enumerate(places) if place in on_disk},
@@ -663,23 +654,8 @@ def accumulate_gradients(
     return policy.sum_and_divide(sums, n_pairs, accelerator)
 
 
-def load_learner(model: str, saved: Path | None, args: Args, accelerator) -> checkpoint.Learner:
-    """Loads the policy and its optimizer; a resumed round takes both from the checkpoint `saved`."""
-    torch.manual_seed(args.seed)
-    learned = policy.load_policy(
-        model, args.lora_r, args.gradient_checkpointing, saved, args.load_in_4bit, args.dtype
-    )
-    learned = policy.Policy(learned, temperature=1.0)
-    prepared = policy.prepare_trained(
-        accelerator, learned, args.learning_rate, args.weight_decay, (ADAM_BETA1, ADAM_BETA2), args.optim
-    )
-    learner = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(saved, {"": learner})
-    return learner
-
-
 def train(
-    pairs: list[Pair], learner: checkpoint.Learner, logger, number: int, tokenizer, args: Args, accelerator
+    pairs: list[Pair], learner: policy.Learner, logger, number: int, tokenizer, args: Args, accelerator
 ) -> None:
     """Trains on the pairs of round `number`, for the steps of `logger`."""
     model, optimizer = learner
@@ -703,7 +679,7 @@ def train(
         logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
         stopping = checkpoint.stop_requested(accelerator)
         if stopping or (step + 1) % args.save_steps == 0 or step + 1 == logger.steps:
-            checkpoint.save(logger.run, step + 1, {"": learner}, tokenizer, args, accelerator)
+            checkpoint.save(logger.run, step + 1, {"model": learner}, tokenizer, args, accelerator)
         if stopping:
             raise checkpoint.Stopped(step + 1)
 
@@ -788,9 +764,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
-    saved, first_step = checkpoint.resume(folder, args, accelerator)
-    learner = load_learner(start_model, saved, args, accelerator)
-    checkpoint.warn_of_full_disk(folder, {"": learner}, args, first_step, metrics["steps"])
+    saved, first_step = checkpoint.start_or_resume(folder, args, accelerator)
+    betas = (ADAM_BETA1, ADAM_BETA2)
+    learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
+    checkpoint.load_optimizers(saved, {"model": learner})
+    checkpoint.warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
     # its clock counts the reference
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):

@@ -6,10 +6,14 @@ A step, for P prompts with G completions each:
     2. reward      r = what the reward model gives; NaN where there is none
     3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
-    5. log, save
+    5. log         a line of metrics, and the completions
+    6. checks      that end a run which can teach nothing
+    7. save        at times, after held-out prompts are measured
 
-For each token, ratio = pi / pi_old: 1 where a rollout has one update, so that only its gradient matters. k3, an
-estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
+For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is that of
+log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `policy.set_old_logprobs` notes its
+log-probabilities, by the trainer's forward and not by the sampler. k3, an estimate of the KL divergence, is
+pi_ref / pi - log(pi_ref / pi) - 1.
 
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A name
 that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
@@ -19,7 +23,7 @@ that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
         --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
 
-Deviations from the paper and its released code (verl):
+Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. Equation 4 has A = r - mean(r), and a mean over completions of the means over their tokens. By default we
    also divide by the group's standard deviation, as the released configs do, and take one mean over all
    tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
@@ -29,10 +33,6 @@ Deviations from the paper and its released code (verl):
 3. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 4. A malformed completion gets a floor below its group. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
-5. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left.
-6. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-7. The released code adds 1e-6 to the standard deviation; here it is 1e-4. It clamps k3 to 10 and log ratios
-   to 20, and at a negative advantage a ratio above 3 has no gradient (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jsonl, summary.json,
@@ -154,14 +154,16 @@ class Args:
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: float = 0.2
-    """Clip range of the ratio (released configs)."""
+    """The ratio is clipped below 1 - epsilon and above 1 + epsilon (released configs); unused with cispo."""
     epsilon_high: float | None = None
-    """Upper clip range; None: epsilon, or CISPO_CAP with cispo. 0.28 is DAPO's clip-higher."""
+    """The ratio is clipped above 1 + epsilon_high; None: as `epsilon`. 0.28 is DAPO's clip-higher. With cispo it is
+    the highest ratio itself; None: CISPO_CAP."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo"] = "dapo"
-    """TRL's names. dapo averages over all tokens of the update; grpo over sequences first; dr_grpo divides by
-    the length limit; cispo is dapo with the clipped ratio as a constant weight."""
+    """TRL's names. The first three clip the ratio and differ in the mean: dapo over all tokens of the update, grpo over
+    completions, dr_grpo over completions of sums / max_completion_tokens. cispo has dapo's mean and another loss: the
+    ratio, cut at epsilon_high, is a constant weight of log pi."""
     ratio_level: Literal["token", "sequence"] = "token"
-    """sequence: GSPO's length-normalised ratio."""
+    """sequence: GSPO's length-normalised ratio; GSPO also has --loss-type grpo."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of the group;
     batch: by that of the step; none: as it is (Dr. GRPO)."""
@@ -218,9 +220,9 @@ class Args:
 
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
-ZERO_SPREAD = 0.05  # with --dynamic-sampling, a group whose rewards differ by no more is flat
+ZERO_SPREAD = 0.05  # a group whose rewards differ by no more is flat
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
-CISPO_CAP = 5.0  # epsilon_high of cispo, if none is given
+CISPO_CAP = 5.0  # cispo's highest ratio, if no epsilon_high is given
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -256,8 +258,10 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
         known_rewards = rewards_P_G[known]
         spread = known_rewards.std() if len(known_rewards) > 1 else 0.0
         return centred / (spread + 1e-4)
-    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
-    return centred / (variance.sqrt() + 1e-4)
+    if scale == "group":
+        variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+        return centred / (variance.sqrt() + 1e-4)
+    raise ValueError(f"--scale-rewards {scale} has no branch in group_advantages")
 
 
 def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor, k: int) -> torch.Tensor:
@@ -277,7 +281,7 @@ def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:
     """Tells which groups (P,) teach nothing: no two known rewards differ by more than ZERO_SPREAD."""
     highest = rewards_P_G.nan_to_num(nan=-math.inf).amax(1)
     lowest = rewards_P_G.nan_to_num(nan=math.inf).amin(1)
-    return ~(highest - lowest > ZERO_SPREAD)
+    return highest - lowest <= ZERO_SPREAD
 
 
 def grpo_loss(
@@ -298,8 +302,8 @@ def grpo_loss(
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
-            sampled, of the reference; the last is None without a KL term.
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before the first
+            update of the rollout, of the reference; the last is None without a KL term.
         advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
@@ -311,14 +315,17 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
+    # the other use of loss_type, which mean is taken, is in `mean_weights`
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP if epsilon_high is None else epsilon_high
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
-    else:
+    elif loss_type in ("dapo", "grpo", "dr_grpo"):
         lowest = 1 - epsilon
         highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
+    else:
+        raise ValueError(f"--loss-type {loss_type} has no branch in grpo_loss")
     token_loss = policy_loss * importance_weights
 
     kl = torch.zeros_like(logprobs)
@@ -331,7 +338,7 @@ def grpo_loss(
 
     too_low = (ratio < lowest) & (advantages < 0)
     too_high = (ratio > highest) & (advantages > 0)
-    sums = {
+    sums = {  # sums here; policy.sum_and_divide makes the means that the names promise
         "kl": (kl * mask).sum(),
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
@@ -353,7 +360,9 @@ def mean_weights(
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
     if loss_type == "dr_grpo":
         return mask / (n_completions * max_tokens)
-    return mask / n_tokens
+    if loss_type in ("dapo", "cispo"):
+        return mask / n_tokens
+    raise ValueError(f"--loss-type {loss_type} has no branch in mean_weights")
 
 
 # --- steps of the loop
@@ -362,25 +371,31 @@ def mean_weights(
 def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
     """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.start)
+    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.enqueue)
 
 
 def replace_flat_groups(
-    completions: list, chosen: list[dict], prompts: list[dict], step: int, sampler, scorer: Scorer, model
+    completions: list,
+    chosen: list[dict],
+    prompts: list[dict],
+    step: int,
+    sampler,
+    scorer: Scorer,
+    model,
+    args: Args,
+    accelerator: Accelerator,
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. All
-    processes sample as many groups as the one that needs most, as a forward under FSDP2 gathers weights from all;
-    what a process has too many is discarded.
+    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. Under
+    FSDP2 all processes must take part in each forward, so each samples as many groups as the neediest one, and
+    throws the surplus away.
 
     Args:
         completions: those of this process, in groups.
         chosen: the prompts of the step, those of all processes.
         prompts: all prompts of the run.
     """
-    args = scorer.args
-    accelerator = scorer.accelerator
     seen = {prompt["id"] for prompt in chosen}
     n_attempts = 0
     while n_attempts < args.dynamic_sampling:
@@ -396,10 +411,10 @@ def replace_flat_groups(
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
         seen.update(prompt["id"] for prompt in drawn)
         sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
-        scorer.score(sampled, args.group_size, model)
-        for n, group in enumerate(flat):
-            old = slice(group * args.group_size, (group + 1) * args.group_size)
-            completions[old] = sampled[n * args.group_size : (n + 1) * args.group_size]
+        scorer.set_rewards(sampled, args.group_size, model)
+        for n, place in enumerate(flat):
+            new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
+            completions[place * args.group_size : (place + 1) * args.group_size] = new_group
     return {"dynamic_sampling/attempts": n_attempts}
 
 
@@ -524,29 +539,20 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
         )
     unused = {}  # flags, and why they would do nothing
-    if args.vllm_server_url:
-        unused = dict.fromkeys(("--rollout", "--vllm-memory", "--vllm-sleep"), "with --vllm-server-url")
-    elif not rollout.use_vllm(args.rollout):
-        flags = ("--vllm-memory", "--vllm-sleep", "--importance-correction")
-        unused = dict.fromkeys(flags, "without --rollout vllm")
-    if args.pass_at_k and "process" not in rewards.reward_names(args):  # whose advantages it divides
+    if not args.vllm_server_url and not rollout.use_vllm(args.rollout):
+        unused["--importance-correction"] = "without --rollout vllm"
+    if args.loss_type == "cispo":
+        unused["--epsilon"] = "with --loss-type cispo"
+    # with the reward `process` it still divides that one's advantages
+    if args.pass_at_k and "process" not in rewards.reward_names(args):
         unused["--scale-rewards"] = "with --pass-at-k"
     runs.refuse_unused(unused)
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run."""
+    """Prints what samples, on how many processes, and how often a judge of --gold will be asked."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
-    n_updates = args.updates_per_rollout * args.num_iterations
-    layout = utils.THINK_FORMATS[args.think_format].layout
-    reads = ""
-    if "preference" in rewards.reward_names(args):
-        reads = f"the reward model reads {args.reward_on}; "
-    accelerator.print(
-        f"{args.prompts_per_step} prompts x {args.group_size} completions a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps, updates a step: {n_updates}\n"
-        f"rollouts by {samples_by}; format {layout!r}; {reads}bad format: {args.on_bad_format}"
-    )
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     if args.gold.startswith("judge:"):
         n_calls = args.prompts_per_step * args.group_size
         accelerator.print(
@@ -581,21 +587,14 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    last_checkpoint, first_step = checkpoint.resume(run, args, accelerator)
-    torch.manual_seed(args.seed)  # LoRA's initial weights
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, last_checkpoint, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    model, optimizer = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
+    last_checkpoint, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    learner = policy.load_learner(args, args.model, last_checkpoint, accelerator, args.temperature)
+    model, optimizer = learner
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, last_checkpoint, reference, tokenizer, accelerator)  # some of them learn
-    # keys are prefixes of file names in a checkpoint; "" is the policy
-    learners = {"": checkpoint.Learner(model, optimizer)}
+    learners = {"model": learner}  # by their names in a checkpoint
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     checkpoint.load_optimizers(last_checkpoint, learners)
     checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
@@ -622,18 +621,20 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    can_collapse = bool(rewards.UNSUPERVISED & set(rewards.reward_names(args)))
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     collapse_reason = ""  # not empty once the policy has collapsed and the run must end
-    step = first_step - 1  # for the summary, if all steps were trained before the resume
+    number = first_step  # of the last step that is trained
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # measures the model before training
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
+            number = step + 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
+                "epoch": number * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 
@@ -643,12 +644,15 @@ def main(args: Args) -> None:
             completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
             laps.end("rollout")
 
-            # 2. reward
-            collapse_indicators = scorer.score(completions, args.group_size, model)
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
+            scorer.set_rewards(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                metrics |= replace_flat_groups(completions, chosen, prompts, step, sampler, scorer, model)
+                metrics |= replace_flat_groups(
+                    completions, chosen, prompts, step, sampler, scorer, model, args, accelerator
+                )
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
+            rollout.check_any_reward(rewards_P_G)
             metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
             flat_P = is_flat(rewards_P_G)
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
@@ -660,14 +664,16 @@ def main(args: Args) -> None:
                 advantages_P_G = pass_at_k_advantages(verdicts, rewards_P_G, args.pass_at_k)
             else:
                 advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
-            if args.dynamic_sampling:  # groups that stayed flat: no advantage from their outcome
+            if args.dynamic_sampling:
+                # groups that stayed flat: as DAPO drops them, their outcome counts 0 (dense rewards still do)
                 advantages_P_G[flat_P] = 0.0
+            # the model behind the reward `prime` learns here
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
             laps.end("advantage")
 
             # 4. update
             if args.updates_per_rollout * args.num_iterations > 1:
-                # from the second update on, the policy is another than the one that sampled
+                # from the second update on, the policy is another than before the first
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
@@ -680,37 +686,42 @@ def main(args: Args) -> None:
                     )
                     update_metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     # before it reaches the weights
-                    policy.check_finite(update_metrics, mini_batch, step + 1, run)
+                    policy.check_finite(update_metrics, mini_batch, number, run)
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(update_metrics)
             metrics |= {name: fmean(update[name] for update in updates) for name in updates[0]}
-            # ends a run whose sampler has other weights than the policy
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
-            # 5. log, save
+            # 5. log
             all_completions = gather_object(completions)
             metrics |= rollout.completion_metrics(all_completions)
-            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
+            if can_collapse:
+                rows_of_all = [completion.row() for completion in all_completions]
+                history.append(unsupervised.collapse_indicators(rows_of_all, args.group_size))
+                metrics |= {f"collapse/{name}": value for name, value in history[-1].items()}
             n_tokens_read = sum(map(policy.n_tokens_of, all_completions))
             laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens_read, laps.seconds)
-            logger.log_completions(step + 1, all_completions)
-            format_guard.check(all_completions, step + 1)
-            if collapse_indicators:  # there is an unsupervised reward
-                history.append(collapse_indicators)
+            logger.log(number, metrics | laps.metrics, n_tokens_read, laps.seconds)
+            logger.log_completions(number, all_completions)
+
+            # 6. checks that end the run
+            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
+            format_guard.check(all_completions, number)
+            if can_collapse:
                 collapse_reason = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            is_last = step + 1 == args.steps
-            if stopping or collapse_reason or is_last or (step + 1) % args.save_steps == 0:
+
+            # 7. save
+            is_last = number == args.steps
+            if stopping or collapse_reason or is_last or number % args.save_steps == 0:
                 # measure before saving: a run killed between the two repeats this step, and measures again
-                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1)
+                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, number)
                 if is_best:
                     checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
+                raise checkpoint.Stopped(number)
             if collapse_reason:
                 accelerator.print(f"{collapse_reason}; the run ends here")
                 break
@@ -718,8 +729,8 @@ def main(args: Args) -> None:
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
     summary = {
-        "steps": step + 1,
-        "stopped": collapse_reason,
+        "steps": number,
+        "collapsed": collapse_reason,
         "prompts": len(prompts),
         "dropped": len(dropped),
     }

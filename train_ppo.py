@@ -7,7 +7,9 @@ A step, for P prompts with one completion each; V_t is the critic's value of the
     3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k), whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
                    critic: minimise  mean over tokens of  half the clipped squared error of V_t to A_t + V_t
-    5. log, save
+    5. log         a line of metrics, and the completions
+    6. checks      that end a run which can teach nothing
+    7. save        at times, after held-out prompts are measured
 
 For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 The critic is a model of its own with its own optimizer.
@@ -17,19 +19,12 @@ The critic is a model of its own with its own optimizer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
         --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
 
-Deviations from the paper and its released code (verl):
+Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 2. A malformed completion gets a floor below all others of the step. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
-3. Prompts longer than `max_prompt_tokens` are dropped and listed; the released code cuts them on the left. It
-   cuts at 896 tokens for PPO and at 1024 for GRPO; here both drop prompts above 1024.
-4. The released configs add an entropy bonus of 0.001 that the paper does not mention (`--entropy-coef`).
-5. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
+3. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
-6. Both losses are means over all tokens of the step. In the released code they are means over the tokens of a
-   micro-batch, averaged over micro-batches and GPUs: 16 completions for the policy, 16 / GPUs for the critic.
-7. The released code clamps log ratios to 20, and at a negative advantage a ratio above 3 has no gradient
-   (dual clip). Here are no such limits.
 
 The released README reports 14-16 hours on 8 H100 for 234 steps; not measured here. Writes results/<run>/ as
 train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
@@ -278,8 +273,8 @@ def policy_loss(
     """Returns the loss of a micro-batch, summed over its tokens, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the policy that
-            sampled, of the reference; the last is None without a KL term in the loss.
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before the first
+            update of the rollout, of the reference; the last is None without a KL term in the loss.
         advantages: (B, T).
         mask: (B, T), 1 on the tokens that are trained on.
         importance_weights: (B, T), trainer's over sampler's probability.
@@ -291,7 +286,7 @@ def policy_loss(
 
     too_low = (ratio < 1 - epsilon) & (advantages < 0)
     too_high = (ratio > 1 + epsilon) & (advantages > 0)
-    sums = {
+    sums = {  # sums here; policy.sum_and_divide makes the means that the names promise
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
         "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
@@ -335,48 +330,14 @@ def find_critic(args: Args, tokenizer) -> str:
     return path
 
 
-def load_critic(
-    path: str,
-    lora_r: int,
-    gradient_checkpointing: bool,
-    resume_from: str | None = None,
-    load_in_4bit: bool = False,
-    dtype: str = "auto",
-) -> nn.Module:
+def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
     """Loads a token classifier with one output: the value of the text up to each token.
 
-    A head that `path` lacks is zero. With LoRA an adapter is trained, and the whole head. `resume_from` is
-    the critic's folder in a checkpoint.
+    A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    folder = path
-    if resume_from and not lora_r:  # with LoRA it holds the adapter and the head alone
-        folder = resume_from
-    config = utils.load_config(folder)
-    config.num_labels = 1
-    config.classifier_dropout = 0.0  # else 0.1
-    loaded_dtype = "float32"
-    if lora_r:
-        loaded_dtype = utils.compute_dtype(dtype)
-    critic, missing = policy.load_weights(
-        AutoModelForTokenClassification,
-        folder,
-        loaded_dtype,
-        new_head=True,
-        sharded=True,
-        config=config,
-        load_in_4bit=load_in_4bit,
+    return policy.load_classifier(
+        AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True
     )
-    for name, weight in critic.named_parameters():
-        if name in missing:
-            nn.init.zeros_(weight)
-    if lora_r:
-        head = ["score"]
-        critic = policy.add_lora(
-            critic, lora_r, resume_from, task_type="TOKEN_CLS", exclude_modules=head, modules_to_save=head
-        )
-    if gradient_checkpointing:
-        critic.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return critic.train()  # gradient checkpointing works in this mode only
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -555,52 +516,19 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
-    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    runs.refuse_unused(
-        {"--vllm-memory": without_vllm, "--vllm-sleep": without_vllm, "--importance-correction": without_vllm}
-    )
-
-
-def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run."""
-    samples_by = "vLLM" if use_vllm else "transformers"
-    n_updates = args.updates_per_rollout * args.num_iterations
-    layout = utils.THINK_FORMATS[args.think_format].layout
-    accelerator.print(
-        f"{args.prompts_per_step} prompts with one completion a step, on {accelerator.num_processes} "
-        f"processes; {args.steps} steps of {n_updates} updates\n"
-        f"rollouts by {samples_by}; format {layout!r}; the reward model reads {args.reward_on}; "
-        f"bad format: {args.on_bad_format}"
-    )
+    if not rollout.use_vllm(args.rollout):
+        runs.refuse_unused({"--importance-correction": "without --rollout vllm"})
 
 
 def load_learners(
     args: Args, critic_path: str, folder: Path | None, accelerator: Accelerator
-) -> dict[str, checkpoint.Learner]:
+) -> dict[str, policy.Learner]:
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
-    torch.manual_seed(args.seed)  # of new weights
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
-    # by the prefix of their files in a checkpoint; the policy's files have none
-    learners = {"": checkpoint.Learner(*prepared)}
-    critic_folder = folder / "critic" if folder else None
-    critic = load_critic(
-        critic_path,
-        args.lora_r,
-        args.gradient_checkpointing,
-        critic_folder,
-        args.load_in_4bit,
-        args.dtype,
-    )
-    prepared = policy.prepare_trained(
+    learners = {"model": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+    critic = load_critic(critic_path, args, folder / "critic" if folder else None)
+    learners["critic"] = policy.prepare_trained(
         accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
     )
-    learners["critic"] = checkpoint.Learner(*prepared)
     return learners
 
 
@@ -613,7 +541,8 @@ def main(args: Args) -> None:
     prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
     use_vllm = rollout.use_vllm(args.rollout)
     critic_path = find_critic(args, tokenizer)
-    announce(args, use_vllm, accelerator)
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)
@@ -628,9 +557,9 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.resume(run, args, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     learners = load_learners(args, critic_path, folder, accelerator)
-    model, optimizer = learners[""]
+    model, optimizer = learners["model"]
     critic, critic_optimizer = learners["critic"]
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
@@ -648,19 +577,21 @@ def main(args: Args) -> None:
     # --- the loop
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    can_collapse = bool(rewards.UNSUPERVISED & set(rewards.reward_names(args)))
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     pad_token_id = tokenizer.pad_token_id
-    collapse = ""  # the reason, once the policy has collapsed and the run must end
-    step = first_step - 1  # a finished run that resumes has no step left
+    collapse_reason = ""  # not empty once the policy has collapsed and the run must end
+    number = first_step  # of the last step that is trained
     with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # where held_out.jsonl's curves begin
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
+            number = step + 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": (step + 1) * args.prompts_per_step / len(prompts),
+                "epoch": number * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 
@@ -668,13 +599,15 @@ def main(args: Args) -> None:
             sampler.sync(model)  # gives it the policy's weights
             chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = rollout.share_of(chosen, accelerator)
-            completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.start)
+            completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
             laps.end("rollout")
 
-            # 2. reward: with one completion a prompt, floors and norms compare within the whole step
-            collapse_indicators = scorer.score(completions, args.prompts_per_step, model)
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion a prompt, floors
+            # and norms compare within the whole step
+            scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = rollout.gather_rewards(completions, accelerator)
+            rollout.check_any_reward(rewards_P)
             metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
             laps.end("reward")
 
@@ -689,6 +622,7 @@ def main(args: Args) -> None:
                 policy.set_reference_logprobs(
                     model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
                 )
+            # the model behind the reward `prime` learns here
             rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
@@ -712,44 +646,55 @@ def main(args: Args) -> None:
                     )
                     means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, step + 1, run)  # before it reaches the weights
+                    policy.check_finite(means, members, number, run)  # before it reaches the weights
                     for each in (optimizer, critic_optimizer):
                         each.step()
                         each.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            # ends a run whose sampler has other weights than the policy
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
-            # 5. log, save
+            # 5. log
             everyone = gather_object(completions)
             metrics |= rollout.completion_metrics(everyone)
-            metrics |= {f"collapse/{name}": value for name, value in collapse_indicators.items()}
+            if can_collapse:
+                rows_of_all = [completion.row() for completion in everyone]
+                history.append(unsupervised.collapse_indicators(rows_of_all, args.prompts_per_step))
+                metrics |= {f"collapse/{name}": value for name, value in history[-1].items()}
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(step + 1, everyone)
-            format_guard.check(everyone, step + 1)
-            if collapse_indicators:  # there is an unsupervised reward
-                history.append(collapse_indicators)
-                collapse = unsupervised.collapsed(history)
+            logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
+            logger.log_completions(number, everyone)
+
+            # 6. checks that end the run
+            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
+            format_guard.check(everyone, number)
+            if can_collapse:
+                collapse_reason = unsupervised.collapsed(history)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or collapse or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                # measured first: a run that is killed in between repeats the step and measures it again
-                if gold.measure_held_out(held_out, sampler, scorer, model, run, step + 1):  # the best so far
-                    best = run / "best_by_gold"
-                    checkpoint.save_model(best, model, tokenizer, accelerator)
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+
+            # 7. save
+            is_last = number == args.steps
+            if stopping or collapse_reason or is_last or number % args.save_steps == 0:
+                # measure before saving: a run killed between the two repeats this step, and measures again
+                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, number)
+                if is_best:
+                    checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
+                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
-            if collapse:
-                accelerator.print(f"{collapse}; the run ends here")
+                raise checkpoint.Stopped(number)
+            if collapse_reason:
+                accelerator.print(f"{collapse_reason}; the run ends here")
                 break
 
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    summary = {"steps": step + 1, "stopped": collapse, "prompts": len(prompts), "dropped": len(dropped)}
+    summary = {
+        "steps": number,
+        "collapsed": collapse_reason,
+        "prompts": len(prompts),
+        "dropped": len(dropped),
+    }
     checkpoint.finish(run, summary, sampler)
 
 

@@ -355,46 +355,22 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
     """Loads the classifier with one output; a resumed run loads the checkpoint in `folder`."""
-    torch.manual_seed(args.seed)
-    path = args.model
-    if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
-        path = str(folder)
-    config = utils.load_config(path)
-    config.num_labels = 1
-    loaded_dtype = "float32"
-    if args.lora_r:  # but for the adapter and the head nothing learns
-        loaded_dtype = utils.compute_dtype(args.dtype)
-    model, _ = policy.load_weights(
-        AutoModelForSequenceClassification,
-        path,
-        loaded_dtype,
-        new_head=True,
-        sharded=True,
-        config=config,
-        load_in_4bit=args.load_in_4bit,
-    )
-    if args.lora_r:
-        head = ["score"]
-        model = policy.add_lora(
-            model, args.lora_r, folder, task_type="SEQ_CLS", exclude_modules=head, modules_to_save=head
-        )
+    torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
+    model = policy.load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", args.model, args, folder)
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
-    if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+    return model
 
 
-def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> checkpoint.Learner:
+def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> policy.Learner:
     """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder, tokenizer)
-    prepared = policy.prepare_trained(
+    learner = policy.prepare_trained(
         accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
     )
-    learner = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(folder, {"": learner})
+    checkpoint.load_optimizers(folder, {"model": learner})
     return learner
 
 
@@ -497,10 +473,10 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.resume(run, args, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     learner = load_learner(args, folder, tokenizer, accelerator)
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
+    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
@@ -527,7 +503,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 

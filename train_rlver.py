@@ -6,7 +6,9 @@ A step, for P users with G conversations each (PPO: one):
     2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
     3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
     4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
-    5. log, save
+    5. log         a line of metrics, and the conversations
+    6. checks      that end a run which can teach nothing
+    7. save        at times
 
 A conversation is one completion, in which others wrote some of the tokens:
 
@@ -23,19 +25,11 @@ A conversation is one completion, in which others wrote some of the tokens:
 The policy's thinking of earlier turns stays in its context; the user never reads it. A policy may learn what
 this user alone likes: evaluate with a second one (eval_sentient.py --held-out-simulator).
 
-Deviations from the paper and its released code:
+Deviations from the paper and its released code in a default run; docs/deviations.md has all:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
 3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
    paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
-4. Warm-up is 50 steps for both models, from 1/50 of the rate. Released: 20 steps for the policy, from 0.
-5. No imitation loss: the paper names one, and an entropy bonus, both without a value. The presets have the bonus
-   of the released config, 0.001 (`--entropy-coef`).
-6. A goodbye ends a conversation only at the end of a message, unless the user was told to take leave.
-The released code is a fork; what the paper ran is not known. The fork takes a goodbye anywhere in a message. It
-lets nine replies through. It draws the users of a step at random, with replacement. It cuts a conversation after
-10,000 tokens, which keeps its reward. When a conversation has ended, those behind it in the list are answered by
-the users of others. The released runs used 32 GPUs.
 
 Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, simulator-<rank>.jsonl
 (the simulator's replies), summary.json, checkpoint-*/ and model/. Rows of completions.jsonl also have `dialogue`,
@@ -48,6 +42,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Literal
 
 import runs  # first: it sets environment variables that the libraries below read  # isort: skip
@@ -419,7 +414,7 @@ def converse(
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """Returns the metrics that conversations have on top of rollout.completion_metrics.
 
-    `rollout.reward_metrics` has raised an error already if none of them has a reward.
+    `rollout.check_any_reward` has raised an error already if none of them has a reward.
     """
     known = [conversation.emotion for conversation in conversations if conversation.emotion is not None]
     metrics = {
@@ -442,42 +437,34 @@ def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
     return metrics
 
 
-def warm_up(learners: dict[str, checkpoint.Learner], step: int, args: Args) -> float:
+def warm_up(learners: dict[str, policy.Learner], step: int, args: Args) -> float:
     """Sets the learning rates of a step (from 0), and returns the policy's."""
     share = min(1.0, (step + 1) / max(1, args.warmup_steps))
-    rates = {"": args.learning_rate * share, "critic": args.critic_learning_rate * share}
+    rates = {"model": args.learning_rate * share, "critic": args.critic_learning_rate * share}
     for name, learner in learners.items():
         for group in learner.optimizer.param_groups:
             group["lr"] = rates[name]
-    return rates[""]
+    return rates["model"]
 
 
-def loss_arguments(args: Args) -> train_grpo.Args | train_ppo.Args:
-    """Returns the arguments with which train_grpo.py or train_ppo.py compute advantages and loss.
-
-    All arguments that matter to them are named, so that an edited default of those scripts leaves RLVER as it is.
-    """
-    if args.algorithm == "grpo":
-        return train_grpo.Args(
-            group_size=args.group_size,
-            scale_rewards="group",
-            loss_type="dapo",  # the mean over all tokens of the step
-            beta=args.beta,
-            epsilon=EPSILON,
-            epsilon_high=None,  # as `epsilon`
-            ratio_level="token",
-            pass_at_k=0,
-            entropy_coef=args.entropy_coef,
-            importance_correction="none",
-            micro_batch_tokens=args.micro_batch_tokens,
-        )
-    return train_ppo.Args(
-        kl="loss" if args.beta else "none",
-        kl_coef=args.beta,
+def loss_arguments(args: Args) -> SimpleNamespace:
+    """Returns what train_grpo.py and train_ppo.py read of their `Args` to compute advantages and loss."""
+    return SimpleNamespace(
+        micro_batch_tokens=args.micro_batch_tokens,
+        max_completion_tokens=args.max_tokens,
         epsilon=EPSILON,
         entropy_coef=args.entropy_coef,
         importance_correction="none",
-        micro_batch_tokens=args.micro_batch_tokens,
+        # GRPO
+        group_size=args.group_size,
+        scale_rewards="group",
+        loss_type="dapo",  # the mean over all tokens of the step
+        epsilon_high=None,  # as `epsilon`
+        ratio_level="token",
+        beta=args.beta,
+        # PPO
+        kl="loss" if args.beta else "none",
+        kl_coef=args.beta,
     )
 
 
@@ -493,24 +480,17 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
             f"processes; use a multiple of {accelerator.num_processes}"
         )
-    if args.warmup_steps < 0:
-        runs.fail(f"--warmup-steps {args.warmup_steps}: use 0 or more")
     if args.ask_thinking and args.think_format != "think":
         runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
         runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
     load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
 
-    without_vllm = "" if rollout.use_vllm(args.rollout) else "without --rollout vllm"
-    without_ppo = "" if args.algorithm == "ppo" else "without --algorithm ppo"
-    with_ppo = "with --algorithm ppo" if args.algorithm == "ppo" else ""
-    runs.refuse_unused(
-        {
-            "--vllm-memory": without_vllm,
-            "--critic-learning-rate": without_ppo,
-            "--group-size": with_ppo,
-        }
-    )
+    if args.algorithm == "ppo":
+        unused = {"--group-size": "with --algorithm ppo"}
+    else:
+        unused = {"--critic-learning-rate": "without --algorithm ppo"}
+    runs.refuse_unused(unused)
 
 
 def simulator_setting(args: Args) -> dict:
@@ -547,14 +527,9 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
 
 
 def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what will run, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
-    accelerator.print(
-        f"{len(users)} users; {args.prompts_per_step} x {conversations_per_user(args)} conversations a step, on "
-        f"{accelerator.num_processes} processes; {args.steps} steps of {args.algorithm}\n"
-        f"{args.user} users, at most {args.turns} replies; "
-        f"rollouts by {'vLLM' if use_vllm else 'transformers'}; format "
-        f"{utils.THINK_FORMATS[args.think_format].layout!r}"
-    )
+    """Prints what samples, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     if ".py:" not in args.simulator:
         profiles = [user["profile"] for user in users]
         n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)
@@ -599,36 +574,6 @@ def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
         try_endpoint(simulator, "--simulator", args.dry_run)
 
 
-def load_learners(args: Args, folder: Path | None, accelerator: Accelerator) -> dict[str, checkpoint.Learner]:
-    """Loads the policy and PPO's critic with their optimizers, all from `folder` if a run is resumed."""
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    model = policy.Policy(model, args.temperature)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
-    # by the prefix of their files in a checkpoint; the policy's files have none
-    learners = {"": checkpoint.Learner(*prepared)}
-    if args.algorithm == "ppo":
-        critic_folder = folder / "critic" if folder else None
-        critic = train_ppo.load_critic(
-            args.model,
-            args.lora_r,
-            args.gradient_checkpointing,
-            critic_folder,
-            args.load_in_4bit,
-            args.dtype,
-        )
-        prepared = policy.prepare_trained(
-            accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
-        )
-        learners["critic"] = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(folder, learners)
-    return learners
-
-
 def main(args: Args) -> None:
     accelerator = policy.start_accelerator(args.dtype)
     check_arguments(args, accelerator)
@@ -649,10 +594,15 @@ def main(args: Args) -> None:
     simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    learners = load_learners(args, folder, accelerator)
-    model = learners[""].model
-    critic = learners["critic"].model if args.algorithm == "ppo" else None
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    critic = None
+    if args.algorithm == "ppo":
+        learners = train_ppo.load_learners(args, args.model, folder, accelerator)
+        critic = learners["critic"].model
+    else:
+        learners = {"model": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+    model = learners["model"].model
+    checkpoint.load_optimizers(folder, learners)
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
@@ -665,13 +615,14 @@ def main(args: Args) -> None:
     logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
     pad_token_id = tokenizer.pad_token_id
-    step = first_step - 1  # a finished run that resumes has no step left
+    number = first_step  # of the last step that is trained
     with checkpoint.guard(run, accelerator):
         for step in range(first_step, args.steps):
+            number = step + 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": (step + 1) * args.prompts_per_step / len(users),
+                "epoch": number * args.prompts_per_step / len(users),
                 "learning_rate": warm_up(learners, step, args),
             }
 
@@ -683,6 +634,7 @@ def main(args: Args) -> None:
                 own_users += [user] * conversations_per_user(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = rollout.gather_rewards(conversations, accelerator)
+            rollout.check_any_reward(rewards)
             laps.end("rollout")
 
             # 3. advantage
@@ -720,33 +672,36 @@ def main(args: Args) -> None:
                 )
                 means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, conversations, step + 1, run)  # before it reaches the weights
+            policy.check_finite(means, conversations, number, run)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
-            # ends a run whose sampler has other weights than the policy
-            sampler.check(metrics["sampling/logprob_gap"], step + 1)
             laps.end("update")
 
-            # 5. log, save
+            # 5. log
             everyone = gather_object(conversations)
             metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
             metrics |= simulator_metrics(simulator)
             n_tokens = sum(map(policy.n_tokens_of, everyone))
             laps.end("other")
-            logger.log(step + 1, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(step + 1, everyone)
-            format_guard.check(everyone, step + 1)
+            logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
+            logger.log_completions(number, everyone)
+
+            # 6. checks that end the run
+            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
+            format_guard.check(everyone, number)
             stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == args.steps:
-                checkpoint.save(run, step + 1, learners, tokenizer, args, accelerator)
+
+            # 7. save
+            if stopping or number == args.steps or number % args.save_steps == 0:
+                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
+                raise checkpoint.Stopped(number)
 
     logger.close()
     checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    checkpoint.finish(run, {"steps": step + 1, "users": len(users)}, sampler)
+    checkpoint.finish(run, {"steps": number, "users": len(users)}, sampler)
 
 
 # --- presets: the runs of the paper, and the toy

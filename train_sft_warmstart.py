@@ -218,29 +218,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
     return kept, dropped
 
 
-# --- model and step
-
-
-def load_model(args: Args, folder: Path | None) -> torch.nn.Module:
-    """Loads the model to train; a resumed run takes its weights from the checkpoint in `folder`."""
-    torch.manual_seed(args.seed)
-    model = policy.load_policy(
-        args.model, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype
-    )
-    if args.packing and is_flash_attn_2_available():
-        model.set_attn_implementation("flash_attention_2")
-    return policy.Policy(model, temperature=1.0)
-
-
-def load_learner(args: Args, folder: Path | None, accelerator) -> checkpoint.Learner:
-    """Loads the model and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
-    model = load_model(args, folder)
-    prepared = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, (ADAM_BETA_1, ADAM_BETA_2), args.optim
-    )
-    learner = checkpoint.Learner(*prepared)
-    checkpoint.load_optimizers(folder, {"": learner})
-    return learner
+# --- a step
 
 
 def packed_length(row: TokenRow) -> tuple[int, int]:
@@ -346,10 +324,14 @@ def main(args: Args) -> None:
     runs.write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.resume(run, args, accelerator)
-    learner = load_learner(args, folder, accelerator)
+    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    betas = (ADAM_BETA_1, ADAM_BETA_2)
+    learner = policy.load_learner(args, args.model, folder, accelerator, betas=betas)
+    checkpoint.load_optimizers(folder, {"model": learner})
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(run, {"": learner}, args, first_step, steps)
+    if args.packing and is_flash_attn_2_available():
+        policy.unwrap(model).set_attn_implementation("flash_attention_2")
+    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
     logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
@@ -377,7 +359,7 @@ def main(args: Args) -> None:
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
             stopping = checkpoint.stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"": learner}, tokenizer, args, accelerator)
+                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
                 raise checkpoint.Stopped(step + 1)
 

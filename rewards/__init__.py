@@ -99,7 +99,11 @@ class Scores:
     parts: dict[str, Values]  # the value of every reward, by its name
     contributions: dict[str, Values]  # what every reward adds to the total
     correct: Values  # the verifiers' verdict: 1 right, 0 wrong, None unknown
-    indicators: dict[str, float]  # unsupervised.collapse_indicators, with an unsupervised reward; else empty
+
+
+def gets_floor(status: str, args) -> bool:
+    """Tells whether a completion of this status gets a floor in place of its reward; scorer.py puts it there."""
+    return status != "ok" and args.on_bad_format == "floor"
 
 
 def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
@@ -121,8 +125,8 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
 
     def reward_function(rows: list[dict], group_size: int) -> Scores:
         rows = [prompts[row["id"]] | row for row in rows]
-        for row in rows:  # scorer.py puts a floor in place of such a row's total
-            row["gets_floor"] = args.on_bad_format == "floor" and row["status"] != "ok"
+        for row in rows:
+            row["gets_floor"] = gets_floor(row["status"], args)
         given = context | {"group_size": group_size}
         parts = {}
         need_verdicts = []  # rewards that read what the verifiers say, so they are called after them
@@ -141,10 +145,7 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
         totals, contributions = combine(
             parts, spec, rows, group_size, args.normalise, args.format_margin, fields_of(options)
         )
-        indicators = {}
-        if UNSUPERVISED & parts.keys():
-            indicators = unsupervised.collapse_indicators(rows, group_size)
-        return Scores(totals, parts, contributions, given["correct"], indicators)
+        return Scores(totals, parts, contributions, given["correct"])
 
     return reward_function
 

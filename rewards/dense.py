@@ -2,8 +2,9 @@
 
 They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=MODEL`.
 A source has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens:
-rewards, and where one is given (an event). GRPO makes token advantages of them (`add_advantages`); PPO adds
-them to the tokens' rewards before GAE. train_rlver.py has dense rewards on turns.
+rewards, and where one is given (an event). That of PRIME then trains its model for a step. GRPO makes token
+advantages of them (`add_advantages`); PPO adds them to the tokens' rewards before GAE. train_rlver.py has dense
+rewards on turns.
 """
 
 import math
@@ -17,7 +18,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification
 
-import checkpoint
 import policy
 import rewards
 import runs
@@ -64,7 +64,7 @@ def token_advantages(
 def add_advantages(source, completions: list, group_size: int, scale: bool) -> None:
     """Adds the weighted token advantages of a dense reward to `advantages` of completions (GRPO).
 
-    `scale`: divides by the spread in the group, if the reward is of that kind.
+    PRIME's model learns here. `scale`: divides by the spread in the group, if the reward is of that kind.
     """
     values, events = source.token_rewards(completions)
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
@@ -247,10 +247,9 @@ class ImplicitReward:
             args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit, args.dtype
         )
         model = policy.Policy(model, args.temperature)
-        prepared = policy.prepare_trained(
+        self.learner = policy.prepare_trained(
             accelerator, model, options["learning_rate"], weight_decay=0.0, optim=args.optim
         )
-        self.learner = checkpoint.Learner(*prepared)
         self.metrics = {}
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:

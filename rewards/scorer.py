@@ -47,8 +47,8 @@ class Scorer:
 
     # --- the preference
 
-    def start(self, completion) -> None:
-        """Takes a completion that has just ended, and has each full batch of them scored; `score` waits for that.
+    def enqueue(self, completion) -> None:
+        """Takes a completion that has just ended, and has each full batch of them scored; `set_rewards` waits.
 
         Batches follow from the order in which completions end, so runs repeat to the bit.
         """
@@ -72,18 +72,16 @@ class Scorer:
 
     # --- all parts
 
-    def score(self, completions: list, group_size: int, model: torch.nn.Module) -> dict[str, float]:
+    def set_rewards(self, completions: list, group_size: int, model: torch.nn.Module) -> None:
         """Sets rewards (gold too), contributions, correct and reward of this process's completions.
 
-        All processes call it. Every completion was handed to `start` before. A judge of --gold is asked about each.
+        All processes call it. Every completion was handed to `enqueue` before. A judge of --gold is asked about each.
         With --on-bad-format floor, a malformed completion gets the lowest reward of its group minus a margin.
         One without a reward (a judge failed) keeps NaN, and its advantage is 0.
 
         Args:
             completions: whole groups. All processes have equally many.
             model: the policy, whose entropies some rewards read.
-
-        Returns the indicators of collapse, see unsupervised.collapse_indicators.
         """
         self._flush()
         for batch in self._scoring:
@@ -99,19 +97,14 @@ class Scorer:
                 self.tokenizer.pad_token_id,
                 self.accelerator,
             )
-        indicators = {}
         if self.reward_function is None:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
-            totals, indicators = self._totals(completions, group_size)
-        self._set_rewards(completions, totals, group_size)
-        return indicators
+            totals = self._totals(completions, group_size)
+        self._set_totals(completions, totals, group_size)
 
-    def _totals(self, completions: list, group_size: int) -> tuple[list[float | None], dict[str, float]]:
-        """Combines all rewards on the main process, which asks the judge.
-
-        Returns the totals of this process's completions, and the indicators of collapse.
-        """
+    def _totals(self, completions: list, group_size: int) -> list[float | None]:
+        """Returns the totals of this process's completions; the main process, which asks the judge, combines them."""
         rows = gather_object([completion.row() for completion in completions])
         scores = None
         if self.accelerator.is_main_process:
@@ -125,14 +118,14 @@ class Scorer:
                 completion.rewards[name] = values[place]
             for name, values in scores.contributions.items():
                 completion.contributions[name] = values[place]
-        return [scores.totals[place] for place in own_places], scores.indicators
+        return [scores.totals[place] for place in own_places]
 
-    def _set_rewards(self, completions: list, totals: list[float | None], group_size: int) -> None:
+    def _set_totals(self, completions: list, totals: list[float | None], group_size: int) -> None:
         """Sets `reward`: the total, NaN if there is none, or a floor for a malformed completion."""
         own_totals = []
         own_floored = []
         for completion, total in zip(completions, totals, strict=True):
-            gets_floor = completion.status != "ok" and self.args.on_bad_format == "floor"
+            gets_floor = rewards.gets_floor(completion.status, self.args)
             own_totals.append(math.nan if total is None else total)
             own_floored.append(gets_floor)
             if gets_floor:  # it takes the place of what the parts add, and the answer counts as wrong
@@ -143,7 +136,7 @@ class Scorer:
         # a floor depends on the whole group, and PPO's group is spread over all processes
         all_totals = torch.tensor(gather_object(own_totals))
         all_floored = torch.tensor(gather_object(own_floored))
-        all_rewards = floor_bad(all_totals, all_floored, group_size, self.args.format_margin).tolist()
+        all_rewards = set_floors(all_totals, all_floored, group_size, self.args.format_margin).tolist()
         own_rewards = rollout.share_of(all_rewards, self.accelerator)
         for completion, reward in zip(completions, own_rewards, strict=True):
             completion.reward = reward
@@ -181,10 +174,10 @@ class Scorer:
 
 def text_to_score(completion, args) -> str | None:
     """Returns the text that the reward model scores for a completion; None if it gets a floor instead."""
+    if rewards.gets_floor(completion.status, args):
+        return None
     if completion.status == "ok" or args.on_bad_format == "score":
         return completion.text
-    if args.on_bad_format == "floor":
-        return None
     # "null", the strict mode of the released code, wants the tag that opens the response; a Zero format
     # also needs the one that closes it, behind that
     expected = utils.THINK_FORMATS[args.think_format]
@@ -228,14 +221,16 @@ def set_gold(measure, completions: list) -> None:
         completion.rewards["gold"] = None if math.isnan(value) else value
 
 
-def floor_bad(totals: torch.Tensor, is_bad: torch.Tensor, group_size: int, margin: float) -> torch.Tensor:
-    """Returns totals (P*G,) with bad ones set `margin` below the lowest known good one of their group.
+def set_floors(
+    totals: torch.Tensor, gets_floor: torch.Tensor, group_size: int, margin: float
+) -> torch.Tensor:
+    """Returns totals (P*G,), where a completion that gets a floor has the lowest known other one of its group - margin.
 
-    NaN means "not known". In a group without a known good one the floor is -margin.
+    NaN means "not known". In a group without another known one the floor is -margin.
     """
     groups = totals.view(-1, group_size)
-    is_bad = is_bad.view(-1, group_size)
-    known = ~groups.isnan() & ~is_bad
+    gets_floor = gets_floor.view(-1, group_size)
+    known = ~groups.isnan() & ~gets_floor
     lowest = groups.masked_fill(~known, math.inf).amin(1, keepdim=True)
     lowest = torch.where(lowest.isinf(), 0.0, lowest)  # nothing is known in the group
-    return torch.where(is_bad, lowest - margin, groups).view(-1)
+    return torch.where(gets_floor, lowest - margin, groups).view(-1)

@@ -25,7 +25,7 @@ def main() -> dict:
     args = train_ppo.Args(kl="reward", kl_coef=0.1, entropy_coef=0.01, micro_batch_tokens=300)
     model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
     model, optimizer = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
-    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     critic, critic_optimizer = policy.prepare_trained(accelerator, critic, 1e-3, 0.0)
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
 

@@ -14,9 +14,20 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
+import runs
 import watchdog
+from data.toy import world
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def write_prompts(path: Path, n: int) -> Path:
+    """Writes the first `n` prompts of the toy world, and returns the path."""
+    rows = []
+    for number, _, text, _ in world.orders_of("rl", n, 0):
+        rows.append({"id": number, "messages": [{"role": "user", "content": text}]})
+    runs.write_jsonl(path, rows)
+    return path
 
 
 @contextlib.contextmanager

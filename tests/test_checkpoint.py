@@ -24,7 +24,7 @@ import templates
 import train_grpo
 import utils
 import watchdog
-from checkpoint import Learner
+from policy import Learner
 
 BASE = "data/toy/base"
 
@@ -78,9 +78,9 @@ def run_folder(path: Path, args=ARGS) -> Path:
 def saved(accelerator, tokenizer, tmp_path_factory) -> Path:
     """A run with two checkpoints of a policy and a critic; tests that change it copy it."""
     run = run_folder(tmp_path_factory.mktemp("saved") / "run")
-    learners = {"": learner(), "critic": learner()}
+    learners = {"model": learner(), "critic": learner()}
     for step in (3, 4):
-        train(learners[""], 1)
+        train(learners["model"], 1)
         train(learners["critic"], 2)
         checkpoint.save(run, step, learners, tokenizer, ARGS, accelerator)
     return run
@@ -95,14 +95,14 @@ def run(saved, tmp_path) -> Path:
 def test_training_goes_on_as_if_nothing_had_happened(lora_r, accelerator, tokenizer, tmp_path):
     run = run_folder(tmp_path / "run")
     torch.manual_seed(0)
-    first = {"": learner(lora_r=lora_r), "critic": learner()}
+    first = {"model": learner(lora_r=lora_r), "critic": learner()}
     for one in first.values():
         train(one, 3)
     folder = checkpoint.save(run, 3, first, tokenizer, ARGS, accelerator)
     assert checkpoint.latest(run) == folder == run / "checkpoint-3"
 
     torch.manual_seed(1)
-    second = {"": learner(BASE, lora_r, folder), "critic": learner(str(folder / "critic"))}
+    second = {"model": learner(BASE, lora_r, folder), "critic": learner(str(folder / "critic"))}
     for name, one in second.items():
         checkpoint.load_optimizer(folder, name, one.optimizer)
         assert same(weights_of(one), weights_of(first[name]))
@@ -193,7 +193,7 @@ def test_a_run_that_never_finished_a_checkpoint_starts_at_the_beginning(tmp_path
     (run / "checkpoint-1").mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     args = dataclasses.replace(ARGS, resume=True)
-    assert checkpoint.resume(run, args, accelerator) == (None, 0)
+    assert checkpoint.start_or_resume(run, args, accelerator) == (None, 0)
     assert (run / "metrics.jsonl").read_text() == ""
 
 
@@ -221,8 +221,8 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(tmp_path):
 @pytest.mark.parametrize("megabytes", [0.001, 1.0, 5.0])
 def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, saved, run, accelerator, tokenizer):
     """No file may become larger than that, which is what a full disk does to a write: tokenizer, weights, optimizer."""
-    learners = {"": learner(str(run / "checkpoint-4")), "critic": learner()}
-    train(learners[""], 1)
+    learners = {"model": learner(str(run / "checkpoint-4")), "critic": learner()}
+    train(learners["model"], 1)
     args = dataclasses.replace(ARGS, keep_checkpoints=1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(megabytes * 1e6), before[1]))
@@ -263,16 +263,16 @@ def test_every_row_once_an_epoch_as_a_function_of_seed_and_step():
 def test_fewer_steps_than_the_checkpoint_has_are_refused(run, accelerator, capsys):
     """Else the model of step 4 would be called that of step 3."""
     with pytest.raises(SystemExit):
-        checkpoint.resume(run, argparse.Namespace(resume=True, steps=3), accelerator)
+        checkpoint.start_or_resume(run, argparse.Namespace(resume=True, steps=3), accelerator)
     assert "checkpoint-4 has trained 4 steps" in capsys.readouterr().err
-    assert checkpoint.resume(run, argparse.Namespace(resume=True, steps=4), accelerator)[1] == 4
+    assert checkpoint.start_or_resume(run, argparse.Namespace(resume=True, steps=4), accelerator)[1] == 4
 
 
 def test_rows_after_the_checkpoint_leave_the_logs(run, accelerator, capsys):
     for name in checkpoint.LOGS:
         rows = "".join(json.dumps({"step": step, "name": name}) + "\n" for step in (1, 3, 4, 4, 5))
         (run / name).write_text(rows + '{"step": 6, "na')  # a kill cuts off the last line
-    assert checkpoint.resume(run, dataclasses.replace(ARGS, resume=True), accelerator) == (
+    assert checkpoint.start_or_resume(run, dataclasses.replace(ARGS, resume=True), accelerator) == (
         run / "checkpoint-4",
         4,
     )
@@ -356,7 +356,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(
     tmp_path, capsys, keep, first_step, steps, to_come
 ):
     args = SimpleNamespace(keep_checkpoints=keep, save_steps=20)
-    checkpoint.warn_of_full_disk(tmp_path, {"": learner(lora_r=4)}, args, first_step, steps)
+    checkpoint.warn_of_full_disk(tmp_path, {"model": learner(lora_r=4)}, args, first_step, steps)
     warned = f"will run out of disk: {to_come} checkpoints" in capsys.readouterr().out
     assert warned == (to_come > 3)
 
@@ -366,7 +366,7 @@ def test_a_disk_too_small_for_the_checkpoints_is_warned_of(
 
 def eight_bit_learner(path: str, accelerator, optim: str = "adamw_8bit") -> Learner:
     model = policy.Policy(policy.load_policy(path, 0, False), 1.0)
-    return Learner(*policy.prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim))
+    return policy.prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim)
 
 
 def test_moments_in_8_bit_come_back(accelerator, tokenizer, tmp_path):
@@ -377,13 +377,13 @@ def test_moments_in_8_bit_come_back(accelerator, tokenizer, tmp_path):
     start = weights_of(first)
     for one in (first, adamw):
         train(one, 3)
-    folder = checkpoint.save(run, 3, {"": first}, tokenizer, ARGS, accelerator)
+    folder = checkpoint.save(run, 3, {"model": first}, tokenizer, ARGS, accelerator)
     up = "model.model.layers.0.mlp.up_proj.weight"
     moved = weights_of(adamw)[up] - start[up]
     assert (weights_of(first)[up] - weights_of(adamw)[up]).norm() < 0.1 * moved.norm()
 
     second = eight_bit_learner(str(folder), accelerator)
-    checkpoint.load_optimizers(folder, {"": second})
+    checkpoint.load_optimizers(folder, {"model": second})
     for one in (first, second):
         train(one, 3)
     assert same(weights_of(second), weights_of(first))

@@ -259,18 +259,6 @@ def test_order_of_pairs():
     assert epoch(1, 0) == epochs[0]
 
 
-def test_a_date_is_a_seed():
-    """rollout.generate makes seed * 1,000,003 + place of it, which torch and vLLM take up to 64 bits."""
-    accelerator = SimpleNamespace(process_index=3)
-    assert train_dpo.sampling_seed(2, train_dpo.Args(seed=5), accelerator) == 5_002_003
-    seed = train_dpo.sampling_seed(1, train_dpo.Args(seed=20240601), accelerator)
-    assert seed == 20_240_601_001_003 - 4712 * 2**32
-    largest = (2**32 - 1) * 1_000_003 + 10**6
-    assert seed < 2**32 and largest < 2**63
-    generator = torch.Generator().manual_seed(seed * 1_000_003)
-    assert generator.initial_seed() == seed * 1_000_003
-
-
 def test_all_that_was_cut_off_counts_as_truncated():
     """Without an opening tag it has another status."""
     rewards = {"preference": None, "gold": 2.0}

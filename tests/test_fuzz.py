@@ -778,7 +778,7 @@ def test_floor(n_groups, group_size, data, margin):
     n = n_groups * group_size
     values = data.draw(st.lists(floats | st.just(math.nan), min_size=n, max_size=n))
     bad = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    floored = scorer.floor_bad(
+    floored = scorer.set_floors(
         torch.tensor(values, dtype=torch.float64), torch.tensor(bad), group_size, margin
     ).tolist()
     for i, value in enumerate(values):

@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
 import grpo_updates
 from launch import FSDP2, finished
-from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of
+from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of, write_prompts
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("trl", reason="requirements-test.txt has TRL")
@@ -23,6 +24,7 @@ import checkpoint
 import policy
 import rollout
 import rows
+import runs
 import templates
 import train_grpo
 import utils
@@ -216,6 +218,17 @@ def test_loss_and_gradient_are_trls(
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
 
 
+def test_a_name_without_a_branch_is_no_other_name():
+    """As that of a new advantage or loss, which is in the Literal already."""
+    ones = torch.ones(1, 2)
+    with pytest.raises(ValueError, match="rloo has no branch in group_advantages"):
+        train_grpo.group_advantages(ones, "rloo")
+    with pytest.raises(ValueError, match="soft has no branch in grpo_loss"):
+        train_grpo.grpo_loss(ones, ones, None, ones, ones, ones, epsilon=0.2, beta=0.0, loss_type="soft")
+    with pytest.raises(ValueError, match="soft has no branch in mean_weights"):
+        train_grpo.mean_weights(ones, "soft", 2, 1, 2)
+
+
 def test_cispo_cuts_weights_above_its_cap_alone():
     logprobs = torch.tensor([[6.0, 2.0, 0.1, 6.0]]).log()  # ratios; the cap is 5
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
@@ -321,12 +334,7 @@ def test_micro_batches_hold_about_equally_many_tokens():
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = []
-    for i, _, text, _ in world.orders_of("rl", 10, 0):
-        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 10)
 
 
 # two steps an epoch of 10 prompts; the base model has no format, so its text is scored as it is
@@ -361,10 +369,6 @@ def start(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str
     ]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("held_out") / "held_out.jsonl"
@@ -381,7 +385,7 @@ def check_same_bits(whole: Path, broken: Path) -> None:
     found = weights_of(broken / "model")
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+    assert runs.read_log(broken / "completions.jsonl") == runs.read_log(whole / "completions.jsonl")
     assert metrics_of(broken) == metrics_of(whole)
 
 
@@ -397,10 +401,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path, capfd
     assert "resumes from" in capfd.readouterr().out
 
     check_same_bits(whole, broken)
-    gaps = [row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")]
+    gaps = [row["sampling/logprob_gap"] for row in runs.read_log(broken / "metrics.jsonl")]
     assert max(gaps) < 1e-4
-    measured = rows_of(broken, "held_out.jsonl")
-    assert measured == rows_of(whole, "held_out.jsonl")
+    measured = runs.read_log(broken / "held_out.jsonl")
+    assert measured == runs.read_log(whole / "held_out.jsonl")
     assert [row["step"] for row in measured] == [0, 1, 2, 3, 4] and {row["n"] for row in measured} == {1}
     assert (broken / "best_by_gold" / "think_format.json").exists()
     assert (broken / "adapter" / "adapter_model.safetensors").exists()
@@ -414,17 +418,17 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     killed_after(1, whole, broken)
     assert "resumes from" in finished(start(FSDP2, prompts, broken, *more, "--resume"))
     check_same_bits(whole, broken)
-    assert max(row["sampling/logprob_gap"] for row in rows_of(broken, "metrics.jsonl")) < 1e-4
+    assert max(row["sampling/logprob_gap"] for row in runs.read_log(broken / "metrics.jsonl")) < 1e-4
 
 
 def test_a_run_in_bfloat16(prompts, tmp_path):
     """Its sampler is vLLM; weights and Adam's moments in its files are float32."""
     run = tmp_path / "run"
     run_vllm_here(start([], prompts, run, "--steps", "2", "--dtype", "bfloat16", "--rollout", "vllm"))
-    for metrics in rows_of(run, "metrics.jsonl"):
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
         assert 0 < metrics["sampling/logprob_gap"] < rollout.MAX_LOGPROB_GAP["bfloat16"]
-    assert rows_of(run, "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
+    assert runs.read_log(run / "metrics.jsonl")[0]["kl"] == 0  # the reference computes as the policy does
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     states = torch.load(run / "checkpoint-2" / "optimizer-rank0.pt", weights_only=True)
     assert {state["exp_avg"].dtype for state in states} == {torch.float32}
@@ -436,7 +440,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
     run_here(start([], prompts, run, "--steps", "2"))
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["steps"] == 2 and config["constants"]["MAX_GRAD_NORM"] == 1.0
-    rows = rows_of(run, "completions.jsonl")
+    rows = runs.read_log(run / "completions.jsonl")
     assert len(rows) == 2 * 4 * 4
     assert rows[0].keys() >= {
         *[
@@ -453,7 +457,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
         ],
         *["n_tokens", "n_thinking_tokens"],
     }
-    for metrics in rows_of(run, "metrics.jsonl"):
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         for name in (
             "loss",
             "grad_norm",
@@ -476,7 +480,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
     capsys.readouterr()
     run_here(start([], prompts, run, "--steps", "3", "--resume"))
     assert "goes on with steps (2 -> 3)" in capsys.readouterr().out
-    assert [row["step"] for row in rows_of(run, "metrics.jsonl")] == [1, 2, 3]
+    assert [row["step"] for row in runs.read_log(run / "metrics.jsonl")] == [1, 2, 3]
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
 
 
@@ -499,15 +503,21 @@ def odd_words(rows):  # of a prompt with an even number nothing can be learned
 """
 
 
-def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
+@pytest.fixture
+def numbered_prompts(prompts, tmp_path) -> Path:
+    """Sixty prompts, beside own.py."""
     (tmp_path / "own.py").write_text(OWN_REWARD)
     path = tmp_path / "prompts.jsonl"
     with open(path, "w") as file:
         for number in range(60):
             row = json.loads(prompts.read_text().splitlines()[number % 10])
             file.write(json.dumps(row | {"id": f"prompt-{number}"}) + "\n")
+    return path
+
+
+def test_dynamic_sampling_replaces_flat_groups(numbered_prompts, tmp_path):
     args = train_grpo.Args(
-        prompts=str(path),
+        prompts=str(numbered_prompts),
         think_format="plain",
         on_bad_format="score",
         rewards=(f"{tmp_path}/own.py:odd_words:1",),
@@ -518,16 +528,18 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     accelerator = policy.start_accelerator()
     tokenizer = utils.load_tokenizer("data/toy/base")
     templates.prepare_tokenizer(tokenizer, "plain")
-    kept, _ = rows.load_prompts(str(path), tokenizer, 256)
+    kept, _ = rows.load_prompts(str(numbered_prompts), tokenizer, 256)
     sampling = rollout.Sampling(1.0, 4)
     sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
     chosen = checkpoint.rows_of_step(kept, 0, 6, args.seed)
     completions = train_grpo.sample_groups(chosen, sampler, scorer, args)
-    scorer.score(completions, 4, None)
+    scorer.set_rewards(completions, 4, None)
     before = list(completions)
-    found = train_grpo.replace_flat_groups(completions, chosen, kept, 0, sampler, scorer, None)
+    found = train_grpo.replace_flat_groups(
+        completions, chosen, kept, 0, sampler, scorer, None, args, accelerator
+    )
     assert 1 <= found["dynamic_sampling/attempts"] <= 30
     assert len({one.id for one in completions}) == 6  # no prompt is there twice
     for start in range(0, 24, 4):
@@ -538,18 +550,26 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
             assert all(one is other for one, other in zip(group, before[start : start + 4], strict=True))
 
 
+def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_prompts, tmp_path):
+    """With dynamic sampling they are not those of the first rollout."""
+    words = ["--rewards", f"{tmp_path}/own.py:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
+    run_here(start([], numbered_prompts, tmp_path / "run", "--steps", "1", *words))
+    [metrics] = runs.read_log(tmp_path / "run" / "metrics.jsonl")
+    trained = runs.read_log(tmp_path / "run" / "completions.jsonl")
+    assert metrics["dynamic_sampling/attempts"] >= 1 and all(int(row["id"][-1]) % 2 for row in trained)
+    assert metrics["collapse/entropy"] == pytest.approx(fmean(row["mean_entropy"] for row in trained))
+
+
 # --- arguments
 
 
 def test_what_a_run_announces(capsys):
-    """The reward model only where there is one; the calls of a judge that measures gold, as they cost money."""
+    """The calls of a judge that measures gold, as they cost money."""
     args = train_grpo.Args(prompts_per_step=4, group_size=2, steps=3, rewards=("math:1",), gold="judge:m")
     train_grpo.announce(args, False, policy.start_accelerator())
-    said = capsys.readouterr().out
-    assert "the reward model reads" not in said and "8 calls a step, 24 in all" in said
+    assert "8 calls a step, 24 in all" in capsys.readouterr().out
     train_grpo.announce(train_grpo.Args(gold="gold.py:f"), False, policy.start_accelerator())
-    said = capsys.readouterr().out
-    assert "the reward model reads think+response" in said and "calls" not in said
+    assert "calls" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -560,6 +580,7 @@ def test_what_a_run_announces(capsys):
         (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
         (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
         (["--loss-type", "cispo", "--epsilon-high", "0.28"], "it is the highest weight of a token"),
+        (["--loss-type", "cispo", "--epsilon", "0.1"], "--epsilon does nothing with --loss-type cispo"),
         (["--model", "data"], "data is neither a model folder"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
@@ -570,7 +591,10 @@ def test_what_a_run_announces(capsys):
         (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
         (["--pass-at-k", "2", "--scale-rewards", "none"], "--scale-rewards does nothing with --pass-at-k"),
         (["--stall-minutes", "0"], "use more than 0"),
-        (["--vllm-sleep"], "--vllm-sleep does nothing without --rollout vllm"),
+        (
+            ["--importance-correction", "token_truncate"],
+            "--importance-correction does nothing without --rollout vllm",
+        ),
         (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),
         (
             ["--vllm-server-url", "http://me:secret@host:8000"],

@@ -9,7 +9,7 @@ import ppo_updates
 import pytest
 import torch
 from launch import DDP, finished
-from script_runs import killed_after, metrics_of, run_here, without_measurements
+from script_runs import killed_after, metrics_of, run_here, without_measurements, write_prompts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 import checkpoint
 import policy
 import rollout
+import runs
 import train_ppo
-from data.toy import world
 from rewards import dense
 
 ROOT = Path(__file__).parents[1]
@@ -188,7 +188,7 @@ def test_policy_loss_and_gradient_are_trls(trl_trainer, kl_coef, is_corrected):
 
 def test_values_under_padding_are_those_one_by_one(accelerator):
     """Also the meaning of a place: the value of token t is what the critic says of the text before it."""
-    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     completions = ppo_updates.stored_completions(6, 1)[0]
     train_ppo.set_values(critic, completions, 10_000, 1, accelerator)
     for completion in completions:
@@ -203,12 +203,12 @@ def test_the_critic_starts_as_asked(tmp_path):
     """From the policy with a new head at zero, or from the reward model with its head."""
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     args = train_ppo.Args(model="data/toy/base", reward_model="data/toy/reward_model")
-    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, True)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), args)
     assert not critic.score.weight.any() and not critic.score.bias.any()
     assert critic.dropout.p == 0 and critic.training and critic.is_gradient_checkpointing
 
     args.critic = "reward_model"
-    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), 0, False)
+    critic = train_ppo.load_critic(train_ppo.find_critic(args, tokenizer), args)
     head = load_file("data/toy/reward_model/model.safetensors")["score.weight"]
     assert torch.equal(critic.score.weight, head) and not critic.score.bias.any()
 
@@ -220,7 +220,8 @@ def test_the_critic_starts_as_asked(tmp_path):
 @pytest.mark.parametrize("lora_r, load_in_4bit", [(0, False), (4, False), (4, True)])
 def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, load_in_4bit):
     """With LoRA the adapter and the whole head learn, and both are saved."""
-    critic = train_ppo.load_critic("data/toy/base", lora_r, False, load_in_4bit=load_in_4bit)
+    args = train_ppo.Args(lora_r=lora_r, load_in_4bit=load_in_4bit, gradient_checkpointing=False)
+    critic = train_ppo.load_critic("data/toy/base", args)
     trained = {name: weight for name, weight in critic.named_parameters() if weight.requires_grad}
     if lora_r:
         assert all("lora" in name or "score.modules_to_save" in name for name in trained)
@@ -228,7 +229,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, 
     for weight in trained.values():
         weight.data += torch.randn_like(weight)
     checkpoint.save_weights(tmp_path / "critic", critic, accelerator, merge=False)
-    again = train_ppo.load_critic("data/toy/base", lora_r, False, tmp_path / "critic", load_in_4bit)
+    again = train_ppo.load_critic("data/toy/base", args, tmp_path / "critic")
     found = dict(again.named_parameters())
     for name, weight in trained.items():
         assert torch.equal(found[name], weight) and found[name].requires_grad, name
@@ -239,7 +240,7 @@ def test_the_critic_comes_back_from_a_checkpoint(accelerator, tmp_path, lora_r, 
 
 def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic(accelerator):
     completions = ppo_updates.stored_conversations()[0]
-    critic = train_ppo.load_critic("data/toy/reward_model", 0, False)
+    critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     train_ppo.set_values(critic, completions, 300, 0, accelerator)
     earned = train_ppo.token_rewards(completions, [])
     train_ppo.set_advantages(completions, earned, 1.0, 1.0, accelerator)
@@ -333,12 +334,7 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = []
-    for i, _, text, _ in world.orders_of("rl", 20, 0):
-        rows.append({"id": i, "messages": [{"role": "user", "content": text}]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 20)
 
 
 def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
@@ -351,10 +347,6 @@ def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[s
     return [sys.executable, *launcher, "train_ppo.py", *tiny, *files, *more]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
     run_here(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
@@ -364,10 +356,10 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
 
     # what the second and third step log depends on the critic and its optimizer
     assert metrics_of(whole) == metrics_of(broken)
-    for row in rows_of(whole, "metrics.jsonl"):
+    for row in runs.read_log(whole / "metrics.jsonl"):
         parts = [row[f"time/{part}"] for part in ("rollout", "reward", "advantage", "update", "other")]
         assert sum(parts) == pytest.approx(row["step_time"])
-    assert rows_of(whole, "completions.jsonl") == rows_of(broken, "completions.jsonl")
+    assert runs.read_log(whole / "completions.jsonl") == runs.read_log(broken / "completions.jsonl")
     for name in ("model", "checkpoint-3/critic"):
         expected = load_file(whole / name / "model.safetensors")
         found = load_file(broken / name / "model.safetensors")
@@ -391,11 +383,11 @@ def test_two_processes_and_several_updates(prompts, tmp_path):
     """A malformed completion gets a floor below the lowest reward of the whole step, over both processes."""
     several = ["--updates-per-rollout", "2", "--num-iterations", "2", "--kl", "reward"]
     finished(command(DDP, prompts, tmp_path / "run", "--steps", "2", *several))
-    first, second = rows_of(tmp_path / "run", "metrics.jsonl")
+    first, second = runs.read_log(tmp_path / "run" / "metrics.jsonl")
     assert first["kl"] == pytest.approx(0.0, abs=1e-6) and second["kl"] != 0.0
     assert first["approximate_kl"] > 0.0
     for step in (1, 2):
-        rows = [row for row in rows_of(tmp_path / "run", "completions.jsonl") if row["step"] == step]
+        rows = [row for row in runs.read_log(tmp_path / "run" / "completions.jsonl") if row["step"] == step]
         good = [row["reward"] for row in rows if row["status"] == "ok"]
         bad = [row["reward"] for row in rows if row["status"] != "ok"]
         assert len(rows) == 8 and good and bad

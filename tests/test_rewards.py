@@ -258,7 +258,7 @@ def test_a_reward_of_ones_own(tmp_path, capsys):
     rewards.check(args)
     scores = rewards.load(args, tmp_path)(rows, 2)
     expected = {"shorter": [100.0, 0.0], "math": [1.0, 0.0], "brief": [-1, -2], "polite": [True, True]}
-    assert scores.parts == expected and scores.correct == [1.0, 0.0] and scores.indicators == {}
+    assert scores.parts == expected and scores.correct == [1.0, 0.0]
     assert scores.totals == near([50 + 1 - 10, -20]) and scores.contributions["polite"] == [0.0, 0.0]
     said = capsys.readouterr().out
     assert "reward brief: weight 10; applies to 1 of 1 prompts" in said

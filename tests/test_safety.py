@@ -215,7 +215,7 @@ def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled)
     for load in (
         lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
         lambda: RewardModel(str(pickled), "response", chat_template=str(template)),
-        lambda: train_ppo.load_critic(str(pickled), 0, False),
+        lambda: train_ppo.load_critic(str(pickled), train_ppo.Args()),
         lambda: list(rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2))),
     ):
         # the library's, or ours with one line
@@ -250,7 +250,7 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     check = partial(RewardModel.check, chat_template="", reward_on="response", think_format="plain")
     for load in (utils.load_tokenizer, utils.load_config, check):
         assert "custom code" in exits(load, str(folder))
-    assert "custom code" in exits(train_ppo.load_critic, str(folder), 0, False)
+    assert "custom code" in exits(train_ppo.load_critic, str(folder), train_ppo.Args())
     tokenizer = utils.load_tokenizer(str(BASE))
     with pytest.raises(ValueError, match="custom code"):
         AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE)

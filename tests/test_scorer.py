@@ -15,7 +15,7 @@ import train_grpo
 import utils
 from rewards import gold
 from rewards.preference import RewardModel
-from rewards.scorer import Scorer, floor_bad, text_to_score
+from rewards.scorer import Scorer, set_floors, text_to_score
 
 NAN = math.nan
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
@@ -84,7 +84,7 @@ def completions(tokenizer) -> list[rollout.Completion]:
 def test_the_floor_by_hand():
     bad = [False, True, False, False, True, True, True, False]
     rewards = torch.tensor([1.0, NAN, 3.0, -2.0, NAN, NAN, 7.0, NAN])
-    first, second = floor_bad(rewards, torch.tensor(bad), 4, 0.5).view(2, 4)
+    first, second = set_floors(rewards, torch.tensor(bad), 4, 0.5).view(2, 4)
     assert first.tolist() == [1.0, -2.5, 3.0, -2.0]
     assert second[:3].tolist() == [-0.5, -0.5, -0.5]  # nothing is known in this group
     assert second[3].isnan()  # not malformed, and without a reward
@@ -92,8 +92,8 @@ def test_the_floor_by_hand():
 
 def score_all(scorer: Scorer, completions: list) -> None:
     for completion in completions:
-        scorer.start(completion)
-    scorer.score(completions, 4, None)
+        scorer.enqueue(completion)
+    scorer.set_rewards(completions, 4, None)
 
 
 def scores(scorer: Scorer, completions: list, texts: list[str]) -> list[float]:
@@ -174,8 +174,8 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
         found.append(dataclasses.replace(completions[0], text=text, status=status, rewards={}))
     made = scorer(reward_on="response", on_bad_format="score", think_format=think_format)
     for completion in found:
-        made.start(completion)
-    made.score(found, len(found), None)
+        made.enqueue(completion)
+    made.set_rewards(found, len(found), None)
 
     reads_everything = RewardModel("data/toy/reward_model", reward_on="think+response")
     messages = [completion.messages for completion in found]
@@ -198,9 +198,9 @@ def test_completions_are_scored_while_others_are_sampled(scorer, completions):
 
     made.reward_model.score = score_and_note_thread
     for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
-        made.start(completions[place])
+        made.enqueue(completions[place])
     assert made._scoring  # before `score` is called
-    made.score(completions, 4, None)
+    made.set_rewards(completions, 4, None)
     assert len(threads) > 2 and threading.main_thread() not in threads
     assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
 
@@ -240,7 +240,7 @@ def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_
     """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
     name = f"{tmp_path}/own.py:known_half"
     made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
-    made.score(completions, 4, None)
+    made.set_rewards(completions, 4, None)
     rewards = [completion.reward for completion in completions]
     assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
     assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]

@@ -27,10 +27,9 @@ import runs
 import train_grpo
 import utils
 import watchdog
-from data.toy import world
 from rewards.preference import load_reward_model
 from launch import DDP, started
-from script_runs import run_here
+from script_runs import run_here, write_prompts
 from test_endpoint import ChatServer, Fault
 
 ROOT = Path(__file__).parents[1]
@@ -85,13 +84,7 @@ def whole_steps(run: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [
-        {"id": i, "messages": [{"role": "user", "content": text}]}
-        for i, _, text, _ in world.orders_of("rl", 12, 0)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 12)
 
 
 # --- the watchdog alone: processes without torch
