@@ -30,9 +30,9 @@ Deviations from the paper's released code:
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
 Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; its
-`pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/; and for each round
-round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step),
-checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
+`pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/ (of the last round); and for
+each round round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a
+step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
 held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/ has
 best_by_gold_adapter/.
 
@@ -715,29 +715,7 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
     """Returns the model that round `number` (from 1) ends with; 0: the one that round 1 starts from."""
     if number == 0:
         return args.model
-    if number == args.rounds:
-        return str(run / "model")
     return str(run / f"round-{number}" / "model")
-
-
-def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
-    """Returns the metrics of a round that an earlier start of this run finished; None if it was not.
-
-    A round that was the last one, before --resume came with more --rounds, gives up run/model and run/adapter to
-    the new last one.
-    """
-    summary = run / f"round-{number}" / "summary.json"
-    if not summary.exists():
-        return None
-    result = Path(model_of_round(number, run, args))
-    if accelerator.is_main_process and not result.exists():
-        adapter = checkpoint.adapter_of(run / "model")
-        # the adapter first: after a kill in between, `result` is still missing, so the model follows
-        if adapter.exists():
-            adapter.rename(checkpoint.adapter_of(result))
-        (run / "model").rename(result)
-    accelerator.wait_for_everyone()
-    return json.loads(summary.read_text())
 
 
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
@@ -904,13 +882,17 @@ def main(args: Args) -> None:
     all_metrics = []
     lines = []
     for number in range(1, args.rounds + 1):
-        metrics = finished_round(number, run, args, accelerator)
-        if metrics is None:
+        round_summary = run / f"round-{number}" / "summary.json"
+        if round_summary.exists():  # an earlier start of this run finished the round
+            metrics = json.loads(round_summary.read_text())
+        else:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
         lines.append({"step": number, **metrics})
         runs.write_jsonl(run / "metrics.jsonl", lines)
 
+    if accelerator.is_main_process:
+        checkpoint.copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
     checkpoint.finish(run, summary)
 
