@@ -852,23 +852,18 @@ def main(args: Args) -> None:
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
     check_steps(data, args)
-    uses_gold = bool(data.prompts or data.held_out)
-    if uses_gold:
+    will_sample = bool(data.prompts or data.held_out)
+    if will_sample:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
+        sampler = "vLLM" if use_vllm else "transformers"
+        accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
         accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), args, at_once=False))
     else:
         accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
-    if data.prompts:
-        samples_by = "vLLM" if use_vllm else "transformers"
-        accelerator.print(
-            f"{args.rounds} rounds of {args.prompts_per_round or len(data.prompts)} prompts x "
-            f"{args.samples_per_prompt} completions by {samples_by}; format "
-            f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
-        )
     start = runs.check_run(args, "dpo", args.model, runs.constants(globals()))
-    if uses_gold:
+    if will_sample:
         gold.try_judge(args, start.run)
     if args.dry_run:
         return
