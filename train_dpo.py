@@ -19,14 +19,9 @@ it online.
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
-Deviations from the paper's released code:
-1. Pairs have the think format of SFT and RL. The released code has one newline after </think> in DPO data and
-   two in SFT data.
-2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again.
-   It cuts prompts to their last 512 tokens (a default of TRL) and pairs to 4096.
-3. Malformed, truncated and empty completions are never paired. A prompt needs `min_valid` = 2 good ones with
-   different rewards; the released code asks for 4 that it can parse.
-4. All pairs are trained on; the released code keeps 3 % for validation.
+Deviations from the paper's released code: docs/deviations.md. One has a flag: a prompt gives a pair if
+`min_valid` = 2 of its completions are well-formed; the released code asks for 4 that it can parse.
+
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
 Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; its
@@ -949,7 +944,7 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# of the deviations above, the third alone is a flag
+# the one deviation that has a flag
 RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 

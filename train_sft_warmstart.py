@@ -9,11 +9,8 @@ trains on ordinary rows of prompt and answer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
         --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
 
-Deviations from the paper's released code:
-1. Traces have the think format of DPO and RL. The released code has two newlines after </think> in SFT data
-   and one in DPO data.
-2. `--packing` changes no loss: it lays the rows of a micro-batch end to end instead of padding them.
-3. A last step that would have fewer rows than --batch-size is left out of each epoch.
+Deviations from the paper's released code: docs/deviations.md. `--packing` changes no loss: it lays the rows of a
+micro-batch end to end instead of padding them.
 
 Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
 as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
