@@ -505,7 +505,7 @@ def read_parts(folder: Path, name: str) -> dict[int, dict]:
 def pair_up(
     completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round's completions, and its metrics so far; logs completions that are new."""
+    """Returns the pairs of a round's completions, and their metrics; logs completions that are new."""
     best_and_worst, skipped = build_pairs(completions, args.min_valid)
     if accelerator.is_main_process and not args.completions:
         for pair in best_and_worst:
@@ -517,36 +517,18 @@ def pair_up(
     if not best_and_worst:
         runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
 
-    metrics = round_metrics(completions, best_and_worst, skipped)
-    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
-
     pairs = []
     for pair in best_and_worst:
         prompt_ids = templates.encode_prompt(tokenizer, pair["chosen"]["messages"])
         pairs.append(Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"]))
-    return pairs, metrics
-
-
-def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) -> dict:
-    """Returns what metrics.jsonl says of the completions and pairs of a round."""
-    good = [row for row in completions if row["status"] == "ok"]
-    reward = fmean(row["reward"] for row in good)
     metrics = {
-        "reward": reward,
-        "reward/preference": reward,
-        "think/format_ok": len(good) / len(completions),
-        "think/truncated": fmean(row["cut_off"] for row in completions),
-        "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
-        "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
+        "reward": fmean(row["reward"] for row in completions if row["status"] == "ok"),
         "pairs": len(pairs),
         "skipped": dict(skipped),
-        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
-        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
+        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in best_and_worst),
+        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in best_and_worst),
     }
-    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
-    if golds:
-        metrics["reward/gold"] = fmean(golds)
-    return metrics
+    return pairs, metrics
 
 
 # --- 4. reference, 5. update
@@ -737,6 +719,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     start_model = model_of_round(number - 1, run, args)
 
     completions = data.completions
+    metrics = {}
     if data.prompts:
         # 1. rollout
         prompts = []
@@ -748,16 +731,19 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         # 2. reward
         score(sampled, folder, args, accelerator)
         completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
+        metrics |= rollout.completion_metrics(sampled)
         accelerator.free_memory()  # of the sampler and the reward model
         laps.end("reward")
 
     # 3. pairs
     if args.pairs:
         pairs = data.pairs
-        metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
+        metrics |= {"pairs": len(pairs), "skipped": dict(data.skipped)}
     else:
-        pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+        pairs, pair_metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+        metrics |= pair_metrics
     metrics["steps"] = steps_of_round(len(pairs), args)
+    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
     policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 

@@ -271,19 +271,6 @@ def test_a_date_is_a_seed():
     assert generator.initial_seed() == seed * 1_000_003
 
 
-def test_all_that_was_cut_off_counts_as_truncated():
-    """Without an opening tag it has another status."""
-    rewards = {"preference": None, "gold": 2.0}
-    cut = {"status": "no_open", "cut_off": True, "reward": None, "rewards": rewards}
-    cut |= {"n_tokens": 8, "n_thinking_tokens": 0}
-    ended = {**cut, "status": "ok", "cut_off": False, "reward": 3.0, "n_tokens": 4, "n_thinking_tokens": 1}
-    malformed = {**cut, "cut_off": False}
-    pair = {"chosen": ended, "rejected": ended}
-    metrics = train_dpo.round_metrics([cut, ended, malformed, cut], [pair], Counter())
-    assert metrics["think/truncated"] == 0.5 and metrics["think/format_ok"] == 0.25
-    assert (metrics["reward"], metrics["reward/preference"], metrics["reward/gold"]) == (3.0, 3.0, 2.0)
-
-
 def test_rounds_of_lora_in_bfloat16_warn(capsys):
     accelerator = policy.start_accelerator()
 
@@ -392,7 +379,15 @@ def test_what_a_run_writes(whole):
                 assert one["status"] == "ok" and one["reward"] == pick(row["reward"] for row in rivals)
         malformed = [row for row in members if row["status"] != "ok"]
         assert malformed and all(row["reward"] is None for row in malformed)
-        assert all(isinstance(row["rewards"]["gold"], float) for row in members)
+        golds = [row["rewards"]["gold"] for row in members]
+        rewards = [row["reward"] for row in members if row["status"] == "ok"]
+        cut_off = [row for row in members if row["cut_off"]]
+        assert metrics["reward"] == pytest.approx(sum(rewards) / len(rewards))
+        assert metrics["reward/preference"] == pytest.approx(metrics["reward"])
+        assert metrics["reward/gold"] == pytest.approx(sum(golds) / 48)
+        assert metrics["think/format_ok"] == len(rewards) / 48 and metrics["think/mean_tokens"] == 0
+        assert metrics["think/truncated"] == len(cut_off) / 48 > 0
+        assert metrics["think/response_tokens"] == pytest.approx(sum(row["n_tokens"] for row in members) / 48)
 
         folder = whole / f"round-{number}"
         steps = rows_of(folder / "metrics.jsonl")
