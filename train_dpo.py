@@ -24,12 +24,12 @@ Deviations from the paper's released code: docs/deviations.md. One has a flag: a
 
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
-Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; its
-`pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/ (of the last round); and for
-each round round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a
-step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/ has
-best_by_gold_adapter/.
+Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; `pair` says
+which were paired, `step` is the round), metrics.jsonl (a line a round), summary.json and model/ (of the last
+round); and for each round round-<n>/ with samples and scores of each process, pairs.jsonl (token ids),
+metrics.jsonl (a line a step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/
+has best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -206,7 +206,7 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
         Pairs {id, chosen, rejected}, which hold rows; and how many prompts gave none, by reason: no_valid,
         too_few_valid, tie.
     """
-    groups: dict[tuple, list[dict]] = {}
+    groups: dict[tuple, list[dict]] = {}  # by (round, prompt)
     for row in completions:
         groups.setdefault((row["step"], row["id"]), []).append(row)
 
@@ -222,8 +222,8 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
             continue
         best = max(valid, key=itemgetter("reward"))
         worst = min(valid, key=itemgetter("reward"))
-        # the rewards of equal texts may differ by 1e-7
-        if best["reward"] == worst["reward"] or best["ids"] == worst["ids"]:
+        same_text = best["ids"] == worst["ids"]  # whose two rewards may differ by 1e-7
+        if best["reward"] == worst["reward"] or same_text:
             skipped["tie"] += 1
             continue
         pairs.append({"id": prompt_id, "chosen": best, "rejected": worst})
@@ -278,30 +278,33 @@ class Pair:
 
     @property
     def n_tokens(self) -> int:
+        """Tokens of both prompts and completions, without padding."""
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
 
 
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded."""
+    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded.
+
+    policy.micro_batches reckons with these two lengths.
+    """
     return 2 * len(pair.prompt_ids), 2 * pair.longest
 
 
 def n_padded(pair: Pair) -> int:
-    """Returns a pair's tokens in a forward of its own."""
+    """Returns the tokens of a pair in a forward of its own, padding included."""
     return sum(lengths_of(pair))
 
 
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
-    """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
+    """Reads the pairs of the preference file `args.pairs`; counts the rows that gave none, by reason.
 
-    malformed: a completion has a flaw (templates.flaw_of). tie: both are equal.
-    too_long: the prompt or a completion. rows.to_pair has others.
+    The reasons: malformed, a completion has a flaw (templates.flaw_of); tie, both completions are equal; too_long,
+    the prompt or a completion is; and those of rows.to_pair.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
-    pairs = []
-    skipped = Counter()
     preferences, dropped = rows.read_pairs(args.pairs)
-    skipped.update(row["reason"] for row in dropped)
+    skipped = Counter(row["reason"] for row in dropped)
+    pairs = []
     for row in preferences:
         texts = []
         for side in ("chosen", "rejected"):
@@ -384,8 +387,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     # held-out prompts must not be trained on
     trained_on = list(data.prompts)
     if args.gold_prompts and not data.prompts:
-        of_file = rows.read_pairs(args.pairs)[0] if args.pairs else data.completions
-        for row in of_file:
+        rows_of_file = data.completions
+        if args.pairs:
+            rows_of_file, _ = rows.read_pairs(args.pairs)
+        for row in rows_of_file:
             trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
     data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data
@@ -399,7 +404,7 @@ def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]
     return [order[place % len(order)] for place in range(first, first + n_prompts)]
 
 
-# --- 1. rollout, 2. reward: shared among processes, and on disk as it is done
+# --- 1. rollout, 2. reward: each process does a share, and writes it to disk as it is done
 
 
 def own_places(n: int, accelerator) -> range:
@@ -407,10 +412,19 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
+def read_parts(folder: Path, name: str) -> dict[int, dict]:
+    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
+    parts = {}
+    for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        for row in runs.read_log(path):
+            parts[row["place"]] = row
+    return parts
+
+
 def sampling_seed(number: int, args: Args, accelerator) -> int:
     """Returns the seed of this process's samples in round `number`.
 
-    rollout.generate makes a seed of 64 bits for each completion from it, so it has 32.
+    It has 32 bits, as rollout.generate multiplies it into a seed for each completion, which may have 64.
     """
     seed = (args.seed * 1000 + number) * 1000 + accelerator.process_index
     return seed % 2**32
@@ -461,8 +475,9 @@ def sample(
 def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, without those that are there already. A resumed
-    run scores whole chunks again, as the bits of a reward depend on the texts that are scored with it.
+    Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the chunks
+    that are there already. One that is there in part is scored anew, as the last bits of a reward depend on the
+    texts that are scored with it.
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
@@ -490,15 +505,6 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
             completions[place].reward = row["rewards"]["preference"]
 
 
-def read_parts(folder: Path, name: str) -> dict[int, dict]:
-    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
-    parts = {}
-    for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        for row in runs.read_log(path):
-            parts[row["place"]] = row
-    return parts
-
-
 # --- 3. pairs
 
 
@@ -515,7 +521,8 @@ def pair_up(
         checkpoint.cut_log(log, number - 1)
         runs.append_jsonl(log, completions)
     if not best_and_worst:
-        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
+        source = args.completions or run / "completions.jsonl"
+        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {source}")
 
     pairs = []
     for pair in best_and_worst:
@@ -535,7 +542,10 @@ def pair_up(
 
 
 def steps_per_epoch(n_pairs: int, args: Args) -> int:
-    """Returns the optimizer steps of one pass; the last one has the remainder, as a round has few pairs."""
+    """Returns the optimizer steps of one pass over the pairs of a round.
+
+    The last one has the remainder; a round has too few pairs to leave some out.
+    """
     return math.ceil(n_pairs / args.batch_size)
 
 
@@ -581,9 +591,10 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 
 @torch.no_grad()
 def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
-    """Sets the reference's log-probabilities of all pairs, which must be sorted, longest first.
+    """Sets the reference's log-probabilities of all pairs, on every process.
 
-    The reference is the policy before its first update, so it needs no memory of its own.
+    The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be sorted,
+    longest first: `deal` and `micro_batches` sort so too, and what they return can be assigned by place.
     """
     own_logps = []
     model.eval()
@@ -696,7 +707,10 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
 
 
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
-    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold."""
+    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold.
+
+    `number` 0 measures the model that round 1 starts from.
+    """
     folder = run / f"round-{number}" / "held-out"
     folder.mkdir(parents=True, exist_ok=True)
     model = model_of_round(number, run, args)
@@ -705,7 +719,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     accelerator.free_memory()
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
-            checkpoint.cut_log(run / log, number - 1)
+            checkpoint.cut_log(run / log, number - 1)  # an earlier start may have logged this round
         is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
             checkpoint.copy_model(Path(model), run / "best_by_gold")
@@ -750,11 +764,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     saved, first_step = checkpoint.resume(folder, args, accelerator)
     learner = load_learner(start_model, saved, args, accelerator)
     checkpoint.warn_of_full_disk(folder, {"": learner}, args, first_step, metrics["steps"])
-    # its clock counts the reference
+    # it counts seconds from here, so those of the reference too
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
-        if saved:
+        if saved:  # that update is done, and the file has what the reference gave
             pairs = [Pair(**row) for row in runs.read_log(folder / "pairs.jsonl")]
         else:
             pairs = sorted(pairs, key=n_padded, reverse=True)
@@ -780,6 +794,9 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
     runs.write_summary(folder, metrics)
     return metrics
+
+
+# --- checks, and the whole run
 
 
 def check_arguments(args: Args) -> None:
