@@ -156,7 +156,6 @@ def build_rows(
     format leaves it out, so that both twins see the same rows. If no trace has thinking, there is no twin: the
     plain format then trains on all of them.
     """
-    # without any thinking they are ordinary rows, which have no twin with thinking
     some_think = any(trace["thinking"].strip() for trace in traces)
     needs_thinking = some_think or utils.THINK_FORMATS[think_format].thinking_tags is not None
     kept = []
@@ -170,7 +169,7 @@ def build_rows(
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
         n_tokens = policy.n_tokens_of(row)
-        if trace["thinking"].strip() and think_format != "think":  # else the row is that text
+        if trace["thinking"].strip() and think_format != "think":  # in think, the row has its thinking already
             with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
             n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
             n_tokens = max(n_tokens, n_with_thinking)
