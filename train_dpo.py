@@ -19,8 +19,9 @@ it online.
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
-Deviations from the paper's released code: docs/deviations.md. One has a flag: a prompt gives a pair if
-`min_valid` = 2 of its completions are well-formed; the released code asks for 4 that it can parse.
+Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated or empty
+completions, and a prompt needs `min_valid` = 2 others with different rewards; the released code asks for 4 that it
+can parse.
 
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 

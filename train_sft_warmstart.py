@@ -9,8 +9,9 @@ trains on ordinary rows of prompt and answer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
         --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
 
-Deviations from the paper's released code: docs/deviations.md. `--packing` changes no loss: it lays the rows of a
-micro-batch end to end instead of padding them.
+Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
+would have fewer rows than --batch-size. `--packing` changes no loss: it lays the rows of a micro-batch end to end
+instead of padding them.
 
 Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
 as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
@@ -169,7 +170,7 @@ def build_rows(
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
         n_tokens = policy.n_tokens_of(row)
-        if trace["thinking"].strip() and think_format != "think":  # in think, the row has its thinking already
+        if trace["thinking"].strip() and think_format != "think":  # else it is in the row
             with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
             n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
             n_tokens = max(n_tokens, n_with_thinking)
