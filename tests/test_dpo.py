@@ -311,7 +311,7 @@ TINY = {
     "max_completion_tokens": 64,
     "prompts_per_round": 8,
     "samples_per_prompt": 6,
-    "rollout_batch_size": 24,
+    "rollout_batch_size": 8,
     "batch_size": 3,
     "epochs": 2.0,
     "save_steps": 1,
