@@ -161,13 +161,27 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
 
 
 def copy_model(source: Path, folder: Path) -> None:
-    """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process only."""
+    """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process only.
+
+    Where the disk has hard links, the weights take no room twice.
+    """
     for old, new in ((adapter_of(source), adapter_of(folder)), (source, folder)):
         if old.exists():
             part = _part_of(new)
             shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(old, part)
+            shutil.copytree(old, part, copy_function=_link_weights)
             _replace(new, part)
+
+
+def _link_weights(source: str, target: str) -> None:
+    """Gives a file of weights a second name if the disk can; copies other files, which somebody may edit."""
+    if source.endswith(".safetensors"):
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # a disk without hard links
+            pass
+    shutil.copy2(source, target)
 
 
 def _part_of(folder: Path) -> Path:

@@ -19,22 +19,18 @@ it online.
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
-Deviations from the paper's released code:
-1. Pairs have the think format of SFT and RL. The released code has one newline after </think> in DPO data and
-   two in SFT data.
-2. We train on the token ids that were sampled. The released code decodes, renders and tokenises them again.
-   It cuts prompts to their last 512 tokens (a default of TRL) and pairs to 4096.
-3. Malformed, truncated and empty completions are never paired. A prompt needs `min_valid` = 2 good ones with
-   different rewards; the released code asks for 4 that it can parse.
-4. All pairs are trained on; the released code keeps 3 % for validation.
+Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated or empty
+completions, and a prompt needs `min_valid` = 2 others with different rewards; the released code asks for 4 that it
+can parse.
+
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
-Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; its
-`pair` says which were paired), metrics.jsonl (a line a round), summary.json, model/; and for each round
-round-<n>/ with samples and scores of each process, pairs.jsonl (token ids), metrics.jsonl (a line a step),
-checkpoints, and model/ unless it is the last round. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/ has
-best_by_gold_adapter/.
+Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; `pair` says
+which were paired, `step` is the round), metrics.jsonl (a line a round), summary.json and model/ (of the last
+round); and for each round round-<n>/ with samples and scores of each process, pairs.jsonl (token ids),
+metrics.jsonl (a line a step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/
+has best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -211,7 +207,7 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
         Pairs {id, chosen, rejected}, which hold rows; and how many prompts gave none, by reason: no_valid,
         too_few_valid, tie.
     """
-    groups: dict[tuple, list[dict]] = {}
+    groups: dict[tuple, list[dict]] = {}  # by (round, prompt)
     for row in completions:
         groups.setdefault((row["step"], row["id"]), []).append(row)
 
@@ -227,8 +223,8 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
             continue
         best = max(valid, key=itemgetter("reward"))
         worst = min(valid, key=itemgetter("reward"))
-        # the rewards of equal texts may differ by 1e-7
-        if best["reward"] == worst["reward"] or best["ids"] == worst["ids"]:
+        same_text = best["ids"] == worst["ids"]  # whose two rewards may differ by 1e-7
+        if best["reward"] == worst["reward"] or same_text:
             skipped["tie"] += 1
             continue
         pairs.append({"id": prompt_id, "chosen": best, "rejected": worst})
@@ -283,30 +279,33 @@ class Pair:
 
     @property
     def n_tokens(self) -> int:
+        """Tokens of both prompts and completions, without padding."""
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
 
 
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded."""
+    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded.
+
+    policy.micro_batches reckons with these two lengths.
+    """
     return 2 * len(pair.prompt_ids), 2 * pair.longest
 
 
 def n_padded(pair: Pair) -> int:
-    """Returns a pair's tokens in a forward of its own."""
+    """Returns the tokens of a pair in a forward of its own, padding included."""
     return sum(lengths_of(pair))
 
 
 def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
-    """Reads the pairs of the preference file `args.pairs`, and how many rows gave none, by reason.
+    """Reads the pairs of the preference file `args.pairs`; counts the rows that gave none, by reason.
 
-    malformed: a completion has a flaw (templates.flaw_of). tie: both are equal.
-    too_long: the prompt or a completion. rows.to_pair has others.
+    The reasons: malformed, a completion has a flaw (templates.flaw_of); tie, both completions are equal; too_long,
+    the prompt or a completion is; and those of rows.to_pair.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
-    pairs = []
-    skipped = Counter()
     preferences, dropped = rows.read_pairs(args.pairs)
-    skipped.update(row["reason"] for row in dropped)
+    skipped = Counter(row["reason"] for row in dropped)
+    pairs = []
     for row in preferences:
         texts = []
         for side in ("chosen", "rejected"):
@@ -389,8 +388,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     # held-out prompts must not be trained on
     trained_on = list(data.prompts)
     if args.gold_prompts and not data.prompts:
-        of_file = rows.read_pairs(args.pairs)[0] if args.pairs else data.completions
-        for row in of_file:
+        rows_of_file = data.completions
+        if args.pairs:
+            rows_of_file, _ = rows.read_pairs(args.pairs)
+        for row in rows_of_file:
             trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
     data.held_out = rows.load_held_out(args, tokenizer, trained_on)
     return data
@@ -404,12 +405,21 @@ def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]
     return [order[place % len(order)] for place in range(first, first + n_prompts)]
 
 
-# --- 1. rollout, 2. reward: shared among processes, and on disk as it is done
+# --- 1. rollout, 2. reward: each process does a share, and writes it to disk as it is done
 
 
 def own_places(n: int, accelerator) -> range:
     """Returns the places of this process among `n` completions."""
     return range(accelerator.process_index, n, accelerator.num_processes)
+
+
+def read_parts(folder: Path, name: str) -> dict[int, dict]:
+    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
+    parts = {}
+    for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        for row in runs.read_log(path):
+            parts[row["place"]] = row
+    return parts
 
 
 def sample(
@@ -457,8 +467,9 @@ def sample(
 def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, without those that are there already. A resumed
-    run scores whole chunks again, as the bits of a reward depend on the texts that are scored with it.
+    Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the chunks
+    that are there already. One that is there in part is scored anew, as the last bits of a reward depend on the
+    texts that are scored with it.
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
@@ -486,22 +497,13 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
             completions[place].reward = row["rewards"]["preference"]
 
 
-def read_parts(folder: Path, name: str) -> dict[int, dict]:
-    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
-    parts = {}
-    for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        for row in runs.read_log(path):
-            parts[row["place"]] = row
-    return parts
-
-
 # --- 3. pairs
 
 
 def pair_up(
     completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round's completions, and its metrics so far; logs completions that are new."""
+    """Returns the pairs of a round's completions, and their metrics; logs completions that are new."""
     best_and_worst, skipped = build_pairs(completions, args.min_valid)
     if accelerator.is_main_process and not args.completions:
         for pair in best_and_worst:
@@ -511,45 +513,31 @@ def pair_up(
         checkpoint.cut_log(log, number - 1)
         runs.append_jsonl(log, completions)
     if not best_and_worst:
-        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}/")
-
-    metrics = round_metrics(completions, best_and_worst, skipped)
-    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
+        source = args.completions or run / "completions.jsonl"
+        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {source}")
 
     pairs = []
     for pair in best_and_worst:
         prompt_ids = templates.encode_prompt(tokenizer, pair["chosen"]["messages"])
         pairs.append(Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"]))
-    return pairs, metrics
-
-
-def round_metrics(completions: list[dict], pairs: list[dict], skipped: Counter) -> dict:
-    """Returns what metrics.jsonl says of the completions and pairs of a round."""
-    good = [row for row in completions if row["status"] == "ok"]
-    reward = fmean(row["reward"] for row in good)
     metrics = {
-        "reward": reward,
-        "reward/preference": reward,
-        "think/format_ok": len(good) / len(completions),
-        "think/truncated": fmean(row["cut_off"] for row in completions),
-        "think/mean_tokens": fmean(row["n_thinking_tokens"] for row in completions),
-        "think/response_tokens": fmean(row["n_tokens"] - row["n_thinking_tokens"] for row in completions),
+        "reward": fmean(row["reward"] for row in completions if row["status"] == "ok"),
         "pairs": len(pairs),
         "skipped": dict(skipped),
-        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in pairs),
-        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in pairs),
+        "chosen_tokens": fmean(pair["chosen"]["n_tokens"] for pair in best_and_worst),
+        "rejected_tokens": fmean(pair["rejected"]["n_tokens"] for pair in best_and_worst),
     }
-    golds = [row["rewards"]["gold"] for row in completions if row["rewards"].get("gold") is not None]
-    if golds:
-        metrics["reward/gold"] = fmean(golds)
-    return metrics
+    return pairs, metrics
 
 
 # --- 4. reference, 5. update
 
 
 def steps_per_epoch(n_pairs: int, args: Args) -> int:
-    """Returns the optimizer steps of one pass; the last one has the remainder, as a round has few pairs."""
+    """Returns the optimizer steps of one pass over the pairs of a round.
+
+    The last one has the remainder; a round has too few pairs to leave some out.
+    """
     return math.ceil(n_pairs / args.batch_size)
 
 
@@ -595,9 +583,10 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 
 @torch.no_grad()
 def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
-    """Sets the reference's log-probabilities of all pairs, which must be sorted, longest first.
+    """Sets the reference's log-probabilities of all pairs, on every process.
 
-    The reference is the policy before its first update, so it needs no memory of its own.
+    The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be sorted,
+    longest first: `deal` and `micro_batches` sort so too, and what they return can be assigned by place.
     """
     own_logps = []
     model.eval()
@@ -691,33 +680,14 @@ def model_of_round(number: int, run: Path, args: Args) -> str:
     """Returns the model that round `number` (from 1) ends with; 0: the one that round 1 starts from."""
     if number == 0:
         return args.model
-    if number == args.rounds:
-        return str(run / "model")
     return str(run / f"round-{number}" / "model")
 
 
-def finished_round(number: int, run: Path, args: Args, accelerator) -> dict | None:
-    """Returns the metrics of a round that an earlier start of this run finished; None if it was not.
-
-    A round that was the last one, before --resume came with more --rounds, gives up run/model and run/adapter to
-    the new last one.
-    """
-    summary = run / f"round-{number}" / "summary.json"
-    if not summary.exists():
-        return None
-    result = Path(model_of_round(number, run, args))
-    if accelerator.is_main_process and not result.exists():
-        adapter = checkpoint.adapter_of(run / "model")
-        # the adapter first: after a kill in between, `result` is still missing, so the model follows
-        if adapter.exists():
-            adapter.rename(checkpoint.adapter_of(result))
-        (run / "model").rename(result)
-    accelerator.wait_for_everyone()
-    return json.loads(summary.read_text())
-
-
 def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
-    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold."""
+    """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold.
+
+    `number` 0 measures the model that round 1 starts from.
+    """
     folder = run / f"round-{number}" / "held-out"
     folder.mkdir(parents=True, exist_ok=True)
     model = model_of_round(number, run, args)
@@ -726,7 +696,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     accelerator.free_memory()
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
-            checkpoint.cut_log(run / log, number - 1)
+            checkpoint.cut_log(run / log, number - 1)  # an earlier start may have logged this round
         is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
             checkpoint.copy_model(Path(model), run / "best_by_gold")
@@ -740,6 +710,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     start_model = model_of_round(number - 1, run, args)
 
     completions = data.completions
+    metrics = {}
     if data.prompts:
         # 1. rollout
         prompts = []
@@ -751,16 +722,19 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         # 2. reward
         score(sampled, folder, args, accelerator)
         completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
+        metrics |= rollout.completion_metrics(sampled)
         accelerator.free_memory()  # of the sampler and the reward model
         laps.end("reward")
 
     # 3. pairs
     if args.pairs:
         pairs = data.pairs
-        metrics = {"pairs": len(pairs), "skipped": dict(data.skipped)}
+        metrics |= {"pairs": len(pairs), "skipped": dict(data.skipped)}
     else:
-        pairs, metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+        pairs, pair_metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+        metrics |= pair_metrics
     metrics["steps"] = steps_of_round(len(pairs), args)
+    accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
     policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
@@ -769,11 +743,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
     checkpoint.load_optimizers(saved, {"model": learner})
     checkpoint.warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
-    # its clock counts the reference
+    # it counts seconds from here, so those of the reference too
     logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
-        if saved:
+        if saved:  # that update is done, and the file has what the reference gave
             pairs = [Pair(**row) for row in runs.read_log(folder / "pairs.jsonl")]
         else:
             pairs = sorted(pairs, key=n_padded, reverse=True)
@@ -799,6 +773,9 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
     runs.write_summary(folder, metrics)
     return metrics
+
+
+# --- checks, and the whole run
 
 
 def check_arguments(args: Args) -> None:
@@ -852,23 +829,18 @@ def main(args: Args) -> None:
     tokenizer = policy.load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
     check_steps(data, args)
-    uses_gold = bool(data.prompts or data.held_out)
-    if uses_gold:
+    will_sample = bool(data.prompts or data.held_out)
+    if will_sample:
         preference.check(args)
         gold.check(args)
         use_vllm = rollout.use_vllm(args.rollout)
+        sampler = "vLLM" if use_vllm else "transformers"
+        accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
         accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), args, at_once=False))
     else:
         accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
-    if data.prompts:
-        samples_by = "vLLM" if use_vllm else "transformers"
-        accelerator.print(
-            f"{args.rounds} rounds of {args.prompts_per_round or len(data.prompts)} prompts x "
-            f"{args.samples_per_prompt} completions by {samples_by}; format "
-            f"{utils.THINK_FORMATS[args.think_format].layout!r}; the reward model reads {args.reward_on}"
-        )
     start = runs.check_run(args, "dpo", args.model, runs.constants(globals()))
-    if uses_gold:
+    if will_sample:
         gold.try_judge(args, start.run)
     if args.dry_run:
         return
@@ -882,13 +854,17 @@ def main(args: Args) -> None:
     all_metrics = []
     lines = []
     for number in range(1, args.rounds + 1):
-        metrics = finished_round(number, run, args, accelerator)
-        if metrics is None:
+        round_summary = run / f"round-{number}" / "summary.json"
+        if round_summary.exists():  # an earlier start of this run finished the round
+            metrics = json.loads(round_summary.read_text())
+        else:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
         lines.append({"step": number, **metrics})
         runs.write_jsonl(run / "metrics.jsonl", lines)
 
+    if accelerator.is_main_process:
+        checkpoint.copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
     checkpoint.finish(run, summary)
 
@@ -950,7 +926,7 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# of the deviations above, the third alone is a flag
+# the one deviation that has a flag
 RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
 
 

@@ -9,11 +9,9 @@ trains on ordinary rows of prompt and answer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
         --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
 
-Deviations from the paper's released code:
-1. Traces have the think format of DPO and RL. The released code has two newlines after </think> in SFT data
-   and one in DPO data.
-2. `--packing` changes no loss: it lays the rows of a micro-batch end to end instead of padding them.
-3. A last step that would have fewer rows than --batch-size is left out of each epoch.
+Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
+would have fewer rows than --batch-size. `--packing` changes no loss: it lays the rows of a micro-batch end to end
+instead of padding them.
 
 Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
 as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
@@ -159,7 +157,6 @@ def build_rows(
     format leaves it out, so that both twins see the same rows. If no trace has thinking, there is no twin: the
     plain format then trains on all of them.
     """
-    # without any thinking they are ordinary rows, which have no twin with thinking
     some_think = any(trace["thinking"].strip() for trace in traces)
     needs_thinking = some_think or utils.THINK_FORMATS[think_format].thinking_tags is not None
     kept = []
@@ -173,7 +170,7 @@ def build_rows(
         text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
         row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
         n_tokens = policy.n_tokens_of(row)
-        if trace["thinking"].strip() and think_format != "think":  # else the row is that text
+        if trace["thinking"].strip() and think_format != "think":  # else it is in the row
             with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
             n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
             n_tokens = max(n_tokens, n_with_thinking)

@@ -6,14 +6,16 @@ Several processes, DDP and FSDP2: tests/test_grpo.py.
 import argparse
 import dataclasses
 import json
+import os
 import resource
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import checkpoint
@@ -340,6 +342,23 @@ def test_every_model_of_a_run_has_its_own_adapter(accelerator, tokenizer, tmp_pa
     checkpoint.copy_model(tmp_path / "model", tmp_path / "best_by_gold")  # over the older one
     copied = load_file(tmp_path / "best_by_gold_adapter" / "adapter_model.safetensors")
     assert same(copied, load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+
+
+def test_a_copied_model_shares_its_weights_where_the_disk_can(tmp_path):
+    """What somebody may edit is copied; so are the weights onto another disk."""
+    source = tmp_path / "round-1" / "model"
+    source.mkdir(parents=True)
+    save_file({"a": torch.ones(2)}, source / "model.safetensors")
+    (source / "config.json").write_text("{}")
+    checkpoint.copy_model(source, tmp_path / "model")
+    assert os.path.samefile(source / "model.safetensors", tmp_path / "model" / "model.safetensors")
+    assert not os.path.samefile(source / "config.json", tmp_path / "model" / "config.json")
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other_disk:
+        copied = Path(other_disk) / "model"
+        checkpoint.copy_model(source, copied)
+        assert not os.path.samefile(source / "model.safetensors", copied / "model.safetensors")
+        assert load_file(copied / "model.safetensors")["a"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
