@@ -270,18 +270,22 @@ class Endpoint:
         parse: Callable[[str], Any] = str,
         parse_retries: int = 3,
         name: str = "judge",
+        repeat_cut_off: bool = True,
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
-        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. Refused, empty and cut-off
-        replies reach it as they are. A request without a readable reply has the value None and an `error`. `name`
-        is shown in the progress bar and in messages.
+        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least; one that was cut off only if
+        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and cut-off replies reach `parse`
+        as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
+        progress bar and in messages.
         """
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]
         unique = dict(zip(keys, requests))
-        read = partial(self._stored_reply, parse=parse, parse_retries=parse_retries)
+        read = partial(
+            self._stored_reply, parse=parse, parse_retries=parse_retries, repeat_cut_off=repeat_cut_off
+        )
         done = {}
         with self._open_store():
             for key, request in unique.items():
@@ -371,7 +375,7 @@ class Endpoint:
         self._remember(line)  # the line, not the row: the next start reads the same
 
     def _stored_reply(
-        self, request: dict, parse: Callable[[str], Any], parse_retries: int
+        self, request: dict, parse: Callable[[str], Any], parse_retries: int, repeat_cut_off: bool = True
     ) -> tuple[Reply | None, int]:
         """Returns the last Reply to a request and its attempt; without one, None and the attempt to make."""
         for attempt in range(parse_retries + 1):
@@ -379,7 +383,8 @@ class Endpoint:
             if body is None:
                 return None, attempt
             reply = read_reply(body, parse, attempts=attempt + 1)
-            if not reply.error:
+            was_cut_off = reply.choice.get("finish_reason") == "length"
+            if not reply.error or (was_cut_off and not repeat_cut_off):
                 break
         return reply, attempt
 

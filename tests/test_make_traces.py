@@ -516,13 +516,15 @@ def test_bad_input(world, exits, tmp_path):
     )
     assert "no such file" in exits(run, n=1, prompts=tmp_path / "gone.jsonl")
     for line, part in (
-        ('{"id": "p0", "messages": [{"role": "user", "content": "x"}]}', "'p0' occurs twice"),
-        ('{"id": "x", "text": "q"}', "no field 'messages'"),
-        ('{"id":', "not JSON"),
+        (
+            '{"id": "p0", "messages": [{"role": "user", "content": "x"}]}',
+            ": two prompts have the same id 'p0'",
+        ),
+        ('{"id": "x", "text": "q"}', ":3: no field 'messages'"),
+        ('{"id":', ":3: not JSON"),
     ):
         prompts.write_bytes(before + line.encode() + b"\n")
-        message = exits(run, n=1)
-        assert f"{prompts}:3" in message and part in message
+        assert f"{prompts}{part}" in exits(run, n=1)
     assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
