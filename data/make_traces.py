@@ -18,7 +18,6 @@ and for another host from the variable that --key-env names; `vllm serve` needs 
 """
 
 import functools
-import hashlib
 import json
 import re
 import sys
@@ -425,11 +424,9 @@ def main(args: Args) -> None:
         "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
         "calls_of_this_start": teacher.calls,
-        "repeats_of_this_start": teacher.repeats,
         "replies": len(teacher.bodies),
         "instruction": read_instruction(args.instruction),
         "args": vars(args),
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
     watchdog.write(args.out, text)
     watchdog.write(report_path, json.dumps(report, indent=1, default=str) + "\n")
