@@ -47,10 +47,9 @@ import watchdog
 MAX_BACKOFF = 60  # seconds
 MAX_RETRY_AFTER = 600  # seconds; an endpoint that asks for a longer wait ends the run
 CHECK_TEXT = "Reply with one word."  # what `try_endpoint` asks for
-CHECK_ATTEMPT = -1  # the number of its attempt in the store; those of `ask` begin at 0
+CHECK_ATTEMPT = -1  # of its replies in older stores; attempts of `ask` begin at 0
 CHECK_TIMEOUT = 20  # seconds for the one token of `try_endpoint`
 CHECK_RETRIES = 2  # repeats of that call, but none in a dry run; other calls have `retries`
-UNSAVED = {}  # {store: (request, attempt, reply)} of `try_endpoint`, until the store is next opened for a run
 SLOWEST = 5  # tokens a second; `call_timeout` waits for a reply that comes as slowly, or for its turn at a busy server
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
 CANNOT_SEND = "the request cannot be sent"  # begins another; see `was_refused`
@@ -214,7 +213,7 @@ def was_refused(error: str) -> bool:
 class Endpoint:
     """Asks one model at one endpoint, and keeps its replies in one file.
 
-    Reports may read `cost` in US dollars, `calls`, and `repeats`, the calls that repeat a failed one.
+    Reports may read `cost` in US dollars and `calls`.
 
     A call starts only if its worst case fits the budget: as many tokens as `token_limits` says, or more in
     proportion once a reply has used more. Answered calls cost what their usage says, broken-off ones their
@@ -237,7 +236,6 @@ class Endpoint:
         self.base_url = resolve_url(self.base_url)
         self.cost = 0.0
         self.calls = 0
-        self.repeats = 0
         self.bodies = {}  # chat completions by key, as the store has them
         self.end = 0  # bytes of the store that have been read
         self.scales = [1.0, 1.0]  # highest ratio of used tokens to `token_limits`, in and out
@@ -270,18 +268,22 @@ class Endpoint:
         parse: Callable[[str], Any] = str,
         parse_retries: int = 3,
         name: str = "judge",
+        repeat_cut_off: bool = True,
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
-        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. Refused, empty and cut-off
-        replies reach it as they are. A request without a readable reply has the value None and an `error`. `name`
-        is shown in the progress bar and in messages.
+        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least; one that was cut off only if
+        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and cut-off replies reach `parse`
+        as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
+        progress bar and in messages.
         """
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]
         unique = dict(zip(keys, requests))
-        read = partial(self._stored_reply, parse=parse, parse_retries=parse_retries)
+        read = partial(
+            self._stored_reply, parse=parse, parse_retries=parse_retries, repeat_cut_off=repeat_cut_off
+        )
         done = {}
         with self._open_store():
             for key, request in unique.items():
@@ -336,8 +338,6 @@ class Endpoint:
                     runs.fail(
                         f"{self.store}:{number}: not a line of such a store; delete it or name another file"
                     )
-            if self.store in UNSAVED:
-                self._save(*UNSAVED.pop(self.store))
             yield
 
     def _remember(self, line: bytes) -> None:
@@ -371,7 +371,7 @@ class Endpoint:
         self._remember(line)  # the line, not the row: the next start reads the same
 
     def _stored_reply(
-        self, request: dict, parse: Callable[[str], Any], parse_retries: int
+        self, request: dict, parse: Callable[[str], Any], parse_retries: int, repeat_cut_off: bool = True
     ) -> tuple[Reply | None, int]:
         """Returns the last Reply to a request and its attempt; without one, None and the attempt to make."""
         for attempt in range(parse_retries + 1):
@@ -379,7 +379,8 @@ class Endpoint:
             if body is None:
                 return None, attempt
             reply = read_reply(body, parse, attempts=attempt + 1)
-            if not reply.error:
+            was_cut_off = reply.choice.get("finish_reason") == "length"
+            if not reply.error or (was_cut_off and not repeat_cut_off):
                 break
         return reply, attempt
 
@@ -389,9 +390,8 @@ def check_settings(endpoint: Endpoint) -> None:
     runs.or_fail(api_keys.check_url, endpoint.base_url, "the base URL")
     if not endpoint.base_url.startswith(("http://", "https://")):
         runs.fail(f"the base URL {endpoint.base_url!r} must begin with http:// or https://")
-    if endpoint.concurrency < 1 or endpoint.timeout <= 0 or endpoint.retries < 0:
-        limits = f"concurrency {endpoint.concurrency}, timeout {endpoint.timeout}, retries {endpoint.retries}"
-        runs.fail(f"{limits}: the first two must be positive, retries must not be negative")
+    if endpoint.concurrency < 1:
+        runs.fail(f"concurrency {endpoint.concurrency}: must be 1 or more")
     if endpoint.budget and not any(endpoint.price):
         runs.fail("a budget needs a price: US dollars per million tokens in and out")
     runs.or_fail(api_keys.check_key_env, endpoint.key_env)
@@ -411,34 +411,28 @@ def try_endpoint(endpoint: Endpoint, flag: str, dry_run: bool) -> None:
     """Makes one call of one token; exits with code 2, naming `flag`, if no reply comes.
 
     So a wrong key, model or URL ends a run before its folder is made, and before anything is generated.
-    What the reply says does not matter. Nothing is written here: it is stored, and counts in the budget, when
-    the store is next opened. A dry run stores nothing, and does not repeat a failed call.
+    What the reply says does not matter. Nothing is kept of it, and its token is in no sum of costs; but a spent
+    budget ends the run here too. A dry run does not repeat a failed call.
     """
-    # the time makes it a new request: a stored reply says nothing about today
-    message = {"role": "user", "content": f"{CHECK_TEXT} ({time.time_ns()})"}
-    request = {"messages": [message], "max_tokens": 1}
-    endpoint._read_store()
-    with tempfile.TemporaryDirectory() as folder:  # so that a call that fails leaves no file
-        store = Path(folder, "check.jsonl")
+    request = {"messages": [{"role": "user", "content": CHECK_TEXT}], "max_tokens": 1}
+    endpoint._read_store()  # for its cost
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder, "check.jsonl")  # empty: what was answered before says nothing about today
         retries = 0 if dry_run else CHECK_RETRIES
         client = replace(endpoint, store=store, timeout=CHECK_TIMEOUT, retries=retries)
         client.cost = endpoint.cost
         read = partial(client._stored_reply, parse=str, parse_retries=0)
-        key = client._key(request)
         done = {}
         with client._open_store():
-            stop_reason = asyncio.run(Batch(client, {key: request}, done, read, tqdm(disable=True)).run())
+            stop_reason = asyncio.run(Batch(client, {"check": request}, done, read, tqdm(disable=True)).run())
     name = f"{flag} {endpoint.model}"
     if stop_reason:
         runs.fail(f"{name}: {stop_reason}")
-    if done[key].error:
+    if done["check"].error:
         runs.fail(
-            f"{name}: {endpoint.base_url} gives no reply of one token ({done[key].error}); check {flag} and its URL, "
-            "and that the server runs"
+            f"{name}: {endpoint.base_url} gives no reply of one token ({done['check'].error}); check {flag} and its "
+            "URL, and that the server runs"
         )
-
-    if not dry_run:
-        UNSAVED[endpoint.store] = (request, CHECK_ATTEMPT, client.bodies[key])
     print(f"{name} answers at {endpoint.base_url}", flush=True)
 
 
@@ -488,7 +482,7 @@ class Batch:
                 return
             self.invalid += bool(self.done[key].error)
             cost = f"${endpoint.cost:.2f}" if any(endpoint.price) else "no price given"
-            counts = f"calls {endpoint.calls}, {cost}, invalid {self.invalid}, repeats {endpoint.repeats}"
+            counts = f"calls {endpoint.calls}, {cost}, invalid {self.invalid}"
             self.bar.set_postfix_str(f"{counts} {self.last_error}", refresh=False)
             self.bar.update()
 
@@ -519,7 +513,6 @@ class Batch:
         for repeat in range(endpoint.retries + 1):
             worst = self.reserve(request)
             endpoint.calls += 1
-            endpoint.repeats += repeat > 0
             wait = 0.0
             try:
                 posting = asyncio.ensure_future(self.post(sent))

@@ -119,35 +119,31 @@ def _plain(row: dict) -> dict:
 
 def _read_folder(folder: Path, split: str) -> Iterator[object]:
     """Yields the rows of a folder that `datasets` saved, or of one that was downloaded from the hub."""
-    if (folder / "state.json").exists():  # Dataset.save_to_disk
-        if split:
-            runs.fail(f"{folder} has no splits; leave out ':{split}'")
-        yield from _read_saved(folder)
+    if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+        yield from _read_saved(folder, split)
         return
-
-    split = split or "train"
-    splits_file = folder / "dataset_dict.json"
-    if splits_file.exists():  # DatasetDict.save_to_disk
-        splits = _parse(splits_file.read_bytes(), str(splits_file))["splits"]
-        if split not in splits:
-            runs.fail(
-                f"{folder} has no split {split!r}; write {folder}:SPLIT, with one of {', '.join(splits)}"
-            )
-        yield from _read_saved(folder / split)
-        return
-
-    for file in _files_of_split(folder, split):
+    for file in _files_of_split(folder, split or "train"):
         for _, row in _read_file(file):
             yield row
 
 
-def _read_saved(folder: Path) -> Iterator[dict]:
+def _read_saved(folder: Path, split: str) -> Iterator[dict]:
+    """Yields the rows that `save_to_disk` wrote, of a data set with splits or without."""
     import datasets  # slow to import, and a file does not need it
 
     try:
         dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         runs.fail(f"{folder}: not a whole data set ({error}); save or copy it again")
+    if isinstance(dataset, datasets.Dataset) and split:
+        runs.fail(f"{folder} has no splits; leave out ':{split}'")
+    if isinstance(dataset, datasets.DatasetDict):
+        split = split or "train"
+        if split not in dataset:
+            runs.fail(
+                f"{folder} has no split {split!r}; write {folder}:SPLIT, with one of {', '.join(dataset)}"
+            )
+        dataset = dataset[split]
     for row in dataset:
         yield _plain(row)
 

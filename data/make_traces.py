@@ -18,13 +18,11 @@ and for another host from the variable that --key-env names; `vllm serve` needs 
 """
 
 import functools
-import hashlib
 import json
 import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +33,7 @@ import utils
 import watchdog
 from data.prepare import SURROGATE, count_ids
 from endpoint import Endpoint, Reply, try_endpoint
-from rows import read_prompts
+from rows import check_ids, read_prompts
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -242,16 +240,13 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
 
     The endpoint answers equal requests once, so a repeated prompt would give the same trace again.
     """
+    prompts = read_prompts(path)
+    check_ids(path, prompts, "prompts")
     rows = []
     repeated_ids = []
-    ids = set()
     texts = set()
-    prompts = read_prompts(path)
-    for number, row in enumerate(prompts, 1):
+    for row in prompts:
         row_id = str(row["id"])
-        if row_id in ids:
-            runs.fail(f"{path}:{number}: id {row_id!r} occurs twice; data/prepare.py gives each row its own")
-        ids.add(row_id)
         messages = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
         text = json.dumps(messages)
         if text in texts:
@@ -303,31 +298,6 @@ def request_for(row: dict, args: Args) -> dict:
     return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
 
 
-def is_worth_repeating(reply: Reply) -> bool:
-    """Tells whether a reply cannot be read, and was not cut off: the longest replies would be paid for again."""
-    came = bool(reply.choice)
-    return came and bool(reply.error) and reply.choice.get("finish_reason") != "length"
-
-
-def ask_until_readable(
-    teacher: Endpoint, requests: list[dict], is_readable: Callable[[str], bool]
-) -> list[Reply]:
-    """Returns the replies to the requests, of which those worth it are repeated, up to MAX_REPEATS times.
-
-    `ask` could repeat them itself, but `is_readable` sees the text alone, not whether it was cut off.
-    """
-    replies = teacher.ask(requests, is_readable, parse_retries=0, name="teacher")
-    for n_repeats in range(1, MAX_REPEATS + 1):
-        places = [i for i, reply in enumerate(replies) if is_worth_repeating(reply)]
-        if not places:
-            break
-        again = [requests[i] for i in places]
-        new_replies = teacher.ask(again, is_readable, parse_retries=n_repeats, name="teacher")
-        for i, reply in zip(places, new_replies, strict=True):
-            replies[i] = reply
-    return replies
-
-
 def make_traces(
     args: Args, teacher: Endpoint, rows: list[dict]
 ) -> tuple[list[dict], dict[str, list[str]], int]:
@@ -350,7 +320,8 @@ def make_traces(
         at_most = 16 * args.concurrency if traces else TRIAL
         batch = rows[n_asked : n_asked + min(at_most, args.n - len(traces))]
         n_asked += len(batch)
-        replies = ask_until_readable(teacher, [request_for(row, args) for row in batch], is_readable)
+        requests = [request_for(row, args) for row in batch]
+        replies = teacher.ask(requests, is_readable, MAX_REPEATS, name="teacher", repeat_cut_off=False)
         for row, reply in zip(batch, replies, strict=True):
             try:
                 traces.append(read_trace(row, reply, args))
@@ -453,11 +424,9 @@ def main(args: Args) -> None:
         "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
         "calls_of_this_start": teacher.calls,
-        "repeats_of_this_start": teacher.repeats,
         "replies": len(teacher.bodies),
         "instruction": read_instruction(args.instruction),
         "args": vars(args),
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
     watchdog.write(args.out, text)
     watchdog.write(report_path, json.dumps(report, indent=1, default=str) + "\n")

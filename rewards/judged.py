@@ -376,7 +376,6 @@ def rubric(
     judge: Endpoint,
     implicit: bool = False,
     saturation: float = 0.0,
-    cap: float = 1.0,
     judge_max_tokens: int = REPLY_TOKENS,
 ) -> Values:
     """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
@@ -386,9 +385,8 @@ def rubric(
 
     Args:
         implicit: ask for one mark / 10 with the rubric in view instead (RaR).
-        cap: the share s becomes min(s, cap) / cap.
-        saturation: a > 0: the share becomes tanh(a s) / tanh(a), so that one more criterion is worth less the
-            more are met. Rubicon (2508.12790) asks for both and gives no formula.
+        saturation: a > 0: the share s becomes tanh(a s) / tanh(a), so that one more criterion is worth less the
+            more are met. Rubicon (2508.12790) asks for that and gives no formula.
     """
     rubrics = [read_rubric(row) if has_field(row, "rubric") else [] for row in rows]
     texts = [{"rubric": _numbered(criteria)} for criteria in rubrics]
@@ -402,10 +400,8 @@ def rubric(
         shares = list(map(_share_met, answers, rubrics))
     values = []
     for share in shares:
-        if share:
-            share = min(share, cap) / cap
-            if saturation:
-                share = tanh(saturation * share) / tanh(saturation)
+        if share and saturation:
+            share = tanh(saturation * share) / tanh(saturation)
         values.append(share)
     return _empty_gets(0.0, rows, values, "rubric")
 

@@ -20,16 +20,12 @@ from rewards.shared import Values, has_field
 METRIC = sacrebleu.BLEU(tokenize="13a", effective_order=True)  # effective_order: no warning about short texts
 
 
-def bleu(rows: list[dict], smooth: bool = True) -> Values:
-    """Compares the response with the row's `references`: a list of texts, or {name: text}.
-
-    Args:
-        smooth: False leaves out both + 1, so a response without a common 4-gram gets 0.
-    """
+def bleu(rows: list[dict]) -> Values:
+    """Compares the response with the row's `references`: a list of texts, or {name: text}."""
     values = []
     for row in rows:
         if has_field(row, "references"):
-            values.append(score(row["response"], read_references(row), smooth))
+            values.append(score(row["response"], read_references(row)))
         else:
             values.append(None)
     return values
@@ -48,21 +44,14 @@ def read_references(row: dict) -> list[str]:
     return references
 
 
-def score(response: str, references: list[str], smooth: bool = True) -> float:
+def score(response: str, references: list[str]) -> float:
     """Returns BLEU, from 0 to 1. An empty response has 0."""
     counted = METRIC.sentence_score(response, references)
     if counted.sys_len == 0:
         return 0.0
 
-    precisions = []
-    for n_common, n_all in zip(counted.counts, counted.totals, strict=True):
-        if smooth:
-            precisions.append((n_common + 1) / (n_all + 1))
-        elif n_common:
-            precisions.append(n_common / n_all)
-        else:
-            return 0.0
-
+    pairs = zip(counted.counts, counted.totals, strict=True)  # of n-grams: common, all
+    precisions = [(n_common + 1) / (n_all + 1) for n_common, n_all in pairs]
     shortest = min(len(METRIC.tokenizer(reference).split()) for reference in references)
     brevity = math.exp(min(0.0, 1 - shortest / counted.sys_len))
     return brevity * math.prod(precisions) ** (1 / len(precisions))

@@ -1,6 +1,6 @@
 """Runs Python programs that nobody has read: for HumanEval, and for rewards that execute code.
 
-    result = sandbox.run("print(6 * 7)", timeout=10.0)  # .ok .status .stdout .stderr .seconds .isolation
+    result = sandbox.run("print(6 * 7)", timeout=10.0)  # .ok .status .stdout .stderr .isolation
 
 Every program gets an empty folder, an environment without the caller's variables, and limits on time, memory,
 processes, output and files. It gets no new privileges, a filter of system calls and, where the caller is
@@ -27,7 +27,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +77,6 @@ class Result(NamedTuple):
     status: str  # ok; error: exception or early exit; timeout; killed: by a signal, as from a limit
     stdout: str
     stderr: str
-    seconds: float  # wall time, with the start of the interpreter
     isolation: str
 
 
@@ -297,7 +295,6 @@ def _run(
     command += [sys.executable, "-I", "-X", "utf8", "-c", start]
 
     process = None
-    begin = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -320,7 +317,6 @@ def _run(
             # not by shutil.rmtree, whose recursion ends at 1,000 folders
             subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
             os.close(report)
-        seconds = time.monotonic() - begin
         with open(read_end, "rb", buffering=0) as pipe:
             os.set_blocking(read_end, False)  # a process that is left could keep the other end open
             said = pipe.read(1 << 16) or b""
@@ -337,7 +333,7 @@ def _run(
     status = _status(code, finished=word.encode() in said)
     if status == "error" and code == 0:
         stderr += "sandbox: exited before its last line\n"
-    return Result(status == "ok", status, stdout, stderr, seconds, describe(barrier, own_user))
+    return Result(status == "ok", status, stdout, stderr, describe(barrier, own_user))
 
 
 def describe(barrier: str, own_user: bool) -> str:

@@ -5,12 +5,12 @@ good_format, length, repetition. `collapse_indicators` describes a step, and `co
 a run by them.
 """
 
-import json
 import re
 import statistics
 from collections import Counter
 from pathlib import Path
 
+import runs
 from benchmarks.verified import normalise_math
 from rewards.shared import Values, in_groups
 from rewards.verified import final_answer
@@ -195,13 +195,7 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
 
 def read_history(run: Path) -> list[dict]:
     """Reads from the log of a resumed run what `collapsed` looks at."""
-    path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
-    history = []
-    for line in path.read_text().splitlines():
-        metrics = json.loads(line)
-        agreement = metrics.get("collapse/agreement")
-        entropy = metrics.get("collapse/entropy")
-        history.append({"agreement": agreement, "entropy": entropy})
-    return history
+    log = runs.read_log(run / "metrics.jsonl")
+    return [
+        {"agreement": row.get("collapse/agreement"), "entropy": row.get("collapse/entropy")} for row in log
+    ]

@@ -389,15 +389,15 @@ rubric_replies = anything | st.dictionaries(
 ).map(json.dumps)
 
 
-@given(st.lists(rubric_replies, min_size=3, max_size=3), st.booleans(), st.floats(0.1, 1), st.floats(0, 5))
-@example(['{"1": "yes", "2": "yes"}', "", "{}"], False, 1.0, 0.0)
-def test_rubrics(replies, implicit, cap, saturation):
+@given(st.lists(rubric_replies, min_size=3, max_size=3), st.booleans(), st.floats(0, 5))
+@example(['{"1": "yes", "2": "yes"}', "", "{}"], False, 0.0)
+def test_rubrics(replies, implicit, saturation):
     rubric = [{"criterion": "a", "weight": 1.0}, {"criterion": "b", "weight": 2.0, "veto": True}]
     rows = [
         {"id": i, "messages": [{"role": "user", "content": "Q"}], "response": f"y{i}", "rubric": rubric}
         for i in range(3)
     ]
-    for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation, cap)):
+    for reply, value in zip(replies, judged.rubric(rows, Judge(replies), implicit, saturation)):
         found = read(judged.read_json, reply) or {}
         keys = ("mark", "mandatory_met") if implicit else ("1", "2")
         said = {k: str(found[k]).strip().lower() for k in keys if k in found}
@@ -655,13 +655,16 @@ def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share
 
 @given(lines)
 @example(b'{"key": "k", "reply": 1, "usage": [1e999, 0], "cost": 0, "request": {}}')
+@example(b'{"key": "x", "reply": {}, "usage": 3, "cost": 0}')
+@example(b'{"key": "x"}')
+@example(b"{}")
 def test_a_foreign_line_in_the_cache(tmp_path_factory, line):
     store = tmp_path_factory.getbasetemp() / "foreign.jsonl"
     store.write_bytes(line.replace(b"\n", b" ") + b"\n")
     judge = Endpoint("m", store, "http://localhost:1/v1")
     if line.strip():
         message = fails(lambda: judge.estimate(ask_for("x")))
-        assert str(store) + ":1: " in message
+        assert f"{store}:1: not a line of such a store" in message
 
 
 @given(

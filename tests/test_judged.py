@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_endpoint import ChatServer
+from test_endpoint import serve  # noqa: F401
 from test_rewards import near, row
 
 import train_grpo
@@ -18,21 +18,17 @@ from rows import read_rows
 
 
 @pytest.fixture
-def judge(monkeypatch, tmp_path):
+def judge(serve, tmp_path):  # noqa: F811
     """judge(behave): an Endpoint in front of a ChatServer with that behaviour; `.server` is the server."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    servers = []
 
     def judge(behave):
-        servers.append(ChatServer(lambda text, n: behave(text)))
-        client = Endpoint("m", tmp_path / f"{len(servers)}.jsonl", servers[-1].url, backoff=0.005, retries=1)
-        client.server = servers[-1]
+        server = serve(lambda text, n: behave(text))
+        store = tmp_path / f"{server.server_port}.jsonl"
+        client = Endpoint("m", store, server.url, backoff=0.005, retries=1)
+        client.server = server
         return client
 
-    yield judge
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return judge
 
 
 def answer_in(text, tag="answer"):
@@ -95,9 +91,9 @@ def test_a_judge_that_thinks_gets_room_and_is_read_behind_its_thinking(judge):
     assert [request["max_tokens"] for request, _ in client.server.requests] == [9000, 1024]
 
     args = {"judge": "m", "judge_url": "http://localhost:9/v1", "rewards": ("judge_mark:1",)}
-    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout == Endpoint.timeout
+    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout == 1024 / 5
     args["reward_args"] = ("judge_mark.judge_max_tokens=8192",)
-    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout > 2 * Endpoint.timeout
+    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout == 8192 / 5
 
 
 def said_yes(**logprobs):
@@ -261,7 +257,6 @@ def test_rubric(judge):
     rows = [row(name, rubric=RUBRIC) for name in replies] + [row("a"), row("", rubric=RUBRIC)]
     assert judged.rubric(rows, client) == near([0.65, 0.0, None, None, None, 0.15, None, None, 0.0])
     assert judged.rubric(rows[:1], client, saturation=2.0) == near([math.tanh(1.3) / math.tanh(2)])
-    assert judged.rubric([rows[0], rows[5]], client, cap=0.5) == near([1.0, 0.3])
     replies["a"] = '{"mandatory_met": "yes", "mark": 6}'
     replies["b"] = '{"mandatory_met": "no", "mark": 9}'
     replies["c"] = '{"mark": 6}'
@@ -370,25 +365,20 @@ def test_an_outage_leaves_no_file_of_half_the_rubrics(judge, tmp_path, capsys):
 # --- a judge as gold
 
 
-def test_a_judge_as_gold(monkeypatch, tmp_path):
+def test_a_judge_as_gold(serve, tmp_path):  # noqa: F811
     """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty response."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = ChatServer(
+    server = serve(
         lambda text, n: (
             "none" if "tuna" in text else json.dumps({"reason": "", "mark": 3 + ("cod" in text) * 5})
         )
     )
-    try:
-        measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
-        messages = [[{"role": "user", "content": "Q"}]] * 4
-        marks = measure(messages, ["cod", "tuna", " ", "ham"])
-        assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2:] == [0.0, 0.3]
-        assert (tmp_path / "gold-0.jsonl").exists()
-        asked = len(server.requests)
-        assert measure(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
-    finally:
-        server.shutdown()
-        server.server_close()
+    measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
+    messages = [[{"role": "user", "content": "Q"}]] * 4
+    marks = measure(messages, ["cod", "tuna", " ", "ham"])
+    assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2:] == [0.0, 0.3]
+    assert (tmp_path / "gold-0.jsonl").exists()
+    asked = len(server.requests)
+    assert measure(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
 
 
 # --- everything is checked before it costs
@@ -400,13 +390,8 @@ def refused(done, message: str) -> None:
 
 
 @pytest.fixture
-def server(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    server = ChatServer(lambda text, n: "{}")
-    yield server
-    server.shutdown()
-    server.server_close()
+def server(serve):  # noqa: F811
+    return serve(lambda text, n: "{}")
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ import gzip
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import langdetect
-import nltk
 import pytest
+from test_verified import nltk_data  # noqa: F401
 
 from data import constraints, make_instructions
 from rewards import verified
@@ -36,18 +35,6 @@ IN_LANGUAGE = {
     "it": "Il cane dorme tutto il giorno davanti alla casa e sogna un osso molto grande.",
     "pt": "O cachorro dorme o dia inteiro na frente da casa e não sonha com um osso muito grande.",
 }
-
-
-@pytest.fixture(scope="module")
-def nltk_data(tmp_path_factory):
-    if not (SHARED / "nltk_data_english").exists():
-        pytest.skip("NLTK's data is not here")
-    folder = tmp_path_factory.mktemp("nltk_data")
-    punkt = SHARED / "nltk_data_english" / "punkt_tab"
-    shutil.copytree(punkt, folder / "tokenizers" / "punkt_tab" / "english")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        yield
 
 
 def written(tmp_path, n: int, **options) -> list[dict]:
@@ -154,7 +141,7 @@ def satisfying_answer(row: dict) -> str:
     return text
 
 
-def test_every_row_can_be_answered(nltk_data, tmp_path):
+def test_every_row_can_be_answered(nltk_data, tmp_path):  # noqa: F811
     rows = written(tmp_path, n=800)
     families = {name for row in rows for name in row["instruction_id_list"]}
     assert families == constraints.FAMILIES.keys()
@@ -234,7 +221,7 @@ def test_words_of_a_row_do_not_contain_each_other():
         assert {"dragon", "village"} <= set(words)
 
 
-def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_path):
+def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_path):  # noqa: F811
     excludes = constraints.conflicts()
     assert "change_case:english_capital" in excludes["change_case:english_lowercase"]  # IFEval's table
     assert "punctuation:no_comma" in excludes["combination:repeat_prompt"]  # ours
@@ -244,7 +231,7 @@ def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_
             assert not excludes[name] & set(names[:i] + names[i + 1 :])
 
 
-def test_prompt_is_kept_and_the_seed_decides(nltk_data, tmp_path):
+def test_prompt_is_kept_and_the_seed_decides(nltk_data, tmp_path):  # noqa: F811
     rows = written(tmp_path, n=40, seed=3)
     for row in rows:
         text = row["messages"][0]["content"]
@@ -282,7 +269,7 @@ def test_prompts_that_are_left_out(reason, text):
     assert make_instructions.reason_to_drop([*turns, *turns[:1]], longest=400) == "several_turns"
 
 
-def test_prompts_of_the_benchmark_are_left_out(nltk_data, tmp_path, capsys):
+def test_prompts_of_the_benchmark_are_left_out(nltk_data, tmp_path, capsys):  # noqa: F811
     data = tmp_path / "data.json.gz"
     same = f"Please answer. {PROMPTS[1].upper()}!"
     data.write_bytes(gzip.compress(json.dumps([{"key": 1, "prompt": same}]).encode()))

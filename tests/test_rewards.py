@@ -341,22 +341,22 @@ def test_options_from_the_command_line(tmp_path):
     "word, message",
     [
         ("maths.value=1", "maths: there is no such reward; --rewards has"),
-        ("rubric.cap=1", "rubric: it is not in --rewards; --rewards has"),
+        ("rubric.saturation=1", "rubric: it is not in --rewards; --rewards has"),
         ("math.values=1", "math has no option 'values'; its options: value, no_eos, seconds"),
         ("math.rows=1", "math has no option 'rows'"),
         ("cosine.max_tokens=9", "cosine has no option 'max_tokens'; its options: right, wrong"),
         ("preference.beta=1", "preference has no option 'beta'; its options: chat_template, max_length"),
         ("math.value", "write NAME.OPTION=VALUE"),
         ("value=1", "write NAME.OPTION=VALUE"),
-        ("math.value=ten", "'ten' is not a finite number"),
-        ("math.no_eos=nan", "'nan' is not a finite number"),
-        ("math.value=0", "math.value must be above 0"),
-        ("code.partial=1", "'1' is not true or false"),
-        ("code.workers=2.5", "'2.5' is not a whole number"),
-        ("cosine.right=1", "'1' is not 2 finite numbers with commas between them"),
+        ("math.value=ten", "'ten' cannot be read as float; its default is 1.0"),
+        ("math.no_eos=nan", "'nan' cannot be read as float"),
+        ("code.partial=1", "'1' cannot be read as bool; its default is False"),
+        ("code.workers=2.5", "'2.5' cannot be read as int"),
+        ("cosine.right=1", "'1' cannot be read as tuple; its default is (1.0, 0.5)"),
+        ("cosine.right=1,2,3", "'1,2,3' cannot be read as tuple"),
         ("instructions.rule=lax", "'lax' is not one of strict, loose"),
         ("unclear.limit=3", "its default is None, so annotate it with a type"),
-        ("unclear.words=a", "its default is a list, which cannot be set here"),
+        ("unclear.words=a", "'a' cannot be read as list"),
     ],
 )
 def test_wrong_options_are_refused(word, message, tmp_path, capsys):
@@ -369,18 +369,14 @@ def test_wrong_options_are_refused(word, message, tmp_path, capsys):
 @pytest.mark.parametrize(
     "word, message",
     [
-        ("code.workers=0", "code.workers must be 1 or more, not 0"),
-        ("repetition.n=0", "repetition.n must be 1 or more, not 0"),
-        ("rubric.cap=0", "rubric.cap must be above 0"),
         ("overlong.buffer=101", "overlong.buffer must be from 0 (a quarter of the limit)"),
         ("overlong.buffer=-1", "overlong.buffer must be from 0 (a quarter of the limit)"),
-        ("pairwise.opponents=-1", "pairwise.opponents must be 0 (all others) or more"),
         ("math.no_eos=-10", "math.no_eos=-10 does nothing with --on-bad-format floor"),
         ("cosine.exceeded=-2", "cosine.exceeded=-2 does nothing with --on-bad-format floor"),
     ],
 )
 def test_options_that_cannot_work_are_said_first(word, message, tmp_path, capsys):
-    words = ("math:1", "code:1", "repetition:0.1", "rubric:1", "overlong:soft", "pairwise:1", "cosine:1")
+    words = ("math:1", "overlong:soft", "cosine:1")
     with pytest.raises(SystemExit) as e:
         rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
     assert e.value.code == 2 and message in capsys.readouterr().err
@@ -435,12 +431,6 @@ def test_the_calls_of_games_are_said_first(set_, calls, tmp_path, capsys):
     Path(args.prompts).write_text(json.dumps(prompt) + "\n")
     rewards.check(args)
     assert f"at most {calls} calls a prompt" in capsys.readouterr().out
-
-
-def test_an_option_that_is_given_twice_is_refused(tmp_path):
-    args = own_args(tmp_path, "math:1", reward_args=("math.value=1", "math.value=2"))
-    with pytest.raises(ValueError, match="math.value is given twice"):
-        rewards.reward_options(args)
 
 
 def test_the_verdict_is_not_the_reward(tmp_path):

@@ -378,6 +378,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         f"https://{KEY}@host/v1",
         f"user:{KEY}@host:8000/v1",
         f"https://host/v1?api-key={KEY}",
+        f"host:8000/v1?api-key={KEY}",
     ],
 )
 def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811

