@@ -193,19 +193,14 @@ class Args:
 
 
 def rescore(args: Args) -> None:
-    """Scores the dialogues of --from-dialogues, and warns where one does not follow the protocol."""
+    """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
         runs.fail("--from-dialogues needs --out OUT.json")
     shared.check_judge(args)
     dialogues = sage_dialogues.read(args.from_dialogues)
-    setting = args.setting()
-    warnings = []
-    for dialogue in dialogues:
-        problems = sage_dialogues.check(dialogue, setting)
-        warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
     scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
     shared.withhold_headline(args, scores, "mean_emotion")
-    scores |= {"protocol": args.protocol, "from": args.from_dialogues}
+    scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
         shared.try_judge(args, folder)
@@ -214,13 +209,8 @@ def rescore(args: Args) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         scores |= empathy.judge(args, dialogues, folder)
 
-    shared.write_scores(args.out, scores | {"warnings": warnings})
-    print_warnings(warnings)
-    print(json.dumps(scores | {"n_warnings": len(warnings)}))
-
-
-def print_warnings(warnings: list[str]) -> None:
-    shared.print_first([f"WARNING: {warning}" for warning in warnings])
+    shared.write_scores(args.out, scores)
+    print(json.dumps(scores))
 
 
 # --- 2. the tested model
@@ -501,8 +491,12 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
-    failed = [dialogue for dialogue in dialogues if "error" in dialogue]
-    print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
+    warnings = []
+    for dialogue in dialogues:
+        if "error" in dialogue:
+            reason = f"{dialogue['ended']}, {dialogue['error']}"
+            warnings.append(f"WARNING: dialogue {dialogue['id']} has no score: {reason}")
+    shared.print_first(warnings)
     return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
 
 
