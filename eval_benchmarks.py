@@ -5,6 +5,7 @@
     python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data google/IFEval --out ifeval.json    # stored answers
+    python eval_benchmarks.py wildbench-g ...    # WildBench with references of gemini-flash: eval_wildbench.py
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
@@ -24,7 +25,6 @@ run has no metrics. If the judge's endpoint gave no reply to some requests, the 
 | alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
 | alpacaeval2: words kept of each text | all | 2000 |
 | creativewriting3: words kept of the piece | all | 3200 |
-| wildbench-g: orders of each pair of answers | both | one, drawn |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
@@ -40,7 +40,6 @@ A template is used verbatim; summary.json names it as `wording`. It has these pl
 | alpacaeval2, paper | instruction, model_output (of A), reference (of B) | a ranking as JSON |
 | arenahard2 | QUESTION, ANSWER_A, ANSWER_B | a label, such as [[A>B]] |
 | creativewriting3 | writing_prompt, test_model_response, perhaps the two of criteria | lines `name: mark` |
-| wildbench-g | see eval_wildbench.py | JSON with `choice` |
 
 The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
 benchmarks/judge_template.py says how a template gets a system message.
@@ -53,7 +52,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,8 +71,8 @@ from rows import read_rows
 
 @dataclass
 class Args:
-    name: tyro.conf.Positional[Literal[*BENCHMARKS, "wildbench-g"]] = tyro.MISSING
-    """The benchmark. wildbench-g runs eval_wildbench.py with references of gemini-flash and these flags."""
+    name: tyro.conf.Positional[Literal[*BENCHMARKS]] = tyro.MISSING
+    """The benchmark."""
     data: str = ""
     """The benchmark's file, the folder that holds it, or a hub dataset (`owner/name[:configuration]`)."""
     # model
@@ -159,11 +158,6 @@ class Args:
     dry_run: bool = False
     """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
     cost at most, and stop."""
-
-
-# `wildbench_command` translates or refuses these; eval_wildbench.py has all other flags too
-NOT_IN_WILDBENCH = ("name", "data", "temperature", "samples", "judge_max_tokens", "from_")
-WILDBENCH_FLAGS = [field.name for field in fields(Args) if field.name not in NOT_IN_WILDBENCH]
 
 
 # --- 1. before anything is loaded or asked
@@ -404,38 +398,16 @@ def score_stored(args: Args) -> None:
     print_invalid(numbers)
 
 
-def wildbench_command(args: Args) -> list[str]:
-    """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing or refused."""
-    if args.samples != 1:
-        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
-    command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
-    command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
-    if args.from_:
-        command += ["--from-judgments", args.from_]
-    else:
-        shared.require(args, data="WildBench's tasks", model="the model to evaluate", judge="a model's name")
-        command += ["--tasks", args.data]
-    if args.protocol == "paper":
-        command += ["--orders", "random"]  # its code asks once about a task
-    if args.judge_max_tokens:
-        command += ["--judge-max-tokens", str(args.judge_max_tokens)]
-
-    for name in WILDBENCH_FLAGS:  # also those at their default, as the other script has other defaults
-        flag = f"--{name.replace('_', '-')}"
-        value = getattr(args, name)
-        if value is True:
-            command += [flag]
-        elif isinstance(value, tuple):
-            if value:
-                command += [flag, *map(str, value)]
-        elif value is not False and value != "":
-            command += [flag, str(value)]
-    return command
+def wildbench_command(words: list[str]) -> list[str]:
+    """Returns the command of eval_wildbench.py for wildbench-g; `words` are its flags, or three named as they are here."""
+    names_there = {"--data": "--tasks", "--from": "--from-judgments", "--temperature": "--temperatures"}
+    words = [names_there.get(word, word) for word in words]
+    # before the user's words, as the last of two --top-p counts
+    flags = ["--mode", "reward", "--references", "gemini-flash", "--top-p", "0.95"]
+    return [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *flags, *words]
 
 
 def main(args: Args) -> None:
-    if args.name == "wildbench-g":
-        os.execv(sys.executable, wildbench_command(args))
     shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
     if args.from_:
         score_stored(args)
@@ -503,5 +475,7 @@ if __name__ == "__main__":
 
         del sys.argv[1]
         traits.main(runs.parse_args(traits.Args, {}))
+    elif sys.argv[1:2] == ["wildbench-g"]:
+        os.execv(sys.executable, wildbench_command(sys.argv[2:]))
     else:
         main(runs.parse_args(Args, {}))

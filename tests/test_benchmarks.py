@@ -1650,8 +1650,6 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),
         (["ifeval", "--data", ".", "--model", "m", "--samples", "2"], "one answer a task"),
         (["gsm8k", "--data", ".", "--model", "m", "--samples", "0"], "use 1 or more"),
-        (["wildbench-g", "--data", ".", "--judge", "j"], "--model is missing"),
-        (["wildbench-g", "--data", ".", "--judge", "j", "--samples", "2"], "one answer a task"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, run):
@@ -1659,22 +1657,13 @@ def test_what_cannot_run_is_said_first(words, message, run):
 
 
 def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
-    """Its command is one that eval_wildbench.py takes, with the values of this script."""
-    args = eval_benchmarks.Args("wildbench-g", "t.jsonl", "m", temperature=0.5, judge="j", price=(2.0, 8.0))
-    args.resume, args.judge_max_tokens, args.key_env = True, 50, ("a.org=HOME", "b.org:80=HOME")
-    args.dtype = "float32"
-    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
-    wildbench = runs.parse_args(eval_wildbench.Args, {})
-    for name in eval_benchmarks.WILDBENCH_FLAGS:
-        assert getattr(wildbench, name) == getattr(args, name), name
-    args.key_env = ()
-    assert "--key-env" not in eval_benchmarks.wildbench_command(args)
-    assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
-    assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
-    assert str(wildbench.tasks) == "t.jsonl" and wildbench.orders == "both"
-    args.protocol = "paper"
-    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
-    assert runs.parse_args(eval_wildbench.Args, {}).orders == "random"
+    words = "--data t.jsonl --temperature 0.5 --orders random"
+    for given, top_p in (("", 0.95), (" --top-p 0.8", 0.8)):
+        command = eval_benchmarks.wildbench_command((words + given).split())
+        monkeypatch.setattr(sys, "argv", command[1:])
+        args = runs.parse_args(eval_wildbench.Args, {})
+        assert (args.mode, tuple(args.references), args.orders) == ("reward", ("gemini-flash",), "random")
+        assert (str(args.tasks), tuple(args.temperatures), args.top_p) == ("t.jsonl", (0.5,), top_p)
 
 
 # --- everything is checked before it costs
