@@ -1570,24 +1570,6 @@ def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
     assert len(hashes) == 2
 
 
-def test_a_run_that_is_killed_before_its_summary_does_not_double_its_lines(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    common = {"model": "m, n", "benchmark": "b", "temperature": 0.7, "n": 8}
-    rows = [
-        common | {"metric": "x", "value": 0.1 + 0.2, "low": None},
-        common | {"metric": "y", "value": None},
-    ]
-    scoring.add_to_index(run, rows)
-    before = (tmp_path / "runs.csv").read_text()
-    scoring.add_to_index(run, rows)
-    assert (tmp_path / "runs.csv").read_text() == before and before.count("\n") == 3
-    scoring.add_to_index(run, [rows[0] | {"value": 0.5}, rows[1]])  # overwritten, with another value
-    scoring.add_to_index(run, rows)  # and again: the last line of a value counts, so it must be the first one
-    values = [line["value"] for line in csv.DictReader(open(tmp_path / "runs.csv")) if line["metric"] == "x"]
-    assert values == [str(0.1 + 0.2), "0.5", str(0.1 + 0.2)]
-
-
 def test_stored_rows_of_ifeval_are_found_by_their_prompts():
     tasks = [{"key": key, "prompt": f"Do {key}."} for key in (1, 2)]
     rows = [{"prompt": "Do 2.", "response": "x"}, {"key": 1, "response": "x"}]
