@@ -355,8 +355,6 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
         if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
             interval_key = "interval"
         low, high = numbers.get(interval_key) or (None, None)
-        if numbers[metric] is None:
-            low, high = None, None
         n = numbers["n"]
         if metric.startswith("instruction_"):
             n = numbers["n_instructions"]

@@ -503,8 +503,6 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
 def index_rows(args: Args, role: str, result: dict) -> list[dict]:
     """Returns the lines for results/runs.csv about one simulator."""
     low, high = result["interval"]
-    if result["mean_emotion"] is None:
-        low, high = None, None
     common = {
         "model": args.model,
         "benchmark": role.replace("simulator", "sentient"),

@@ -320,8 +320,6 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     }
     key = headline_key(numbers)
     low, high = numbers["interval"]
-    if numbers[key] is None:
-        low, high = None, None
     first = {
         **common,
         "metric": key,

@@ -336,11 +336,13 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read it.
 
     Call it before summary.json, which marks the end, is written. Of two lines for the same value the later one counts.
+    A value that is withheld (None) has no interval either.
     The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
+    lines[["low", "high"]] = lines[["low", "high"]].where(lines["value"].notna(), axis=0)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
     of_tasks = []

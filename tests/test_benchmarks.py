@@ -1522,16 +1522,24 @@ def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
 
 
 def test_a_line_of_runs_csv_counts_what_its_value_is_of():
-    """Instructions for instruction_*; and a value that is withheld has no interval."""
+    """Instructions for instruction_*."""
     args = eval_benchmarks.Args("ifeval")
     numbers = {"prompt_strict": 0.0, "interval": (0.0, 0.0), "n": 3, "n_invalid": 1, "n_instructions": 4}
     numbers |= {"instruction_strict": 0.5, "prompt_loose": 1.0, "instruction_loose": 1.0}
     lines = {line["metric"]: line for line in eval_benchmarks.index_rows(args, numbers, "f")}
     assert [lines[metric]["n"] for metric in ("prompt_strict", "instruction_strict")] == [3, 4]
     assert (lines["prompt_strict"]["low"], lines["prompt_strict"]["high"]) == (0, 0)
-    eval_benchmarks.withhold_metrics(args, numbers)
-    lines = eval_benchmarks.index_rows(args, numbers, "f")
-    assert {(line["value"], line["low"], line["high"]) for line in lines} == {(None, None, None)}
+
+
+def test_a_withheld_value_has_no_interval_in_runs_csv(tmp_path):
+    (tmp_path / "run").mkdir()
+    withheld = {"metric": "x", "value": None, "low": -20, "high": 40}
+    scoring.add_to_index(tmp_path / "run", [withheld, withheld | {"metric": "y", "value": 10}])
+    lines = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    assert [(line["value"], line["low"], line["high"]) for line in lines] == [
+        ("", "", ""),
+        ("10.0", "-20.0", "40.0"),
+    ]
 
 
 def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):

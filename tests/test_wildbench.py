@@ -360,19 +360,6 @@ def test_a_score_of_pairs_that_were_not_judged_says_so(tmp_path, capsys):
     assert "WARNING" not in capsys.readouterr().err  # 1 % is not more than 1 %
 
 
-def test_a_headline_that_is_withheld_has_no_interval_in_runs_csv():
-    numbers = {
-        "wb_score": None,
-        "interval": [-20, 40],
-        "task_means": {"wb_score": {}},
-        "n": 10,
-        "n_invalid": 5,
-    }
-    numbers |= {"status": {"ok": 10}, "format_ok": 1, "thinking_tokens": 2, "response_tokens": 3}
-    first = eval_wildbench.index_rows(eval_wildbench.Args(tasks="t.jsonl"), 0.7, numbers, "f")[0]
-    assert (first["metric"], first["value"], first["low"], first["high"]) == ("wb_score", None, None, None)
-
-
 def test_bootstrap_interval_is_near_the_normal_one():
     values = np.random.default_rng(0).random(400).tolist()
     low, high = scoring.bootstrap(values)
