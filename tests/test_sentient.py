@@ -40,7 +40,8 @@ def check_rules(dialogue: dict) -> None:
     emotion = first["emotion-point"]
     assert emotion == sim.SAGE["start"]
     for turn in later:
-        emotion = sim.new_emotion(emotion, turn["change"], sim.SAGE)
+        holds_change = turn if "change" in turn else turn["planning"]
+        emotion = sim.new_emotion(emotion, holds_change["change"], sim.SAGE)
         assert turn["emotion-point"] == emotion
         if turn is not later[-1]:
             assert not sim.ending(emotion, turn["content"], language, sim.SAGE)
