@@ -298,15 +298,16 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
-    parse = benchmark.parse_reply[args.protocol]
-    if args.protocol == "paper":
-        parse = str  # reads every text, so none is asked for again: the paper's code takes the first one
-    elif args.name == "creativewriting3":  # the names that a reply must have are in the data
+    parse = benchmark.parse_reply
+    if args.name == "creativewriting3":  # the names that a reply must have are in the data
         criteria, _ = creativewriting3.load_criteria(Path(args.data))
-        parse = partial(creativewriting3.read_marks, criteria=criteria)
+        parse = partial(parse, criteria=criteria)
+    attempts = 4
+    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
+        attempts = 1
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, parse, run)
+    replies = shared.ask_judge(args, flat_requests, parse, run, attempts)
 
     rows = []
     next_reply = iter(replies)

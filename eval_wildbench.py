@@ -234,17 +234,13 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
-    first_reply_counts = args.protocol == "paper"
-    if first_reply_counts:
-        parse = str  # reads every text, so none is asked for again
-    replies = shared.ask_judge(args, requests, parse, run)
+    attempts = 4
+    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
+        attempts = 1
+    replies = shared.ask_judge(args, requests, parse, run, attempts)
     for verdict, reply in zip(missing, replies, strict=True):
-        value = reply.value
-        error = reply.error
-        if first_reply_counts and not error:
-            value, error = wildbench.read_first_reply(reply.text, args.mode)
-        verdict[key] = value
-        verdict["invalid"] = error
+        verdict[key] = reply.value
+        verdict["invalid"] = reply.error
 
 
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:

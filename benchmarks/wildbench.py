@@ -191,17 +191,6 @@ def read_verdict(text: str, mode: str) -> str:
     return value
 
 
-def read_first_reply(text: str, mode: str) -> tuple[str | None, str]:
-    """Returns the choice or mark in a reply and "", or None and why it cannot be read; never raises.
-
-    So the judge is not asked again: in the paper's code the first reply counts, whatever it is.
-    """
-    try:
-        return read_verdict(text, mode), ""
-    except (ValueError, RecursionError) as error:  # the second from JSON of a thousand brackets
-        return None, str(error) or type(error).__name__
-
-
 def pair_value(
     choice, model_is: str, output_len: int = 0, reference_len: int = 0, margin: int = -1
 ) -> float | None:

@@ -1544,19 +1544,23 @@ def test_a_withheld_value_has_no_interval_in_runs_csv(tmp_path):
 
 def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):
     """Of each benchmark with a judge; the official protocol asks again."""
-    parsers = []
+    asked = []
 
-    def ask(args, requests, parse, run):
-        parsers.append(parse)
+    def ask(args, requests, parse, run, attempts):
+        asked.append((parse, attempts))
         return []
 
+    for name in ("criteria.txt", "negative_criteria.txt"):
+        (tmp_path / name).write_text("Coherent\n")
     monkeypatch.setattr(eval_benchmarks.shared, "ask_judge", ask)
     for name in ("alpacaeval2", "arenahard2", "creativewriting3"):
-        eval_benchmarks.judge(eval_benchmarks.Args(name, protocol="paper"), [], tmp_path)
-    assert [parse("I cannot say.") for parse in parsers] == ["I cannot say."] * 3
-    eval_benchmarks.judge(eval_benchmarks.Args("arenahard2", protocol="official"), [], tmp_path)
-    with pytest.raises(ValueError):
-        parsers[-1]("I cannot say.")
+        for protocol in ("paper", "official"):
+            args = eval_benchmarks.Args(name, str(tmp_path), protocol=protocol)
+            eval_benchmarks.judge(args, [], tmp_path)
+    assert [attempts for _, attempts in asked] == [1, 4] * 3
+    for parse, _ in asked[2:]:
+        with pytest.raises(ValueError):
+            parse("I cannot say.")
 
 
 def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):

@@ -31,6 +31,7 @@ import templates
 from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
 from conftest import learn_by_heart, tiny_config
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "wildbench"
@@ -836,7 +837,7 @@ def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_p
 
 @pytest.fixture
 def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[str, str]]:
-    """Trains a judge until it knows its replies to the first eight answers by heart; two of them hold no mark.
+    """Trains a judge until it knows its replies to the first four answers by heart; one of them holds no mark.
 
     Returns its folder, which holds its template too, and the replies by the tasks' ids.
     """
@@ -846,7 +847,7 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
     (folder / "template.txt").write_text(template)
     tokenizer = local_judge.load_tokenizer(str(tokenizer_folders["smollm"]))
     answering = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0, "--rollout", "hf"]
-    run(*answering, *TOY_JUDGE, "--tasks", tasks, "--limit", 8, "--out", tmp_path / "answers")
+    run(*answering, *TOY_JUDGE, "--tasks", tasks, "--limit", 4, "--out", tmp_path / "answers")
     rows = [
         json.loads(line) for line in (tmp_path / "answers" / "generations.jsonl").read_text().splitlines()
     ]
@@ -854,7 +855,7 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
     replies = {}
     encoded = []
     for mark, row in enumerate(rows, 1):
-        reply = "it is good" if mark % 4 == 0 else json.dumps({"score": str(mark)})
+        reply = "it is good" if mark == 4 else json.dumps({"score": str(mark)})
         query = row["messages"][-1]["content"]
         text = template.replace("{$user_query}", query).replace("{$model_output}", shared.answer(row))
         message = {"role": "user", "content": text}
@@ -873,14 +874,14 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
 
 
 def test_a_local_judge_on_two_engines_judges_as_transformers_does(
-    tasks, judge_by_heart, run, tmp_path, monkeypatch, forked_engines
+    tasks, judge_by_heart, run, tmp_path, forked_engines
 ):
-    """Two engines answer, then two of the judge mark what they said."""
-    monkeypatch.setattr(local_judge, "ATTEMPTS", 1)  # each attempt starts its engines anew
+    """Two engines answer, then two of the judge mark what they said; once: each attempt would start its engines anew."""
     judge, replies = judge_by_heart
     common = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0]
-    common += ["--tasks", tasks, "--limit", 8, "--mode", "score", "--judge", f"local:{judge}"]
+    common += ["--tasks", tasks, "--limit", 4, "--mode", "score", "--judge", f"local:{judge}"]
     common += ["--template", judge / "template.txt", "--judge-max-tokens", 20, "--max-invalid", 1]
+    common += ["--protocol", "paper"]
     done = run(*common, "--rollout", "vllm", "--data-parallel", 2, "--out", tmp_path / "vllm")
     assert done.stdout.count("vLLM: 2 engines: ") == 2
     assert multiprocessing.active_children() == []  # all engines have ended
@@ -903,8 +904,8 @@ def test_a_local_judge_on_two_engines_judges_as_transformers_does(
     summaries = [json.loads((tmp_path / by / "summary.json").read_text()) for by in ("vllm", "hf")]
     found, expected = [summary["temperatures"]["0.0"] for summary in summaries]
     assert found == expected
-    # marks 1, 2, 3, 5, 6, 7: their mean is 4
-    assert (found["wb_score"], found["n"], found["n_invalid"]) == (pytest.approx(-20), 8, 2)
+    # marks 1, 2, 3, and 1 for the reply without one: their mean is 7 / 4
+    assert (found["wb_score"], found["n"], found["n_invalid"]) == (pytest.approx(-65), 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -1114,32 +1115,18 @@ def test_a_fingerprint_is_of_the_judges_files(tmp_path):
     assert len(hashes) == 4
 
 
-def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):
+def test_the_paper_s_protocol_takes_the_first_reply(serve, tmp_path):  # noqa: F811
     """The judge first replies with prose, and if it is asked again with a choice."""
-
-    def ask(args, requests, parse, run):
-        replies = []
-        for _ in requests:
-            for text in ("I cannot say.", '{"choice": "A++"}'):
-                try:
-                    reply = endpoint.Reply(parse(text), text, "", (0, 0), {})
-                    break
-                except ValueError:
-                    continue
-            replies.append(reply)
-        return replies
-
-    monkeypatch.setattr(shared, "ask_judge", ask)
+    judge = serve(lambda text, n: '{"choice": "A++"}' if n else "I cannot say.")
     found = {}
     for protocol in ("official", "paper"):
-        args = eval_wildbench.Args(mode="reward", judge="j", protocol=protocol)
+        args = eval_wildbench.Args(mode="reward", judge="j", judge_url=judge.url, protocol=protocol)
         task = TASK | {"messages": TASK["messages"][:1]}
         verdicts = wildbench.list_verdicts(args, [task], {"t": "answer"})
-        eval_wildbench.judge_by_model(args, verdicts, [task], "{$user_query}", tmp_path)
+        eval_wildbench.judge_by_model(args, verdicts, [task], f"{protocol} {{$user_query}}", tmp_path)
         found[protocol] = [(verdict["choice"], verdict["invalid"]) for verdict in verdicts]
     assert found["official"] == [("A++", "")] * 2
-    assert found["paper"] == [(None, "0 values for 'choice'")] * 2
-    assert wildbench.read_first_reply("[" * 100000, "reward")[0] is None
+    assert found["paper"] == [(None, "unreadable in 1 attempts: 0 values for 'choice'")] * 2
 
 
 def test_an_outage_ends_the_run_and_a_refusal_does_not(tmp_path, capsys):
