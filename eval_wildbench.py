@@ -28,8 +28,8 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and broken JSON with two
-different choices cannot be read (there the first one counts).
+In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and a reply with two different
+choices cannot be read (there the first one counts).
 
 The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
 counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end

@@ -25,7 +25,7 @@ from benchmarks.scoring import (
     load_sibling,
     match_rows,
     mean,
-    parse_json,
+    read_object,
     shorten,
 )
 
@@ -120,10 +120,10 @@ def parse_ranking(text: str) -> str:
     As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.
     """
     try:
-        for entry in parse_json(text)["output"]:
+        for entry in read_object(text)["output"]:
             if int(entry["rank"]) == 1 and entry["model"] in ("A", "B"):
                 return entry["model"]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"no ranking of A and B in {text[:80]!r}") from error
     raise ValueError(f"no ranking of A and B in {text[:80]!r}")
 

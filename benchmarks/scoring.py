@@ -262,15 +262,28 @@ def shorten(text: str, words: int) -> str:
     return " ".join(parts[:words]) + CUT_MARK
 
 
-def parse_json(text: str):
-    """Returns the JSON value in a judge's reply, which may stand in prose; None if there is none."""
+def refuse_repeats(items: list[tuple]) -> dict:
+    """Makes a JSON object; raises ValueError if a key stands twice: json would keep the last."""
+    found = dict(items)
+    if len(found) < len(items):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def read_object(text: str) -> dict:
+    """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
     from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
     for candidate in (text, from_first_to_last_brace):
         try:
-            return json.loads(candidate, strict=False)
-        except ValueError:
+            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
+        except json.JSONDecodeError:
             continue
-    return None
+        except RecursionError:
+            break
+        if isinstance(found, dict):
+            return found
+        break
+    raise ValueError("no JSON object, or more than one")
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:

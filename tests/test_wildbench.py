@@ -499,6 +499,7 @@ def malformed(n: int) -> list[str]:
                     json.dumps({"choice": {"a": "A+"}}),
                     json.dumps({"choice": rng.choice([0.5, None, True])}),
                     json.dumps([value, "A+"]),
+                    '{"choice": "A+", "choice": "B+"}',
                     json.dumps({"verdict": "A++", "reason": value}),
                     '{"choice": ',
                     '{"choice": "A',
