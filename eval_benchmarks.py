@@ -429,9 +429,6 @@ def main(args: Args) -> None:
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge (answers as long as --max-tokens allows)")
     start = runs.check_run(args, f"eval_{args.name}", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
     shared.try_judge(args, start.run)
     if args.dry_run:
         return

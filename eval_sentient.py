@@ -539,9 +539,6 @@ def main(args: Args) -> None:
             calls = f"at most {n_calls} calls if every reply can be read"
         print(f"judge {args.judge}: {calls}")
     start = runs.check_run(args, "eval_sentient", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
     try_simulators(args, start.run)
     shared.try_judge(args, start.run)
     if args.dry_run:

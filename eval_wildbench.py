@@ -458,9 +458,6 @@ def main(args: Args) -> None:
             args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
         )
     start = runs.check_run(args, "eval", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
     shared.try_judge(args, start.run)
     if args.dry_run:
         return

@@ -396,9 +396,6 @@ def main(args: Args) -> None:
     shared.check_judge(args)
     check_templates(args)
     start = runs.check_run(args, "traits", str(Path(args.generations).parent))
-    if start.is_complete():
-        print(table(json.loads((start.run / "summary.json").read_text())))
-        return
     if args.dry_run:
         print_estimate(args, extracted, compared, found["traits"])
     shared.try_judge(args, start.run)

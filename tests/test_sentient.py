@@ -226,8 +226,10 @@ def test_simulators_that_misbehave_or_fail(serve, tmp_path, capsys, exits):  # n
     check_run(tmp_path / "run")
     err = capsys.readouterr().err
     assert "dialogue Bob has no score" in err and "dialogue Eve has no score" in err
-    sentient.main(endpoint_args(server, tmp_path, resume=True))
-    assert "is complete" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        sentient.main(endpoint_args(server, tmp_path, resume=True))
+    assert ended.value.code == 0
+    assert "is complete; --overwrite starts it anew\n" in capsys.readouterr().out
 
     # the stored dialogues give the same numbers
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["simulator_held_out"]

@@ -673,7 +673,9 @@ def test_resume_after_a_kill(serve, files, tmp_path):
         run(server, tmp_path / "run", args)
     assert run(server, tmp_path / "run", args, resume=True) == whole
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
-    assert run(server, tmp_path / "run", args, resume=True) == whole  # finished: it only prints
+    with pytest.raises(SystemExit) as ended:  # finished
+        run(server, tmp_path / "run", args, resume=True)
+    assert ended.value.code == 0 and json.loads((tmp_path / "run" / "summary.json").read_text()) == whole
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
 
 

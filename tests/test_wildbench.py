@@ -646,7 +646,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     run(*args, "--out", tmp_path / "run", "--resume")
     assert len(Judge.checks) == 2  # a complete run asks nothing
     index = (tmp_path / "runs.csv").read_text().splitlines()
-    assert len(index) == 1 + 4 and "fingerprint" in index[0]  # the second start did not repeat them
+    assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]  # four lines of each of the two ends
     judged, described = list(csv.DictReader(index))[:2]
     assert (judged["n"], judged["n_invalid"], described["n"]) == ("48", "0.0", "24")  # verdicts; completions
 
