@@ -460,16 +460,8 @@ def test_simulators_are_asked_for_one_token_before_the_model(serve, tmp_path, ex
 def test_setting_of_the_flags():
     assert sentient.Args().setting() == sim.SAGE
     assert sentient.Args(protocol="rlver").setting() == sim.RLVER
-    args = sentient.Args(start=0, max_change=0, high=0, low=5, turns=3, user="challenging", seed=4)
-    changed = {
-        "start": 0,
-        "max_change": None,
-        "high": None,
-        "low": 5,
-        "turns": 3,
-        "kind": "challenging",
-        "seed": 4,
-    }
+    args = sentient.Args(start=0, low=5, turns=3, user="challenging", seed=4)
+    changed = {"start": 0, "low": 5, "turns": 3, "kind": "challenging", "seed": 4}
     assert args.setting() == sim.SAGE | changed
 
 
