@@ -32,14 +32,8 @@ endpoint is asked for one token. `--dry-run` makes the same checks.
 
 The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
 official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
-A template is used verbatim; summary.json names it as `wording`. It has these placeholders, as `{$name}` or `{name}`:
-
-| | placeholders | the reply |
-|---|---|---|
-| alpacaeval2, official | instruction, output_1 (of m), output_2 (of M) | begins with m or M |
-| alpacaeval2, paper | instruction, model_output (of A), reference (of B) | a ranking as JSON |
-| arenahard2 | QUESTION, ANSWER_A, ANSWER_B | a label, such as [[A>B]] |
-| creativewriting3 | writing_prompt, test_model_response, perhaps the two of criteria | lines `name: mark` |
+A template is used verbatim; summary.json names it as `wording`. PLACEHOLDERS in benchmarks/NAME.py has the names to be
+filled in, as `{$name}` or `{name}`; our own template above it shows what a reply must look like.
 
 The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
 benchmarks/judge_template.py says how a template gets a system message.

@@ -1,9 +1,7 @@
 """AlpacaEval 2: a judge prefers the model's answer or the baseline's; win rates, plain and at equal length.
 
-Rows have `index` or `instruction`; `preference` (1 baseline, 2 model), or `judge_text` and `model_is` (A or
-B); and `output_2`, the model's answer. Win rates are in percent. Those of the official tool have the plain
-key. Those of the paper end with `_paper`: binary preferences, length in words, neither instruction difficulty
-nor gamed baselines.
+Win rates are in percent. Those of the official tool have the plain key. Those of the paper end with `_paper`: binary
+preferences, length in words, neither instruction difficulty nor gamed baselines.
 """
 
 import hashlib
