@@ -11,15 +11,12 @@ import json
 import math
 import random
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import nltk
 import numpy as np
 import pytest
 
-import endpoint
 import eval_benchmarks
 import eval_wildbench
 import page
@@ -30,6 +27,7 @@ from benchmarks import table as benchmark_table
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
 from rewards.preference import RewardModel
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -1305,81 +1303,45 @@ def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
     assert "--overwrite starts anew" in said and not summary.exists()
 
 
-class Judge(BaseHTTPRequestHandler):
-    """Prefers the longer answer, in the form that it is asked for; every `broken`-th call is prose."""
+def longer(text: str, first: str, second: str) -> bool:
+    """Tells whether the answer behind `first` is longer than the one behind `second`."""
+    a, _, b = text.partition(first)[2].partition(second)
+    return len(a.strip()) > len(b.partition("Reply with")[0].strip())
 
-    calls: list = []
-    checks: list = []  # requests of one token, by which a run checks that the judge is there
-    broken = 0
 
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text, choice = request["messages"][-1]["content"], {}
-        if text.startswith(endpoint.CHECK_TEXT):
-            self.checks.append(request)
-        else:
-            self.calls.append(request)
-        if "Answer of m:" in text:
-            longer = "m" if self.longer(text, "Answer of m:", "Answer of M:") else "M"
-            tops = [{"token": t, "logprob": math.log(0.75 if t == longer else 0.25)} for t in "mM"]
-            content, choice = (
-                longer,
-                {"logprobs": {"content": [{"token": longer, "logprob": -0.3, "top_logprobs": tops}]}},
-            )
-        elif "[Scores]" in text:
-            content = "[Scores]\nCoherent: 12\nOverwrought: 5"
-        else:
-            a = self.longer(text, "Answer of A:", "Answer of B:")
-            ranking = {
-                "output": [{"model": "A" if a else "B", "rank": 1}, {"model": "B" if a else "A", "rank": 2}]
-            }
-            content = (
-                json.dumps(ranking)
-                if "Reply with nothing but JSON" in text
-                else f"So [[{'A>B' if a else 'B>A'}]]"
-            )
-        content = "I cannot say." if self.broken and len(self.calls) % self.broken == 0 else content
-        body = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-                | choice
-            ],
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def longer(self, text: str, first: str, second: str) -> bool:
-        a, _, b = text.partition(first)[2].partition(second)
-        return len(a.strip()) > len(b.partition("Reply with")[0].strip())
-
-    def log_message(self, *args):
-        pass
+def prefer_the_longer(text: str, n: int):
+    """A judge that prefers the longer answer, in the form that it is asked for."""
+    if "Answer of m:" in text:
+        better = "m" if longer(text, "Answer of m:", "Answer of M:") else "M"
+        tops = [{"token": t, "logprob": math.log(0.75 if t == better else 0.25)} for t in "mM"]
+        choice = {"message": {"content": better}, "logprobs": {"content": [{"top_logprobs": tops}]}}
+        return 200, {"choices": [choice]}
+    if "[Scores]" in text:
+        return "[Scores]\nCoherent: 12\nOverwrought: 5"
+    winner, loser = "AB" if longer(text, "Answer of A:", "Answer of B:") else "BA"
+    if "Reply with nothing but JSON" in text:
+        return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
+    return f"So [[{winner}>{loser}]]"
 
 
 @pytest.fixture
-def judge():
-    Judge.calls, Judge.checks, Judge.broken = [], [], 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield "--judge", "longer", "--judge-url", f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+def judge_server(serve):  # noqa: F811
+    return serve(prefer_the_longer)
+
+
+@pytest.fixture
+def judge(judge_server) -> tuple[str, ...]:
+    return "--judge", "longer", "--judge-url", judge_server.url
 
 
 def rows_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
+def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, judge_server):
     """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
     baseline = [
-        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(20)
+        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(10)
     ]
     write(tmp_path / "baseline.json", baseline)
     gamed = [
@@ -1389,7 +1351,7 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
             "instruction_difficulty": i / 10 - 1,
             "preference": 0.3,
         }
-        for i in range(20)
+        for i in range(10)
     ]
     with open(tmp_path / "gamed.csv", "w", newline="") as f:
         writer = csv.DictWriter(f, gamed[0])
@@ -1410,10 +1372,11 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
         for i, row in enumerate(rows_of(tmp_path / protocol)):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
-    assert len(Judge.calls) == 40 and {r["max_tokens"] for r in Judge.calls} == {1, 128}
+    calls = [request for request, _ in judge_server.requests]
+    assert len(calls) == 20 and {request["max_tokens"] for request in calls} == {1, 128}
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
-    assert summary["n"] == 20 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
-    Judge.broken = 1  # nothing but prose: no headline, and a line in the index
+    assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
+    judge_server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
     run(
         "alpacaeval2",
         *MODEL,
@@ -1427,14 +1390,14 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
         "--out",
         tmp_path / "prose",
     )
-    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 20
+    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
     lines = [r for r in csv.DictReader(open(tmp_path / "runs.csv")) if r["run"] == "prose"]
     assert {r["metric"] for r in lines} == set(BENCHMARKS["alpacaeval2"].metrics) and not any(
         r["value"] for r in lines
     )
 
 
-def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
+def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge, judge_server):
     write(
         tmp_path / "question.jsonl",
         [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(10)]
@@ -1454,19 +1417,19 @@ def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
         for r in rows
         if r["response"]
     ] == [(w, w) for w, r in zip(wins, rows) if r["response"]]
-    assert len(Judge.calls) == 20 and summary["n"] == 10 and summary["n_invalid"] == 0
+    assert len(judge_server.requests) == 20 and summary["n"] == 10 and summary["n_invalid"] == 0
     assert "tiktoken" in said or summary["score_style_controlled"] is not None
-    Judge.broken = 1
+    judge_server.behave = lambda text, n: "I cannot say."
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (
         summary["n_invalid"] == 10
         and summary["score_style_controlled"] is None
-        and len(Judge.calls) == 20 + 80
+        and len(judge_server.requests) == 20 + 80
     )
 
 
-def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
+def test_creativewriting3_seeds_and_items(run, tmp_path, judge, judge_server):
     prompts = {
         "1": {
             "category": "essay",
@@ -1480,7 +1443,8 @@ def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
     (tmp_path / "negative_criteria.txt").write_text("Overwrought\n")
     run("creativewriting3", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["overall"] == 5 * (12 + 15) / 2
-    assert sorted(c["messages"][0]["content"].partition("The task:\n")[2][:5] for c in Judge.calls) == [
+    asked = [request["messages"][0]["content"] for request, _ in judge_server.requests]
+    assert sorted(text.partition("The task:\n")[2][:5] for text in asked) == [
         "On a.",
         "On b.",
         "On c.",
@@ -1591,7 +1555,7 @@ def test_stored_rows_of_ifeval_are_found_by_their_prompts():
 REWARD_MODEL = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
 
 
-def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
+def test_best_of_n_by_a_reward_model(run, tmp_path, judge, judge_server):
     """Several answers are scored each; of a judged task only the one with the highest reward goes to the judge."""
     data = write(
         tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": "#### 1"} for i in range(3)]
@@ -1618,7 +1582,7 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
     run(*arena, "--out", tmp_path / "judged")
     judged = rows_of(tmp_path / "judged")
     generations = runs.read_log(tmp_path / "judged" / "generations.jsonl")
-    assert (len(judged), len(generations), len(Judge.calls)) == (4, 16, 8)
+    assert (len(judged), len(generations), len(judge_server.requests)) == (4, 16, 8)
     messages = {row["id"]: row["messages"] for row in generations}
     scores = RewardModel("data/toy/reward_model", "response", "plain")
     for position, row in enumerate(judged):
@@ -1712,7 +1676,7 @@ def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, t
     refuses(run, "no sandbox can be made here", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")
 
 
-def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge):
+def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge, judge_server):
     """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file, and one instruction."""
     prompts = [{"uid": uid, "category": "hard_prompt", "prompt": "Do."} for uid in "ab"]
     write(tmp_path / "question.jsonl", prompts)
@@ -1728,13 +1692,14 @@ def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, 
         "instruction_index,std_delta_len,instruction_difficulty,preference\n0,0.1,0.1,1\n"
     )
     refuses(run, "lack instruction 1", *alpaca, out=tmp_path / "run")
-    assert not Judge.calls and not Judge.checks
+    assert not judge_server.requests and not judge_server.checks
 
 
-def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge):
+def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge, judge_server):
     prompts = [{"uid": "a", "category": "hard_prompt", "prompt": "Do."}]
     write(tmp_path / "question.jsonl", prompts)
     write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--dry-run", "--out", tmp_path / "run")
-    assert not Judge.calls and [request["max_tokens"] for request in Judge.checks] == [1]
+    assert not judge_server.requests
+    assert [request["max_tokens"] for request, _ in judge_server.checks] == [1]
     assert not (tmp_path / "run").exists()

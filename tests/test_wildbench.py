@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -531,66 +530,28 @@ def test_no_malformed_reply_becomes_a_score():
 # --- whole runs
 
 
-class Judge(BaseHTTPRequestHandler):
-    """An OpenAI-compatible judge that prefers the longer answer, gives marks by its length, and answers some in prose."""
-
-    calls: list[str] = []
-    checks: list[dict] = []  # requests of one token, by which a run checks that the judge is there
-    lock = threading.Lock()
-    broken = 0  # every so many calls
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = request["messages"][-1]["content"]
-        with self.lock:
-            if text.startswith(endpoint.CHECK_TEXT):
-                self.checks.append(request)
-            else:
-                self.calls.append(text)
-            number = len(self.calls)
-        if "# Answer A" in text:
-            a, b = text.partition("# Answer A")[2].partition("# Answer B")[::2]
-            b = b.partition("# Points")[0]
-            reply = {
-                "choice": "A=B"
-                if len(a.strip()) == len(b.strip())
-                else "A+"
-                if len(a.strip()) > len(b.strip())
-                else "B+"
-            }
-        else:
-            reply = {
-                "score": str(1 + len(text.partition("# The answer")[2].partition("# Points")[0].strip()) % 10)
-            }
-        content = "I cannot say." if self.broken and number % self.broken == 0 else json.dumps(reply)
-        body = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-            ],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
+def by_length(text: str, n: int) -> str:
+    """A judge that prefers the longer answer, or gives a mark by the length."""
+    if "# Answer A" in text:
+        a, _, b = text.partition("# Answer A")[2].partition("# Answer B")
+        b = b.partition("# Points")[0]
+        difference = len(a.strip()) - len(b.strip())
+        choice = "A=B"
+        if difference:
+            choice = "A+" if difference > 0 else "B+"
+        return json.dumps({"choice": choice})
+    answer = text.partition("# The answer")[2].partition("# Points")[0]
+    return json.dumps({"score": str(1 + len(answer.strip()) % 10)})
 
 
 @pytest.fixture
-def judge_url():
-    Judge.calls, Judge.checks, Judge.broken = [], [], 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+def server(serve):  # noqa: F811
+    return serve(by_length)
+
+
+@pytest.fixture
+def judge_url(server) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -611,7 +572,7 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
 
 
-def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_path):
+def test_reward_by_an_http_judge_and_no_call_twice(tasks, server, judge_url, run, tmp_path):
     args = [
         *MODEL,
         "--tasks",
@@ -627,7 +588,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
     ]
     run(*args, "--out", tmp_path / "run")
     verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
-    assert len(verdicts) == 48 and {v["model_is"] for v in verdicts} == {"A", "B"} and len(Judge.calls) <= 48
+    assert (
+        len(verdicts) == 48 and {v["model_is"] for v in verdicts} == {"A", "B"} and len(server.requests) <= 48
+    )
     out = numbers(tmp_path / "run")
     expected = [0 if v["skipped"] else 0.5 * np.sign(v["output_len"] - v["reference_len"]) for v in verdicts]
     assert [bool(v["skipped"]) for v in verdicts] == [
@@ -638,13 +601,13 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, judge_url, run, tmp_pa
         and out["n_invalid"] == 0
         and out["flip_rate"] == 0
     )
-    before = len(Judge.calls)
+    before = len(server.requests)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
     run(*args, "--out", tmp_path / "run", "--resume")
-    assert len(Judge.calls) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
-    assert len(Judge.checks) == 2 and {request["max_tokens"] for request in Judge.checks} == {1}
+    assert len(server.requests) == before and numbers(tmp_path / "run")["wb_reward"] == out["wb_reward"]
+    assert len(server.checks) == 2 and {request["max_tokens"] for request, _ in server.checks} == {1}
     run(*args, "--out", tmp_path / "run", "--resume")
-    assert len(Judge.checks) == 2  # a complete run asks nothing
+    assert len(server.checks) == 2  # a complete run asks nothing
     index = (tmp_path / "runs.csv").read_text().splitlines()
     assert len(index) == 1 + 2 * 4 and "fingerprint" in index[0]  # four lines of each of the two ends
     judged, described = list(csv.DictReader(index))[:2]
@@ -694,8 +657,8 @@ def test_the_rewards_of_a_reward_model_are_kept_with_every_verdict(tasks, judge_
     assert rewards["reward"] == sorted(2 * rewards["program"])  # each answer in both orders
 
 
-def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run, tmp_path):
-    Judge.broken = 1  # nothing but prose
+def test_invalid_verdicts_refuse_the_headline(tasks, server, judge_url, run, tmp_path):
+    server.behave = lambda text, n: "I cannot say."
     args = [
         *MODEL,
         "--tasks",
@@ -711,9 +674,10 @@ def test_invalid_verdicts_refuse_the_headline(tasks, judge_url, run, tmp_path):
     ]
     done = run(*args, "--out", tmp_path / "none", ok=False)
     assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
-    Judge.broken = 2  # every second call: retried until it is answered
+    # each was asked four times; the fifth is prose too, the next is not
+    server.behave = lambda text, n: by_length(text, n) if n > 4 else "I cannot say."
     run(*args, "--out", tmp_path / "half")
-    assert numbers(tmp_path / "half")["n_invalid"] <= 8 and len(Judge.calls) > 32
+    assert numbers(tmp_path / "half")["n_invalid"] == 0 and len(server.requests) > 32
     stored = [json.loads(line) for line in (tmp_path / "half" / "verdicts.jsonl").read_text().splitlines()]
     next(row for row in stored if row["score"] is not None)["score"] = "?"
     for row in stored:
@@ -1041,14 +1005,14 @@ def test_a_folder_that_lacks_a_part_is_refused_as_judge_as_model_and_as_reward_m
         assert "Traceback" not in done.stderr
 
 
-def test_a_dry_run_asks_the_judge_for_one_token(tasks, judge_url, run, tmp_path):
+def test_a_dry_run_asks_the_judge_for_one_token(tasks, server, judge_url, run, tmp_path):
     judge = ("--judge", "m", "--judge-url", judge_url)
     done = run(*LOCAL, "--tasks", tasks, *judge, "--dry-run", "--out", tmp_path / "run")
-    assert len(Judge.checks) == 1 and Judge.checks[0]["max_tokens"] == 1 and Judge.calls == []
+    assert len(server.checks) == 1 and server.checks[0][0]["max_tokens"] == 1 and server.requests == []
     assert "--judge m answers" in done.stdout and not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, judge_url, run, tmp_path):
+def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, server, judge_url, run, tmp_path):
     """An existing folder, and --resume with other arguments; the judge is not asked."""
     words = (*LOCAL, "--tasks", tasks, "--judge", "m", "--judge-url", judge_url, "--out", tmp_path / "run")
     (tmp_path / "run").mkdir()
@@ -1057,7 +1021,7 @@ def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, judg
         for dry_run in ((), ("--dry-run",)):
             done = run(*words, *mode, *dry_run, ok=False)
             assert done.returncode == 2 and message in done.stderr, done.stderr
-    assert not Judge.checks and len(list((tmp_path / "run").iterdir())) == 1
+    assert not server.checks and len(list((tmp_path / "run").iterdir())) == 1
 
 
 def test_a_judge_that_fails_takes_nothing_from_the_folder_that_is_to_be_overwritten(tasks, run, tmp_path):
@@ -1069,14 +1033,14 @@ def test_a_judge_that_fails_takes_nothing_from_the_folder_that_is_to_be_overwrit
     assert (tmp_path / "run" / "summary.json").exists() and sorted((tmp_path / "run").iterdir()) == before
 
 
-def test_the_check_counts_in_the_budget(tasks, judge_url, run, tmp_path):
+def test_the_check_counts_in_the_budget(tasks, server, judge_url, run, tmp_path):
     """A call costs 5 cents, and 8 of them 40; the check is one of the 8 that the budget allows."""
     paid = ("--judge", "m", "--judge-url", judge_url, "--price", 0, 1e4, "--judge-max-tokens", 5)
     done = run(
         *LOCAL, "--limit", 8, "--tasks", tasks, *paid, "--budget", 0.4, "--out", tmp_path / "r", ok=False
     )
     assert done.returncode == 2 and "could pass the budget" in done.stderr
-    assert len(Judge.calls) == 7 and len(Judge.checks) == 1
+    assert len(server.requests) == 7 and len(server.checks) == 1
 
 
 def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
