@@ -22,8 +22,7 @@ import eval_wildbench
 import page
 import runs
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
-from benchmarks.judge_template import fill, fill_messages
-from benchmarks import table as benchmark_table
+from benchmarks.judge_template import fill
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
 from rewards.preference import RewardModel
@@ -650,57 +649,6 @@ def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(betwee
     assert len(shown.split()) == 3200 and piece.startswith(shown) and shown.endswith("w")
 
 
-def test_no_judge_reply_becomes_a_score_by_accident():
-    """Pieces of good replies, cut and mixed at random: what is read stands in the reply, literally."""
-    rng = random.Random(0)
-    pieces = [
-        "A",
-        "B",
-        ">",
-        ">>",
-        "=",
-        "[[",
-        "]]",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"output"',
-        ":",
-        '"model"',
-        '"rank"',
-        "1",
-        "2",
-        ",",
-        " ",
-        "\n",
-        "Coherent",
-        "Score",
-        "-",
-        "verdict",
-        "null",
-        "true",
-        "12",
-        "é",
-    ]
-    n_read = 0
-    for _ in range(3000):
-        text = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
-        for parse in (alpacaeval2.parse_ranking, arenahard2.parse_verdict, creativewriting3.parse_marks):
-            try:
-                value = parse(text)
-            except ValueError:
-                continue
-            n_read += 1
-            if parse is arenahard2.parse_verdict:
-                assert value in arenahard2.VERDICTS and (f"[{value}]" in text or text.strip() == value)
-            elif parse is creativewriting3.parse_marks:
-                assert all(name in text and f"{mark:g}" in text for name, mark in value.items())
-            else:
-                raise AssertionError(f"a ranking in {text!r}")
-    assert n_read > 20
-
-
 # --- short answers
 
 
@@ -725,7 +673,7 @@ def test_popqa(tmp_path, capsys):
         ({"id": "t0"}, "RALPH RAINGER", False, True),
         ({"id": "t0"}, "Ralph rainger", True, True),
         ({"id": "t0"}, "Rainger", False, False),
-        ({"question": "Q1"}, "a Politician", True, True),
+        ({"question": "Q1", "id": "my-id"}, "a Politician", True, True),  # no task has this id
         ({"question": "Q1"}, "POLITICIANS", False, True),
         ({"id": "t2"}, "usa", True, True),
         ({"id": "t2"}, "usage", True, True),  # a substring is enough, as in the official tool
@@ -1143,23 +1091,8 @@ def test_values_at_k_of_a_benchmark(tmp_path):
 # --- prompts and the command
 
 
-def test_every_benchmark_has_fields_in_the_docstring():
-    assert len(BENCHMARKS) == 11
-    for name, benchmark in BENCHMARKS.items():
-        assert name in benchmark_table.__doc__
-        assert bool(benchmark.judge_requests) == bool(benchmark.parse_reply) == bool(benchmark.judged_fields)
-        assert not (benchmark.judge_requests and benchmark.several_samples)
-
-
 def test_prompts():
-    ask = lambda name, **task: BENCHMARKS[name].prompt.format(**task)
-    assert ask("ifeval", prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
-    text = ask("mmlu_redux", question="Q?", choices=["w", "x", "y", "{z}"])
-    assert "Q?" in text and "A. w\nB. x\nC. y\nD. {z}" in text and "`Answer:`" in text
-    assert "\\boxed{}" in ask("math500", problem="P")
-    assert ask("popqa", question="Q?").endswith("Q?")
-    assert verified.final_number(ask("gsm8k", question="Q")) is None
-    assert "```python\ndef f():\n```" in ask("humaneval", prompt="def f():\n")
+    assert BENCHMARKS["ifeval"].prompt.format(prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
 
     marks = {"mark_lines": "Coherent: mark\nOverwrought: mark"}
     judge = fill(creativewriting3.TEMPLATE, marks)
@@ -1168,26 +1101,6 @@ def test_prompts():
         creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
         alpacaeval2.parse_ranking(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
-    for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
-        answers = {"ANSWER_A": "ya", "ANSWER_B": "yb"}
-        system, user = fill_messages(arenahard2.TEMPLATES[category], answers)
-        assert word in system["content"]
-        assert all(f"[[{label}]]" in system["content"] for label in list(arenahard2.VERDICTS)[:5])
-        assert user["content"].index("ya") < user["content"].index("yb")
-
-
-def test_the_command(tmp_path, here):
-    """As a user types it."""
-    write(tmp_path / "test.jsonl", [{"question": "Q", "answer": "so\n#### 1,000"}])
-    with gzip.open(tmp_path / "responses.jsonl.gz", "wt") as f:
-        f.write(json.dumps({"question": "Q", "response": "#### 1000"}))
-    stored = ("--from", tmp_path / "responses.jsonl.gz", "--data", tmp_path, "--out", tmp_path / "o.json")
-    done = here("eval_benchmarks.py", "gsm8k", *stored)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"] == 1
-    assert json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
-    for wrong in (["gsm9k"], [], ["gsm8k", "--form", "x"]):
-        assert here("eval_benchmarks.py", *wrong).returncode == 2
 
 
 def test_bad_files(tmp_path, capsys):
@@ -1207,21 +1120,6 @@ def test_bad_files(tmp_path, capsys):
     write(tmp_path / "test.jsonl.old", [])
     assert "2 files match test.jsonl* (test.jsonl, test.jsonl.old)" in message(row, tmp_path)
     assert "rows.jsonl:2: question 'R' fits no task" in message(row + [{"question": "R", "response": "x"}])
-
-
-def test_scores_do_not_depend_on_the_optional_id_or_on_field_order(tmp_path):
-    data = write(
-        tmp_path / "test.jsonl", [{"question": q, "answer": f"#### {i}"} for i, q in enumerate("abc")]
-    )
-    rows = [{"question": q, "response": f"#### {i}"} for i, q in enumerate("abc")]
-    for variant in (
-        rows,
-        [dict(reversed(r.items())) for r in rows],
-        [r | {"id": "my-id"} for r in rows],
-        rows[::-1],
-        [{"id": i, "response": r["response"]} for i, r in enumerate(rows)],
-    ):
-        assert score("gsm8k", variant, data, tmp_path)["accuracy"] == 1
 
 
 # --- generation and judges, by the command

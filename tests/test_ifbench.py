@@ -161,15 +161,6 @@ def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
     assert [row.get("timed_out") for row in out["rows"]] == [True, None]
 
 
-def test_ifeval_says_what_nltk_lacks(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    ifeval.ifeval_checkers.cache_clear()
-    data = write(tmp_path / "data.json", [{"key": 7, "prompt": "p", "instruction_id_list": [], "kwargs": []}])
-    assert "python -m nltk.downloader punkt_tab" in refused(
-        capsys, "ifeval", [{"key": 7, "response": "x"}], data, tmp_path
-    )
-
-
 def test_every_task_of_both_files_has_its_checkers(tasks):
     official = rows("official_IFBench_test_300.jsonl.gz")
     seen = set()
@@ -697,14 +688,3 @@ def test_tasks_that_do_not_fit(broken, message):
     with pytest.raises(ValueError) as e:
         ifbench.check(broken, "Some response.")
     assert str(e.value).startswith(message)
-
-
-def test_missing_nltk_data_names_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    ifbench.require_nltk_data.cache_clear()
-    with pytest.raises(FileNotFoundError) as e:
-        ifbench.check(task(**{"count:numbers": {"N": 2.0}}), "1 2")
-    assert str(e.value) == (
-        "NLTK data tokenizers/punkt_tab/english not found; run: python -m nltk.downloader punkt_tab stopwords "
-        "averaged_perceptron_tagger_eng"
-    )

@@ -347,7 +347,7 @@ def judge(dialogue):
 """
 
 
-def test_two_engines_talk_as_transformers_does(tmp_path):
+def test_two_engines_talk_as_transformers_does(tmp_path, capsys, forked_engines):
     """And when a judge is asked, they have ended: a local one needs their memory."""
     sentient.main(toy_args(tmp_path, temperature=0.0))
     (tmp_path / "judge.py").write_text(JUDGE_WITHOUT_ENGINES)
@@ -358,17 +358,8 @@ def test_two_engines_talk_as_transformers_does(tmp_path):
         "out": str(tmp_path / "vllm"),
         "judge": f"{tmp_path}/judge.py:judge",
     }
-    args = toy_args(tmp_path, **changed)
-    words = []
-    for name, value in vars(args).items():
-        if value != getattr(sentient.Args(), name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    # a process of its own: the engines end with it
-    command = [sys.executable, "eval_sentient.py", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "vLLM: 2 engines: " in done.stdout
+    sentient.main(toy_args(tmp_path, **changed))
+    assert "vLLM: 2 engines: " in capsys.readouterr().out
     for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
         dialogues = (tmp_path / "vllm" / name).read_text()
         assert dialogues == (tmp_path / "run" / name).read_text()
@@ -478,12 +469,6 @@ def test_a_model_gets_the_context_that_it_was_trained_in(tmp_path, capsys):
         assert sentient.with_trained_context(given) == given
     behind_url = sentient.Args(model="name", model_url="http://localhost:1/v1")
     assert sentient.with_trained_context(behind_url) == behind_url
-
-
-def test_settings_of_the_papers():
-    names = ("start", "max_change", "cap", "high", "low", "turns")
-    assert [sim.SAGE[name] for name in names] == [40, 10, 100, 100, 10, 10]
-    assert [sim.RLVER[name] for name in names] == [30, None, 100, None, 1, 8]
 
 
 def test_a_conversation_that_the_model_refuses_is_too_long(serve, tmp_path, exits):  # noqa: F811

@@ -2,7 +2,6 @@
 HTTP judge and with a local one."""
 
 import csv
-import gzip
 import hashlib
 import json
 import multiprocessing
@@ -67,13 +66,9 @@ def local_judge_folder(tmp_path) -> Path:
 # --- published values
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_wb_score_and_length_are_the_published_ones(tmp_path, packed):
+def test_wb_score_and_length_are_the_published_ones(tmp_path):
     for expected in csv.DictReader(open(stored("expected.csv"))):
         path = stored(f"{expected['model']}.score_v2.jsonl.gz")
-        if not packed:
-            path = tmp_path / "plain.jsonl"
-            path.write_bytes(gzip.open(stored(f"{expected['model']}.score_v2.jsonl.gz")).read())
         written = tmp_path / "new" / "out.json"
         eval_wildbench.main(eval_wildbench.Args(from_judgments=str(path), mode="score", out=str(written)))
         out = json.loads(written.read_text())
@@ -358,15 +353,6 @@ def test_a_score_of_pairs_that_were_not_judged_says_so(tmp_path, capsys):
     few = [judged | {"session_id": f"j{i}"} for i in range(99)]
     eval_wildbench.main(stored_args(tmp_path, [*few, rows[0]], mode="reward"))
     assert "WARNING" not in capsys.readouterr().err  # 1 % is not more than 1 %
-
-
-def test_bootstrap_interval_is_near_the_normal_one():
-    values = np.random.default_rng(0).random(400).tolist()
-    low, high = scoring.bootstrap(values)
-    half = 1.96 * np.std(values) / 20
-    assert low == pytest.approx(np.mean(values) - half, abs=0.01) and high == pytest.approx(
-        np.mean(values) + half, abs=0.01
-    )
 
 
 def test_bootstrap_draws_the_values_of_a_task_together():
@@ -709,7 +695,7 @@ def test_what_was_judged_otherwise_is_not_compared(tasks, run, tmp_path):
 
 
 def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
-    """json gives up on it with a RecursionError; the replies are those of an earlier start."""
+    """json gives up on them with a RecursionError; the replies are those of an earlier start."""
     judge, request = (
         str(ROOT / "data/toy/reward_model"),
         {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9},
@@ -720,21 +706,12 @@ def test_a_reply_of_brackets_is_invalid_and_ends_nothing(tmp_path):
     reply = local_judge.ask(
         judge, [request], lambda text: wildbench.read_verdict(text, "reward"), tmp_path / "judge.jsonl", "hf"
     )[0]
-    assert reply.value is None and "recursion" in reply.error
+    assert reply.value is None and reply.error == "0 values for 'choice'"
 
 
 def test_two_tasks_of_one_id_are_refused(tasks, run, tmp_path):
-    lines = tasks.read_text().splitlines()
-    (tmp_path / "twice.jsonl").write_text("\n".join([*lines, lines[3]]) + "\n")
-    done = run(
-        *MODEL,
-        "--tasks",
-        tmp_path / "twice.jsonl",
-        "--judge",
-        "data/toy/world.py:judge",
-        "--dry-run",
-        ok=False,
-    )
+    (tmp_path / "twice.jsonl").write_text(tasks.read_text() * 2)
+    done = run(*MODEL, *TOY_JUDGE, "--tasks", tmp_path / "twice.jsonl", "--dry-run", ok=False)
     assert done.returncode == 2 and "two tasks have the same id" in done.stderr
 
 
@@ -924,15 +901,6 @@ def test_a_template_with_a_placeholder_of_another_mode_is_refused(tasks, run, tm
 # --- everything is checked before it costs
 
 LOCAL = ("--limit", 4, "--mode", "score", *MODEL)
-
-
-def test_without_flags_it_says_what_is_missing(run):
-    for words in ((), ("--dry-run",)):
-        said = run(*words, ok=False).stderr
-        for flag in ("--model", "--tasks", "--judge"):
-            assert f"{flag} is missing: " in said
-    said = run("--model", "data/toy/base", ok=False).stderr
-    assert "--model" not in said and "--tasks is missing" in said and "--judge is missing" in said
 
 
 @pytest.mark.parametrize(
