@@ -3,10 +3,7 @@ real HTTP and with the toy base model."""
 
 import csv
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import page
 from benchmarks import sage_dialogues
 from data.toy import users as toy_users
 from endpoint import CHECK_ATTEMPT
+from launch import started
 from rewards import simulated_user as sim
 from test_endpoint import Fault, serve  # noqa: F401  (fixtures)
 from test_simulated_user import HEAD, PROFILE, shared, write
@@ -252,18 +250,12 @@ def test_kill_and_resume_repeats_no_answered_call(serve, tmp_path):  # noqa: F81
     flags = f"""--model m --model-url {server.url} --profiles {args.profiles} --simulator s
         --simulator-url {server.url} --held-out-simulator h --held-out-simulator-url {server.url}
         --think-format think --turns 4 --max-tokens 20 --out {args.out} --price 1.0 2.0 --budget 5.0 --concurrency 4"""
-    process = subprocess.Popen(
-        [sys.executable, "eval_sentient.py", *flags.split()],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process = started(["eval_sentient.py", *flags.split()], tmp_path / "output")
     while len(server.answered) < 25:
-        assert process.poll() is None
+        assert process.is_alive(), (tmp_path / "output").read_text()
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     while server.now:
         time.sleep(0.01)
     before = len(server.answered)

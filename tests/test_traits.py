@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from test_endpoint import ChatServer
 
 import endpoint
 from benchmarks import trait_judging, traits
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 WORDS = ("budget", "theme", "step")  # the traits of the plans here; all plans have as many steps
@@ -95,21 +95,6 @@ def counting_judge(text: str, n: int = 0):
             ]
         }
     )
-
-
-@pytest.fixture
-def serve(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    servers = []
-
-    def serve(behave=counting_judge):
-        servers.append(ChatServer(behave))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def run(server, out: Path, files: dict, **more) -> dict:
@@ -443,8 +428,8 @@ def test_bad_input(change, args, message, tmp_path, monkeypatch, capsys):
 # --- whole runs
 
 
-def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, capsys):
-    server, traits = serve(), traits_file(tmp_path / "t.json")
+def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, capsys):  # noqa: F811
+    server, traits = serve(counting_judge), traits_file(tmp_path / "t.json")
     out = run(server, tmp_path / "run", files, traits=traits)
     t = out["traits"]
     assert {k: v["win_rate"] for k, v in t.items()} == {
@@ -475,15 +460,15 @@ def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, ca
         ("More step", 0.5, "40"),
     ]
 
-    swapped = run(serve(), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits)[
-        "traits"
-    ]
+    swapped = run(
+        serve(counting_judge), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits
+    )["traits"]
     assert {k: v["win_rate"] for k, v in swapped.items()} == {
         k: pytest.approx(1 - v["win_rate"]) for k, v in t.items()
     }
 
 
-def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path):
+def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path):  # noqa: F811
     server = serve(lambda text, n: '{"T1": "1", "T2": "2", "T3": "same"}')
     t = run(server, tmp_path / "run", files, traits=traits_file(tmp_path / "t.json"))["traits"]
     assert [(v["win_rate"], v["interval"], v["flip_rate"]) for v in t.values()] == [
@@ -491,8 +476,8 @@ def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path
     ]
 
 
-def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):
-    server = serve()
+def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):  # noqa: F811
+    server = serve(counting_judge)
     split = {"extract_pairs": 12, "batch_pairs": 4}
     traits.main(
         traits.Args(
@@ -551,7 +536,11 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         )
 
     again = run(
-        serve(), tmp_path / "again", files, traits=str(tmp_path / "run" / "traits.json"), temperature=0.7
+        serve(counting_judge),
+        tmp_path / "again",
+        files,
+        traits=str(tmp_path / "run" / "traits.json"),
+        temperature=0.7,
     )
     assert (
         again["traits"] == out["traits"]
@@ -561,7 +550,7 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     assert same(again["fingerprint"], out["fingerprint"]) == set(out["fingerprint"]) - {"judge_url", "hash"}
 
 
-def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
+def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):  # noqa: F811
     """Each by itself, verbatim; braces of the plans stay. Another wording is another fingerprint."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -569,7 +558,7 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
         '<|im_start|>system\nMINE {"T1": x}<|im_end|>\n<|im_start|>user\n'
         "{$conversation}\n{$plans}\n# Traits\n{$traits}<|im_end|>"
     )
-    server = serve()
+    server = serve(counting_judge)
     args = {**files, "extract_pairs": 10}
     own = run(server, tmp_path / "own", args)
     asked = len(server.requests)
@@ -600,7 +589,7 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
         assert not (tmp_path / "bad").exists()
 
 
-def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):
+def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):  # noqa: F811
     """Prompt i gets malformed reply i to every request with the RL plan first; prompt 39 only the first time it is asked."""
     number = lambda text: int(re.search(r"number (\d+)", text)[1])
     first = lambda text: plans_of(text)[0][0].count("theme") != 1  # the baseline has one theme
@@ -629,7 +618,7 @@ def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path)
     assert all(v["win_rate"] is None for v in strict["traits"].values())
 
 
-def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):
+def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):  # noqa: F811
     """Nothing readable at each of the three steps; a refused batch alone is counted."""
 
     def fails(step: str, reply):
@@ -654,9 +643,9 @@ def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):
     } == {True: True, False: False}
 
 
-def test_resume_after_a_kill(serve, files, tmp_path):
+def test_resume_after_a_kill(serve, files, tmp_path):  # noqa: F811
     """What kill -9 leaves in the comparison: a run without results, and a torn reply. No stored call is repeated."""
-    server = serve()
+    server = serve(counting_judge)
     args = {**files, "extract_pairs": 10, "concurrency": 2}
     whole = run(server, tmp_path / "run", args)
     assert len(sent(server)) == 2 + 1 + 60 and whole["n"] == 30
@@ -676,7 +665,7 @@ def test_resume_after_a_kill(serve, files, tmp_path):
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
 
 
-def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):
+def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(endpoint, "MAX_BACKOFF", 0)
     is_down = True
 

@@ -861,6 +861,7 @@ def test_a_local_judge_on_two_engines_judges_as_transformers_does(
             "has no reference 'gpt-4'",
         ),
         (["--compare", "nowhere"], "does not exist"),
+        ([], "--model is missing: "),
         (
             ["--mode", "program", *TOY_JUDGE, "--rollout", "hf", "--data-parallel", 2, *MODEL],
             "only vLLM has several",
