@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import random
-import shutil
 import string
 import time
 from pathlib import Path
@@ -24,27 +23,7 @@ SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DATA = SHARED / "ifbench"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nltk_data(tmp_path_factory):
-    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files."""
-    raw, folder = SHARED / "nltk_data_english", tmp_path_factory.mktemp("nltk_data")
-    with pytest.MonkeyPatch.context() as patch:
-        if raw.exists():
-            shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
-            shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
-            tagger = folder / "taggers" / "averaged_perceptron_tagger_eng"
-            tagger.mkdir(parents=True)
-            for file in (raw / tagger.name).glob("*.gz"):
-                (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-            patch.setenv(
-                "NLTK_DATA", str(folder)
-            )  # for processes; this one has read it when it imported nltk
-            patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        try:
-            ifbench.require_nltk_data()
-        except FileNotFoundError as e:
-            pytest.skip(f"no {raw} and {e}")
-        yield
+pytestmark = pytest.mark.usefixtures("nltk_data")
 
 
 @pytest.fixture(scope="module")

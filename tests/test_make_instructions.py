@@ -4,12 +4,10 @@ import gzip
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import langdetect
-import nltk
 import pytest
 
 from data import constraints, make_instructions
@@ -36,18 +34,6 @@ IN_LANGUAGE = {
     "it": "Il cane dorme tutto il giorno davanti alla casa e sogna un osso molto grande.",
     "pt": "O cachorro dorme o dia inteiro na frente da casa e não sonha com um osso muito grande.",
 }
-
-
-@pytest.fixture(scope="module")
-def nltk_data(tmp_path_factory):
-    if not (SHARED / "nltk_data_english").exists():
-        pytest.skip("NLTK's data is not here")
-    folder = tmp_path_factory.mktemp("nltk_data")
-    punkt = SHARED / "nltk_data_english" / "punkt_tab"
-    shutil.copytree(punkt, folder / "tokenizers" / "punkt_tab" / "english")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        yield
 
 
 def written(tmp_path, n: int, **options) -> list[dict]:
