@@ -1156,7 +1156,7 @@ def test_generate_and_score(run, tmp_path):
         [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)],
     )
     run("gsm8k", *MODEL, "--data", tmp_path, "--samples", 2, "--limit", 3, "--out", tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    rows = runs.read_log(tmp_path / "run" / "rows.jsonl")
     assert [r["question"] for r in rows] == [f"How much is {i}?" for i in (0, 0, 1, 1, 2, 2)]
     assert rows[0]["text"] != rows[1]["text"]  # two samples, not one twice
     assert page.read_rows(tmp_path / "run")["gold"].tolist() == [r["correct"] for r in rows]
@@ -1193,7 +1193,7 @@ def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
     # a change on the hub is not seen there: the answers that are kept belong to the order above
     write(data / "test.jsonl", questions)
     generations = tmp_path / "run" / "generations.jsonl"
-    rows = [json.loads(line) for line in generations.read_text().splitlines()]
+    rows = runs.read_log(generations)
     rows[1]["messages"], rows[2]["messages"] = rows[2]["messages"], rows[1]["messages"]
     write(generations, rows)
     said = run(*command, "--resume", code=2)
@@ -1233,7 +1233,7 @@ def judge(judge_server) -> tuple[str, ...]:
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    return runs.read_log(folder / "rows.jsonl")
 
 
 def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, judge_server):

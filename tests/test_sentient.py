@@ -11,6 +11,7 @@ import pytest
 
 import eval_sentient as sentient
 import page
+import runs
 from benchmarks import sage_dialogues
 from data.toy import users as toy_users
 from endpoint import CHECK_ATTEMPT
@@ -22,10 +23,6 @@ from test_simulated_user import HEAD, PROFILE, shared, write
 ROOT = Path(__file__).parents[1]
 BASE = str(ROOT / "data" / "toy" / "base")
 USERS = f"{ROOT}/data/toy/users.py"
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # --- stored dialogues
@@ -177,7 +174,7 @@ def check_run(run: Path) -> None:
     """Checks what a run with `behave` must lead to."""
     summary = json.loads((run / "summary.json").read_text())
     for role, suffix in (("simulator", ""), ("simulator_held_out", "_held_out")):
-        dialogues = {d["id"]: d for d in read(run / f"dialogues{suffix}.jsonl")}
+        dialogues = {d["id"]: d for d in runs.read_log(run / f"dialogues{suffix}.jsonl")}
         for name, label in (("Bob", "Change"), ("Eve", "Response")):
             failed = dialogues.pop(name)
             assert failed["ended"] == "simulator_failed" and label in failed["error"]
@@ -266,7 +263,7 @@ def test_kill_and_resume_repeats_no_answered_call(serve, tmp_path):  # noqa: F81
     check_run(tmp_path / "run")
     kept = []
     for name in ("model", "simulator", "simulator_held_out"):
-        rows = read(tmp_path / "run" / f"{name}.jsonl")
+        rows = runs.read_log(tmp_path / "run" / f"{name}.jsonl")
         kept += [row["key"] for row in rows if row["attempt"] != CHECK_ATTEMPT]
     assert len(set(kept)) == len(kept)
     # only the calls that were under way at the kill may be made twice
@@ -301,7 +298,7 @@ def test_toy_model_from_end_to_end_and_from_any_line(tmp_path):
     setting = {**sim.SAGE, **toy_users.TOY}
     texts = set()
     for suffix, user in (("", toy_users.user), ("_held_out", toy_users.held_out_user)):
-        dialogues = read(run / f"dialogues{suffix}.jsonl")
+        dialogues = runs.read_log(run / f"dialogues{suffix}.jsonl")
         numbers = summary[f"simulator{suffix}"]
         assert numbers["mean_emotion"] == sum(d["emo_point"] for d in dialogues) / 6
         assert numbers["n_invalid"] == 0
@@ -400,7 +397,7 @@ def test_half_of_a_surrogate_pair_in_a_reply_is_written(tmp_path):
     generate = lambda *_: [("hello", True, 1)]
     dialogues = sentient.hold_dialogues(args, "simulator", profiles, generate, tmp_path)
     assert dialogues[0]["emo_point"] == 41
-    assert read(tmp_path / "dialogues.jsonl")[0]["history"][-1]["content"] == "bye \ud83d"
+    assert runs.read_log(tmp_path / "dialogues.jsonl")[0]["history"][-1]["content"] == "bye \ud83d"
 
 
 @pytest.mark.parametrize(
@@ -471,7 +468,7 @@ def test_a_conversation_that_the_model_refuses_is_too_long(serve, tmp_path, exit
 
     server = serve(refuse)
     sentient.main(endpoint_args(server, tmp_path, held_out_simulator="", turns=1, seed=3))
-    dialogues = {d["id"]: d for d in read(tmp_path / "run" / "dialogues.jsonl")}
+    dialogues = {d["id"]: d for d in runs.read_log(tmp_path / "run" / "dialogues.jsonl")}
     assert dialogues["Bob"]["ended"] == "too_long" and "HTTP 400" in dialogues["Bob"]["error"]
     assert dialogues["Ann"]["ended"] == "turns"
     seeds = {request["seed"] for request, _ in server.requests if request["model"] == "m"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import endpoint
+import runs
 from benchmarks import trait_judging, traits
 from test_endpoint import serve  # noqa: F401  (a fixture)
 
@@ -104,10 +105,6 @@ def run(server, out: Path, files: dict, **more) -> dict:
 
 def sent(server) -> list[str]:
     return [request["messages"][-1]["content"] for request, _ in server.requests]
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # --- arithmetic by hand
@@ -444,7 +441,7 @@ def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, ca
         sent(server)
     ) == 80
     assert not any("secret" in text or "sft" in text.lower() for text in sent(server))  # names are hidden
-    rows = lines(tmp_path / "run" / "verdicts.jsonl")
+    rows = runs.read_log(tmp_path / "run" / "verdicts.jsonl")
     assert {(r["id"], r["model_is"]) for r in rows} == {
         (f"t{i}", m) for i in range(40) for m in (1, 2)
     } and len(rows) == 80
@@ -508,7 +505,8 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     stored = json.loads((tmp_path / "run" / "traits.json").read_text())
     assert [t["name"] for t in stored["traits"]] == ["More budget", "More theme"]  # all plans have two steps
     plans = {
-        side: {r["id"]: r["thinking"].strip() for r in lines(Path(path))} for side, path in files.items()
+        side: {r["id"]: r["thinking"].strip() for r in runs.read_log(Path(path))}
+        for side, path in files.items()
     }
     asked = {
         tuple(f"t{i}" for i in re.findall(r"number (\d+)", t)): plans_of(t)
@@ -522,7 +520,7 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         1,
         2,
     }  # and drawn
-    compared = {r["id"] for r in lines(tmp_path / "run" / "verdicts.jsonl")}
+    compared = {r["id"] for r in runs.read_log(tmp_path / "run" / "verdicts.jsonl")}
     assert (
         len(compared) == out["n"] == 28
         and not compared & set(stored["prompts"])
@@ -544,7 +542,7 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     )
     assert (
         again["traits"] == out["traits"]
-        and {r["id"] for r in lines(tmp_path / "again" / "verdicts.jsonl")} == compared
+        and {r["id"] for r in runs.read_log(tmp_path / "again" / "verdicts.jsonl")} == compared
     )
     same = lambda a, b: {k for k in a if a[k] == b[k]}  # each run has a judge at an address of its own
     assert same(again["fingerprint"], out["fingerprint"]) == set(out["fingerprint"]) - {"judge_url", "hash"}
@@ -608,7 +606,7 @@ def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path)
         8,
     )  # prompts 35 to 39
     assert len(sent(server)) == 80 + 35 * 3 + 1
-    rows = {(r["id"], r["model_is"]): r for r in lines(tmp_path / "run" / "verdicts.jsonl")}
+    rows = {(r["id"], r["model_is"]): r for r in runs.read_log(tmp_path / "run" / "verdicts.jsonl")}
     assert all(
         rows[f"t{i}", 1]["choices"] is None and "unreadable in 4 attempts" in rows[f"t{i}", 1]["invalid"]
         for i in range(35)

@@ -573,7 +573,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(tasks, server, judge_url, run
         "careful",
     ]
     run(*args, "--out", tmp_path / "run")
-    verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    verdicts = runs.read_log(tmp_path / "run" / "verdicts.jsonl")
     assert (
         len(verdicts) == 48 and {v["model_is"] for v in verdicts} == {"A", "B"} and len(server.requests) <= 48
     )
@@ -630,7 +630,7 @@ def test_the_rewards_of_a_reward_model_are_kept_with_every_verdict(tasks, judge_
     for mode, judge in judges.items():
         out = tmp_path / mode
         run(*model, *proxy, "--mode", mode, *judge, "--out", out)
-        verdicts = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+        verdicts = runs.read_log(out / "verdicts.jsonl")
         rewards[mode] = sorted(
             (verdict["id"], verdict["reward"]) for verdict in verdicts if "reward" in verdict
         )
@@ -664,7 +664,7 @@ def test_invalid_verdicts_refuse_the_headline(tasks, server, judge_url, run, tmp
     server.behave = lambda text, n: by_length(text, n) if n > 4 else "I cannot say."
     run(*args, "--out", tmp_path / "half")
     assert numbers(tmp_path / "half")["n_invalid"] == 0 and len(server.requests) > 32
-    stored = [json.loads(line) for line in (tmp_path / "half" / "verdicts.jsonl").read_text().splitlines()]
+    stored = runs.read_log(tmp_path / "half" / "verdicts.jsonl")
     next(row for row in stored if row["score"] is not None)["score"] = "?"
     for row in stored:
         row |= {"session_id": row["id"], "model_output": "x" * row["output_len"]}
@@ -733,7 +733,7 @@ def test_a_local_judge_needs_no_key(tasks, run, tmp_path, local_judge_folder):
 
 def test_a_dead_engine_ends_the_run_and_one_engine_finishes_it(tasks, run, tmp_path, forked_engines):
     """Two engines share the tasks until one is killed. The greedy answers are those of transformers in the end."""
-    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    rows = runs.read_log(tasks)
     many = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(6) for row in rows]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
     common = ["--model", "data/toy/base", "--temperatures", 0.0]
@@ -790,9 +790,7 @@ def judge_by_heart(tasks, tokenizer_folders, run, tmp_path) -> tuple[Path, dict[
     tokenizer = local_judge.load_tokenizer(str(tokenizer_folders["smollm"]))
     answering = ["--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 0.0, "--rollout", "hf"]
     run(*answering, *TOY_JUDGE, "--tasks", tasks, "--limit", 4, "--out", tmp_path / "answers")
-    rows = [
-        json.loads(line) for line in (tmp_path / "answers" / "generations.jsonl").read_text().splitlines()
-    ]
+    rows = runs.read_log(tmp_path / "answers" / "generations.jsonl")
     rows.sort(key=lambda row: row["id"])
     replies = {}
     encoded = []
