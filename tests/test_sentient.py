@@ -336,7 +336,7 @@ def judge(dialogue):
 """
 
 
-def test_two_engines_talk_as_transformers_does(tmp_path, capsys, forked_engines):
+def test_two_engines_talk_as_transformers_does(tmp_path, capfd, forked_engines):
     """And when a judge is asked, they have ended: a local one needs their memory."""
     sentient.main(toy_args(tmp_path, temperature=0.0))
     (tmp_path / "judge.py").write_text(JUDGE_WITHOUT_ENGINES)
@@ -348,7 +348,7 @@ def test_two_engines_talk_as_transformers_does(tmp_path, capsys, forked_engines)
         "judge": f"{tmp_path}/judge.py:judge",
     }
     sentient.main(toy_args(tmp_path, **changed))
-    assert "vLLM: 2 engines: " in capsys.readouterr().out
+    assert "vLLM: 2 engines: " in capfd.readouterr().out
     for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
         dialogues = (tmp_path / "vllm" / name).read_text()
         assert dialogues == (tmp_path / "run" / name).read_text()
