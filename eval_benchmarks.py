@@ -5,6 +5,7 @@
     python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data google/IFEval --out ifeval.json    # stored answers
+    python eval_benchmarks.py wildbench-g ...    # WildBench with references of gemini-flash: eval_wildbench.py
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
@@ -24,7 +25,6 @@ run has no metrics. If the judge's endpoint gave no reply to some requests, the 
 | alpacaeval2: reply | log-probabilities of one token | a ranking as JSON |
 | alpacaeval2: words kept of each text | all | 2000 |
 | creativewriting3: words kept of the piece | all | 3200 |
-| wildbench-g: orders of each pair of answers | both | one, drawn |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
@@ -32,15 +32,8 @@ endpoint is asked for one token. `--dry-run` makes the same checks.
 
 The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
 official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
-A template is used verbatim; summary.json names it as `wording`. It has these placeholders, as `{$name}` or `{name}`:
-
-| | placeholders | the reply |
-|---|---|---|
-| alpacaeval2, official | instruction, output_1 (of m), output_2 (of M) | begins with m or M |
-| alpacaeval2, paper | instruction, model_output (of A), reference (of B) | a ranking as JSON |
-| arenahard2 | QUESTION, ANSWER_A, ANSWER_B | a label, such as [[A>B]] |
-| creativewriting3 | writing_prompt, test_model_response, perhaps the two of criteria | lines `name: mark` |
-| wildbench-g | see eval_wildbench.py | JSON with `choice` |
+A template is used verbatim; summary.json names it as `wording`. PLACEHOLDERS in benchmarks/NAME.py has the names to be
+filled in, as `{$name}` or `{name}`; our own template above it shows what a reply must look like.
 
 The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
 benchmarks/judge_template.py says how a template gets a system message.
@@ -53,7 +46,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,8 +65,8 @@ from rows import read_rows
 
 @dataclass
 class Args:
-    name: tyro.conf.Positional[Literal[*BENCHMARKS, "wildbench-g"]] = tyro.MISSING
-    """The benchmark. wildbench-g runs eval_wildbench.py with references of gemini-flash and these flags."""
+    name: tyro.conf.Positional[Literal[*BENCHMARKS]] = tyro.MISSING
+    """The benchmark."""
     data: str = ""
     """The benchmark's file, the folder that holds it, or a hub dataset (`owner/name[:configuration]`)."""
     # model
@@ -159,11 +152,6 @@ class Args:
     dry_run: bool = False
     """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
     cost at most, and stop."""
-
-
-# `wildbench_command` translates or refuses these; eval_wildbench.py has all other flags too
-NOT_IN_WILDBENCH = ("name", "data", "temperature", "samples", "judge_max_tokens", "from_")
-WILDBENCH_FLAGS = [field.name for field in fields(Args) if field.name not in NOT_IN_WILDBENCH]
 
 
 # --- 1. before anything is loaded or asked
@@ -304,15 +292,16 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     benchmark = BENCHMARKS[args.name]
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
-    parse = benchmark.parse_reply[args.protocol]
-    if args.protocol == "paper":
-        parse = str  # reads every text, so none is asked for again: the paper's code takes the first one
-    elif args.name == "creativewriting3":  # the names that a reply must have are in the data
+    parse = benchmark.parse_reply
+    if args.name == "creativewriting3":  # the names that a reply must have are in the data
         criteria, _ = creativewriting3.load_criteria(Path(args.data))
-        parse = partial(creativewriting3.read_marks, criteria=criteria)
+        parse = partial(parse, criteria=criteria)
+    attempts = 4
+    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
+        attempts = 1
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, parse, run)
+    replies = shared.ask_judge(args, flat_requests, parse, run, attempts)
 
     rows = []
     next_reply = iter(replies)
@@ -361,8 +350,6 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
         if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
             interval_key = "interval"
         low, high = numbers.get(interval_key) or (None, None)
-        if numbers[metric] is None:
-            low, high = None, None
         n = numbers["n"]
         if metric.startswith("instruction_"):
             n = numbers["n_instructions"]
@@ -404,38 +391,16 @@ def score_stored(args: Args) -> None:
     print_invalid(numbers)
 
 
-def wildbench_command(args: Args) -> list[str]:
-    """Returns the command of eval_wildbench.py for wildbench-g; exits with 2 if a flag is missing or refused."""
-    if args.samples != 1:
-        runs.fail(f"--samples {args.samples}: wildbench-g takes one answer a task")
-    command = [sys.executable, str(Path(__file__).with_name("eval_wildbench.py"))]
-    command += ["--mode", "reward", "--references", "gemini-flash", "--temperatures", str(args.temperature)]
-    if args.from_:
-        command += ["--from-judgments", args.from_]
-    else:
-        shared.require(args, data="WildBench's tasks", model="the model to evaluate", judge="a model's name")
-        command += ["--tasks", args.data]
-    if args.protocol == "paper":
-        command += ["--orders", "random"]  # its code asks once about a task
-    if args.judge_max_tokens:
-        command += ["--judge-max-tokens", str(args.judge_max_tokens)]
-
-    for name in WILDBENCH_FLAGS:  # also those at their default, as the other script has other defaults
-        flag = f"--{name.replace('_', '-')}"
-        value = getattr(args, name)
-        if value is True:
-            command += [flag]
-        elif isinstance(value, tuple):
-            if value:
-                command += [flag, *map(str, value)]
-        elif value is not False and value != "":
-            command += [flag, str(value)]
-    return command
+def wildbench_command(words: list[str]) -> list[str]:
+    """Returns the command of eval_wildbench.py for wildbench-g; `words` are its flags, or three named as they are here."""
+    names_there = {"--data": "--tasks", "--from": "--from-judgments", "--temperature": "--temperatures"}
+    words = [names_there.get(word, word) for word in words]
+    # before the user's words, as the last of two --top-p counts
+    flags = ["--mode", "reward", "--references", "gemini-flash", "--top-p", "0.95"]
+    return [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *flags, *words]
 
 
 def main(args: Args) -> None:
-    if args.name == "wildbench-g":
-        os.execv(sys.executable, wildbench_command(args))
     shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
     if args.from_:
         score_stored(args)
@@ -458,9 +423,6 @@ def main(args: Args) -> None:
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge (answers as long as --max-tokens allows)")
     start = runs.check_run(args, f"eval_{args.name}", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
@@ -503,5 +465,7 @@ if __name__ == "__main__":
 
         del sys.argv[1]
         traits.main(runs.parse_args(traits.Args, {}))
+    elif sys.argv[1:2] == ["wildbench-g"]:
+        os.execv(sys.executable, wildbench_command(sys.argv[2:]))
     else:
         main(runs.parse_args(Args, {}))

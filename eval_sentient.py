@@ -14,7 +14,8 @@ data/toy/users.py:user.
 Use a second simulator: a policy can learn to please the one that it was trained with, for instance by praise.
 --held-out-simulator gets conversations and a score of its own.
 
-`--protocol sage` (default) and `rlver` (its training runs); flags under "protocol" change single values:
+`--protocol sage` (default) and `rlver` (its training runs); --start, --low and --turns change single values, all others
+are in rewards/simulated_user.py:
 
                          sage                                          rlver
     start                emotion 40                                    emotion 30
@@ -121,10 +122,6 @@ class Args:
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
-    user_temperature: float = 0.5
-    """Temperature of planner and speaker (RLVER: 0.5)."""
-    user_max_tokens: int = 2048
-    """Tokens per reply of planner or speaker."""
     concurrency: int = 32
     """Calls to a simulator at a time."""
     budget: float = 0.0
@@ -147,11 +144,7 @@ class Args:
     protocol: Literal["sage", "rlver"] = "sage"
     """See the table at the top of this script."""
     start: int | None = None
-    """Emotion at the start. None, in this and the next four flags: as the protocol has it."""
-    max_change: int | None = None
-    """A change is clipped to -max_change .. max_change; 0: not clipped."""
-    high: int | None = None
-    """A dialogue ends at this emotion; 0: it does not."""
+    """Emotion at the start. None, in this and the next two flags: as the protocol has it."""
     low: int | None = None
     """A dialogue ends below this emotion."""
     turns: int | None = None
@@ -178,14 +171,10 @@ class Args:
         setting = dict(protocols[self.protocol])
         setting["kind"] = self.user
         setting["seed"] = self.seed
-        setting["temperature"] = self.user_temperature
-        setting["max_tokens"] = self.user_max_tokens
-        for name in ("start", "max_change", "high", "low", "turns"):
+        for name in ("start", "low", "turns"):
             value = getattr(self, name)
             if value is not None:
                 setting[name] = value
-        for name in ("max_change", "high"):  # 0 switches these limits off
-            setting[name] = setting[name] or None
         return setting
 
 
@@ -193,19 +182,14 @@ class Args:
 
 
 def rescore(args: Args) -> None:
-    """Scores the dialogues of --from-dialogues, and warns where one does not follow the protocol."""
+    """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
         runs.fail("--from-dialogues needs --out OUT.json")
     shared.check_judge(args)
     dialogues = sage_dialogues.read(args.from_dialogues)
-    setting = args.setting()
-    warnings = []
-    for dialogue in dialogues:
-        problems = sage_dialogues.check(dialogue, setting)
-        warnings += [f"dialogue {dialogue['id']}: {problem}" for problem in problems]
     scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
     shared.withhold_headline(args, scores, "mean_emotion")
-    scores |= {"protocol": args.protocol, "from": args.from_dialogues}
+    scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
         shared.try_judge(args, folder)
@@ -214,13 +198,8 @@ def rescore(args: Args) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         scores |= empathy.judge(args, dialogues, folder)
 
-    shared.write_scores(args.out, scores | {"warnings": warnings})
-    print_warnings(warnings)
-    print(json.dumps(scores | {"n_warnings": len(warnings)}))
-
-
-def print_warnings(warnings: list[str]) -> None:
-    shared.print_first([f"WARNING: {warning}" for warning in warnings])
+    shared.write_scores(args.out, scores)
+    print(json.dumps(scores))
 
 
 # --- 2. the tested model
@@ -388,7 +367,7 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
         run / f"{role}.jsonl",
         url,
         args.concurrency,
-        timeout=call_timeout(args.user_max_tokens),
+        timeout=call_timeout(args.setting()["max_tokens"]),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -436,9 +415,8 @@ def check(args: Args) -> list[dict]:
         profiles="the users, see data/README.md",
         simulator="a model's name at --simulator-url, or file.py:function",
     )
-    setting = args.setting()
-    if setting["turns"] < 1 or args.batch_size < 1 or (setting["max_change"] or 0) < 0:
-        runs.fail("--turns and --batch-size must be 1 or more, --max-change not negative")
+    if args.setting()["turns"] < 1 or args.batch_size < 1:
+        runs.fail("--turns and --batch-size must be 1 or more")
     for role in simulators(args):
         load_user(args, role, Path())  # exits with 2 without a key or function
     shared.check_judge(args)
@@ -501,16 +479,18 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
-    failed = [dialogue for dialogue in dialogues if "error" in dialogue]
-    print_warnings([f"dialogue {d['id']} has no score: {d['ended']}, {d['error']}" for d in failed])
+    warnings = []
+    for dialogue in dialogues:
+        if "error" in dialogue:
+            reason = f"{dialogue['ended']}, {dialogue['error']}"
+            warnings.append(f"WARNING: dialogue {dialogue['id']} has no score: {reason}")
+    shared.print_first(warnings)
     return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
 
 
 def index_rows(args: Args, role: str, result: dict) -> list[dict]:
     """Returns the lines for results/runs.csv about one simulator."""
     low, high = result["interval"]
-    if result["mean_emotion"] is None:
-        low, high = None, None
     common = {
         "model": args.model,
         "benchmark": role.replace("simulator", "sentient"),
@@ -546,10 +526,7 @@ def main(args: Args) -> None:
             n_calls = 2 * len(profiles) * len(simulators(args))
             calls = f"at most {n_calls} calls if every reply can be read"
         print(f"judge {args.judge}: {calls}")
-    start = runs.check_run(args, "eval_sentient", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
+    start = runs.check_run(args, "eval_sentient", args.model, args.setting())
     try_simulators(args, start.run)
     shared.try_judge(args, start.run)
     if args.dry_run:

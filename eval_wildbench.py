@@ -28,8 +28,8 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and broken JSON with two
-different choices cannot be read (there the first one counts).
+In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and a reply with two different
+choices cannot be read (there the first one counts).
 
 The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
 counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end
@@ -234,17 +234,13 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
-    first_reply_counts = args.protocol == "paper"
-    if first_reply_counts:
-        parse = str  # reads every text, so none is asked for again
-    replies = shared.ask_judge(args, requests, parse, run)
+    attempts = 4
+    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
+        attempts = 1
+    replies = shared.ask_judge(args, requests, parse, run, attempts)
     for verdict, reply in zip(missing, replies, strict=True):
-        value = reply.value
-        error = reply.error
-        if first_reply_counts and not error:
-            value, error = wildbench.read_first_reply(reply.text, args.mode)
-        verdict[key] = value
-        verdict["invalid"] = error
+        verdict[key] = reply.value
+        verdict["invalid"] = reply.error
 
 
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
@@ -320,8 +316,6 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     }
     key = headline_key(numbers)
     low, high = numbers["interval"]
-    if numbers[key] is None:
-        low, high = None, None
     first = {
         **common,
         "metric": key,
@@ -464,9 +458,6 @@ def main(args: Args) -> None:
             args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
         )
     start = runs.check_run(args, "eval", args.model)
-    if start.is_complete():
-        print(f"{start.run} is complete; --overwrite starts it anew")
-        return
     shared.try_judge(args, start.run)
     if args.dry_run:
         return

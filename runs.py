@@ -499,10 +499,6 @@ class Start(NamedTuple):
     goes_on: bool
     """Whether it goes on from what the folder holds, as --resume asks."""
 
-    def is_complete(self) -> bool:
-        """Tells whether an evaluation that goes on has its summary already."""
-        return self.goes_on and (self.run / "summary.json").exists()
-
 
 def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
     """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
@@ -510,7 +506,7 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
     same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
     `args.resume` with equal arguments (except FREE), constants and files.
-    A complete training run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
+    A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     # as config.json gives them back, for the comparison with an earlier start
@@ -531,9 +527,10 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
         else:
             _check_new_run(run, args, arguments)
     if broadcast_object_list([goes_on and _is_finished(run, arguments)])[0]:
-        state.print(
-            f"{run} is complete; --overwrite starts it anew, a larger --steps or --rounds trains it on"
-        )
+        longer = ""
+        if any(name in arguments for name in LENGTH):
+            longer = ", a larger --steps or --rounds trains it on"
+        state.print(f"{run} is complete; --overwrite starts it anew{longer}")
         state.destroy_process_group()
         sys.exit(0)
     return Start(run, config, goes_on)
@@ -566,8 +563,11 @@ def start_run(start: Start) -> Path:
 
 
 def _is_finished(run: Path, arguments: dict) -> bool:
-    """Tells whether a training run has its model and its summary, and is not to be longer now."""
-    if not (run / "summary.json").exists() or not (run / "model").exists():
+    """Tells whether a run has its summary, and its model if it trains one, and is not to be longer now."""
+    if not (run / "summary.json").exists():
+        return False
+    is_training = "learning_rate" in arguments
+    if is_training and not (run / "model").exists():
         return False
     before = read_arguments(run)
     return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)

@@ -1,9 +1,7 @@
 """AlpacaEval 2: a judge prefers the model's answer or the baseline's; win rates, plain and at equal length.
 
-Rows have `index` or `instruction`; `preference` (1 baseline, 2 model), or `judge_text` and `model_is` (A or
-B); and `output_2`, the model's answer. Win rates are in percent. Those of the official tool have the plain
-key. Those of the paper end with `_paper`: binary preferences, length in words, neither instruction difficulty
-nor gamed baselines.
+Win rates are in percent. Those of the official tool have the plain key. Those of the paper end with `_paper`: binary
+preferences, length in words, neither instruction difficulty nor gamed baselines.
 """
 
 import hashlib
@@ -25,7 +23,7 @@ from benchmarks.scoring import (
     load_sibling,
     match_rows,
     mean,
-    parse_json,
+    read_object,
     shorten,
 )
 
@@ -120,10 +118,10 @@ def parse_ranking(text: str) -> str:
     As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.
     """
     try:
-        for entry in parse_json(text)["output"]:
+        for entry in read_object(text)["output"]:
             if int(entry["rank"]) == 1 and entry["model"] in ("A", "B"):
                 return entry["model"]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"no ranking of A and B in {text[:80]!r}") from error
     raise ValueError(f"no ranking of A and B in {text[:80]!r}")
 

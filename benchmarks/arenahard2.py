@@ -1,7 +1,6 @@
 """Arena-Hard v2: a judge compares the model with a baseline in two games; scores, plain and at equal style.
 
-Rows have `uid`; `verdict_game1_A_is_baseline` and `verdict_game2_A_is_model` (a label or the judge's text),
-or the official tool's `games`; and `model_metadata` for the style. Scores are in percent.
+Rows may also have the official tool's `games` in place of the two verdicts. Scores are in percent.
 
 Scores are exact. The official tool prints the mean or median of 100 unseeded bootstrap fits: that is
 `..._bootstrap` here, with a seed. Its intervals, `..._interval`, go from 5 to 95 % and resample battles as if

@@ -1,8 +1,7 @@
 """Creative Writing v3: a judge marks each piece by a list of criteria; the mean of the marks, of 100.
 
-Rows have `title`, `iteration` (1 to 3) and `judge_text`. An item without marks is left out, as in the
-official tool; in `overall_paper` it counts 0. The official tool asks again for answers under 500 characters
-and then leaves them out; here they are judged.
+An item without marks is left out, as in the official tool; in `overall_paper` it counts 0. The official tool asks again
+for answers under 500 characters and then leaves them out; here they are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
 of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the

@@ -27,8 +27,7 @@ from pathlib import Path
 
 import runs
 from benchmarks import shared
-from benchmarks.scoring import bootstrap, mean
-from benchmarks.trait_judging import read_object
+from benchmarks.scoring import bootstrap, mean, read_object
 from rewards import simulated_user
 
 # --- 1. emotion curves

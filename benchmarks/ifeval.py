@@ -4,8 +4,8 @@ IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two pr
 random letter in place of `#` and `!`; here it is the character that was asked for. IFBench's are in
 benchmarks/ifbench.py.
 
-Rows have `key` or `prompt`, and `response`; one row a task. Scores are fractions: of prompts with every
-instruction met, and of instructions; strict, or loose (one of 8 variants of the response meets it).
+One row a task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or loose (one of
+8 variants of the response meets it).
 """
 
 import functools

@@ -23,7 +23,6 @@ from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.shipped import use_as_shipped
 from endpoint import Reply
 
-ATTEMPTS = 4  # as many as an endpoint gets
 RETRY_TEMPERATURE = 0.7  # the first attempt is greedy; asking greedily again would give the same text
 
 
@@ -35,6 +34,7 @@ def ask(
     backend: str,
     gpus: list[list[str]] | None = None,
     dtype: str = "auto",
+    attempts: int = 4,
 ) -> list[Reply]:
     """Returns the local judge's reply to each request, in their order.
 
@@ -44,7 +44,7 @@ def ask(
     Args:
         model: folder or hub name.
         requests: bodies as for an endpoint. Only `messages` are read, and `max_tokens` of the first request.
-        parse: reads a text; raises ValueError if it cannot, and the request is asked again.
+        parse: reads a text; raises ValueError if it cannot, and the request is asked again, `attempts` times in all.
         backend: "auto", "vllm" or "hf", as --rollout.
         gpus, dtype: see rollout.generate.
     """
@@ -62,7 +62,7 @@ def ask(
 
     replies = refuse_long(model, prompts, max_tokens)
     unread = [key for key in prompts if key not in replies]
-    for attempt in range(ATTEMPTS):
+    for attempt in range(attempts):
         # seeds and batches follow from the places in `unread`, so a resumed run repeats an unbroken one
         done = {place for place, key in enumerate(unread) if (key, attempt) in texts}
         if len(done) < len(unread):

@@ -1,4 +1,4 @@
-"""Reads, checks and scores dialogues that SAGE's official tool or eval_sentient.py stored; keeps a run's progress.
+"""Reads and scores dialogues that SAGE's official tool or eval_sentient.py stored; keeps a run's progress.
 
 A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
 """
@@ -45,41 +45,6 @@ def read(path: str) -> list[dict]:
         if not isinstance(dialogue["ended"], str):
             runs.fail(f"{where}'ended' is not a text")
     return dialogues
-
-
-def check(dialogue: dict, setting: dict) -> list[str]:
-    """Lists where a dialogue departs from `setting`: its start, each update of the emotion, its end."""
-    first, *later = turns_of_user(dialogue)
-    lang = simulated_user.language(first["content"])
-    problems = []
-    emotion = first["emotion-point"]
-    if emotion != setting["start"]:
-        problems.append(f"starts at {emotion}, not at {setting['start']}")
-
-    for number, turn in enumerate(later, 2):
-        change = recorded_change(turn)
-        if not isinstance(change, int | float):
-            problems.append(f"turn {number} has no change")
-        elif turn["emotion-point"] != simulated_user.new_emotion(emotion, change, setting):
-            problems.append(f"turn {number}: {emotion} and a change of {change} make {turn['emotion-point']}")
-        emotion = turn["emotion-point"]
-        ended = simulated_user.ending(emotion, turn["content"], lang, setting)
-        if ended and turn is not later[-1]:
-            problems.append(f"goes on after turn {number} ({ended})")
-
-    if dialogue["emo_point"] != emotion:
-        problems.append(f"ends at {emotion}, but emo_point is {dialogue['emo_point']}")
-    return problems
-
-
-def recorded_change(turn: dict) -> float | None:
-    """Returns the change of a user's turn; the official tool stores it within `planning`."""
-    if "change" in turn:
-        return turn["change"]
-    planning = turn.get("planning")
-    if isinstance(planning, dict):
-        return planning.get("change")
-    return None
 
 
 def score(dialogues: list[dict], seed: int) -> dict:

@@ -5,9 +5,7 @@ is what a row earned: `task` (the position of its task in the data, from 0), `ke
 key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
 """
 
-import csv
 import gzip
-import io
 import json
 import time
 from collections import defaultdict
@@ -264,15 +262,28 @@ def shorten(text: str, words: int) -> str:
     return " ".join(parts[:words]) + CUT_MARK
 
 
-def parse_json(text: str):
-    """Returns the JSON value in a judge's reply, which may stand in prose; None if there is none."""
+def refuse_repeats(items: list[tuple]) -> dict:
+    """Makes a JSON object; raises ValueError if a key stands twice: json would keep the last."""
+    found = dict(items)
+    if len(found) < len(items):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def read_object(text: str) -> dict:
+    """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
     from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
     for candidate in (text, from_first_to_last_brace):
         try:
-            return json.loads(candidate, strict=False)
-        except ValueError:
+            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
+        except json.JSONDecodeError:
             continue
-    return None
+        except RecursionError:
+            break
+        if isinstance(found, dict):
+            return found
+        break
+    raise ValueError("no JSON object, or more than one")
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
@@ -334,37 +345,17 @@ INDEX_COLUMNS = (
 TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
 
 
-def read_index_lines(text: str) -> list[dict]:
-    """Returns the lines of a runs.csv as they are written, all of their values texts."""
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def index_key(line: dict) -> tuple:
-    """Returns what a line of runs.csv is the value of; of several lines with one key the last counts."""
-    return line["run"], line["benchmark"], line["metric"], line["temperature"]
-
-
-def without_time(line: dict) -> dict:
-    return {name: value for name, value in line.items() if name != "time"}
-
-
 def add_to_index(run: Path, rows: list[dict]) -> None:
     """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read it.
 
-    Call it before summary.json, which marks the end, is written. A run that a kill ends between the two writes its
-    values again when it is resumed: a line that differs in its time alone is not repeated. The values of a row's
-    tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
+    Call it before summary.json, which marks the end, is written. Of two lines for the same value the later one counts.
+    A value that is withheld (None) has no interval either.
+    The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
-    if path.exists():
-        latest = {}
-        for line in read_index_lines(path.read_text()):
-            latest[index_key(line)] = without_time(line)
-        new_lines = read_index_lines(lines.to_csv(index=False))
-        is_new = [latest.get(index_key(line)) != without_time(line) for line in new_lines]
-        lines = lines[is_new]
+    lines[["low", "high"]] = lines[["low", "high"]].where(lines["value"].notna(), axis=0)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
 
     of_tasks = []

@@ -432,22 +432,25 @@ def is_behind_endpoint(judge: str) -> bool:
     return judge != "" and not is_local(judge) and ".py:" not in judge
 
 
-def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
+def ask_judge(
+    args, requests: list[dict], parse: Callable[[str], Any], run: Path, attempts: int = 4
+) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
-    `parse` raises ValueError for a reply that it cannot read; the request is then asked again. Exits with 2 if
-    requests got no reply, see `check_answered`.
+    `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `attempts` times in
+    all. Exits with 2 if requests got no reply, see `check_answered`.
     """
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
         gpus = vllm_engine.gpu_groups(args.judge_tensor_parallel, args.data_parallel)
         dtype = getattr(args, "dtype", "auto")  # a script that generates nothing has no such flag
-        return local_judge.ask(model, requests, parse, run / "judge.jsonl", rollout_of(args), gpus, dtype)
+        store = run / "judge.jsonl"
+        return local_judge.ask(model, requests, parse, store, rollout_of(args), gpus, dtype, attempts)
 
     longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
     judge = judge_endpoint(args, run, longest_reply)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-    replies = judge.ask(requests, parse)
+    replies = judge.ask(requests, parse, parse_retries=attempts - 1)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
 

@@ -54,8 +54,8 @@ class Benchmark:
     max_tokens 0: as the protocol has it; template "": our own wording."""
     placeholders: dict[str, Placeholders] | None = None
     """{protocol: what a template of the judge holds}"""
-    parse_reply: dict[str, Callable] | None = None
-    """{protocol: function that reads a judge's reply, or raises ValueError}"""
+    parse_reply: Callable | None = None
+    """Raises ValueError for a judge's reply that cannot be read; str takes any."""
     judged_fields: Callable[[dict, str, dict, str], dict] | None = None
     """(task, answer, {field: Reply}, protocol) -> fields of the scored row."""
 
@@ -70,7 +70,7 @@ BENCHMARKS = {
         metrics=("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
         judge_requests=alpacaeval2.judge_requests,
         placeholders=alpacaeval2.PLACEHOLDERS,
-        parse_reply={"official": str, "paper": alpacaeval2.parse_ranking},  # official: log-probabilities
+        parse_reply=str,  # none is asked for again, as the official tool reads log-probabilities
         judged_fields=alpacaeval2.judged_fields,
     ),
     "arenahard2": Benchmark(
@@ -82,7 +82,7 @@ BENCHMARKS = {
         metrics=("score_style_controlled", "score", "score_paper"),
         judge_requests=arenahard2.judge_requests,
         placeholders={"official": arenahard2.PLACEHOLDERS, "paper": arenahard2.PLACEHOLDERS},
-        parse_reply={"official": arenahard2.parse_verdict, "paper": arenahard2.parse_verdict},
+        parse_reply=arenahard2.parse_verdict,
         judged_fields=arenahard2.judged_fields,
     ),
     "creativewriting3": Benchmark(
@@ -93,7 +93,7 @@ BENCHMARKS = {
         metrics=("overall", "overall_paper"),
         judge_requests=creativewriting3.judge_requests,
         placeholders={"official": creativewriting3.PLACEHOLDERS, "paper": creativewriting3.PLACEHOLDERS},
-        parse_reply={"official": creativewriting3.parse_marks, "paper": creativewriting3.parse_marks},
+        parse_reply=creativewriting3.read_marks,
         judged_fields=creativewriting3.judged_fields,
     ),
     "ifbench": Benchmark(

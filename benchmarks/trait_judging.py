@@ -4,7 +4,6 @@ The plan of --generations is that of writer `model_is`, 1 or 2. `args` are the f
 which describes the protocol.
 """
 
-import json
 import random
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from benchmarks import shared
 from benchmarks.judge_template import Placeholders, fill_messages, read_template
-from benchmarks.scoring import bootstrap
+from benchmarks.scoring import bootstrap, read_object
 
 # --- 1. what the judge is asked
 
@@ -142,30 +141,6 @@ def compare_requests(args, pairs: list[dict], traits: list[dict]) -> list[dict]:
 
 
 # --- 2. what it replies
-
-
-def refuse_repeats(items: list[tuple]) -> dict:
-    """Makes a JSON object; raises ValueError if a key stands twice: json would keep the last."""
-    found = dict(items)
-    if len(found) < len(items):
-        raise ValueError("a key stands twice")
-    return found
-
-
-def read_object(text: str) -> dict:
-    """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
-    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
-    for candidate in (text, from_first_to_last_brace):
-        try:
-            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
-        except json.JSONDecodeError:
-            continue
-        except RecursionError:
-            break
-        if isinstance(found, dict):
-            return found
-        break
-    raise ValueError("no JSON object, or more than one")
 
 
 TRAIT_LIMITS = {"name": 80, "description": 400}  # characters

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import CUT_MARK, bootstrap, parse_json, shorten, task_means
+from benchmarks.scoring import CUT_MARK, bootstrap, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -173,13 +173,12 @@ VERDICT_KEYS = {"reward": "choice", "score": "score"}
 def read_verdict(text: str, mode: str) -> str:
     """Returns the choice or mark in a judge's reply; raises ValueError unless there is exactly one."""
     key = VERDICT_KEYS[mode]
-    found = parse_json(text)
-    if isinstance(found, dict):
-        value = str(found.get(key))
-    else:  # broken JSON: a value after the quoted key still counts if there is only one
+    try:
+        value = str(read_object(text).get(key))
+    except ValueError as error:  # broken JSON: a value after the quoted key still counts if there is only one
         values = set(re.findall(rf'"{key}"\s*:\s*"?([^",}}\s]+)"?', text))
         if len(values) != 1:
-            raise ValueError(f"{len(values)} values for {key!r}")
+            raise ValueError(f"{len(values)} values for {key!r}") from error
         value = values.pop()
 
     if mode == "reward":
@@ -189,17 +188,6 @@ def read_verdict(text: str, mode: str) -> str:
     if not is_valid:
         raise ValueError(f"{key} is {value[:40]!r}")
     return value
-
-
-def read_first_reply(text: str, mode: str) -> tuple[str | None, str]:
-    """Returns the choice or mark in a reply and "", or None and why it cannot be read; never raises.
-
-    So the judge is not asked again: in the paper's code the first reply counts, whatever it is.
-    """
-    try:
-        return read_verdict(text, mode), ""
-    except (ValueError, RecursionError) as error:  # the second from JSON of a thousand brackets
-        return None, str(error) or type(error).__name__
 
 
 def pair_value(

@@ -370,39 +370,22 @@ def toy_cell(cell) -> str:
 
 
 def toy_markdown(table: pd.DataFrame) -> str:
-    """Writes a Markdown table for each kind of rows, so that hardly a cell is empty: rows of a kind share columns.
-
-    A row that has not run is in the first table.
-    """
-    numbers = table[table["ours"].notna()]
-    columns_of = {row: set(part["benchmark"]) for row, part in numbers.groupby("row", sort=False)}
-    kinds = []
-    for columns in columns_of.values():
-        is_part = any(columns < others for others in columns_of.values())
-        if not is_part and columns not in kinds:
-            kinds.append(columns)
-    if not kinds:  # nothing has run
-        kinds = [set(table["benchmark"])]
-
-    rows_by_kind = [[] for _ in kinds]
-    for row in table["row"].unique():
-        own_columns = columns_of.get(row, set())
-        number = next(n for n, columns in enumerate(kinds) if own_columns <= columns)
-        rows_by_kind[number].append(row)
-
-    texts = []
-    for columns, rows in zip(kinds, rows_by_kind, strict=True):
-        in_order = [column for column in table["benchmark"].unique() if column in columns]
-        texts.append(toy_rows(table, rows, in_order))
-    return "\n\n".join(texts)
+    """Writes a Markdown table for each kind of rows that have run: those with values in the same columns."""
+    measured = table[table["status"] != "not yet run"]
+    rows_by_columns = {}
+    for row, part in measured.groupby("row", sort=False):
+        columns = tuple(part["benchmark"])
+        rows_by_columns.setdefault(columns, []).append(row)
+    texts = [toy_rows(table, rows, columns) for columns, rows in rows_by_columns.items()]
+    return "\n\n".join(texts) or "No row has run yet."
 
 
-def toy_rows(table: pd.DataFrame, rows: list[str], columns: list[str]) -> str:
+def toy_rows(table: pd.DataFrame, rows: list[str], columns: tuple[str, ...]) -> str:
     lines = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for row in rows:
         part = table[table["row"] == row]
         cells = {cell.benchmark: toy_cell(cell) for cell in part.itertuples()}
-        seeds = part["seeds"].max() or "not yet run"
+        seeds = part["seeds"].max()
         lines.append(f"| {row} | {seeds} | " + " | ".join(cells[column] for column in columns) + " |")
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
 
 import dataclasses
+import gzip
 import os
 import runpy
 import shutil
@@ -298,6 +299,38 @@ def learn_by_heart(
         loss.backward()
         optimizer.step()
     return loss.item()
+
+
+@pytest.fixture(scope="session")
+def nltk_folder(tmp_path_factory) -> Path | None:
+    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files; None without them."""
+    raw = ROOT.parent / "shared" / "data" / "nltk_data_english"
+    if not raw.exists():
+        return None
+    folder = tmp_path_factory.mktemp("nltk_data")
+    shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
+    shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
+    tagger = folder / "taggers" / "averaged_perceptron_tagger_eng"
+    tagger.mkdir(parents=True)
+    for file in (raw / tagger.name).glob("*.gz"):
+        (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    return folder
+
+
+@pytest.fixture
+def nltk_data(nltk_folder, monkeypatch) -> None:
+    """Lets NLTK find its data; skips a test where neither the shared files nor data of your own are there."""
+    import nltk  # here, as most tests need neither
+    from benchmarks import ifbench
+
+    if nltk_folder:
+        # for processes; this one has read it when it imported nltk
+        monkeypatch.setenv("NLTK_DATA", str(nltk_folder))
+        monkeypatch.setattr(nltk.data, "path", [str(nltk_folder), *nltk.data.path])
+    try:
+        ifbench.require_nltk_data()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -11,25 +11,22 @@ import json
 import math
 import random
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import nltk
 import numpy as np
 import pytest
 
-import endpoint
 import eval_benchmarks
 import eval_wildbench
 import page
 import runs
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, ifbench, ifeval, scoring, verified
-from benchmarks.judge_template import fill, fill_messages
-from benchmarks import table as benchmark_table
+from benchmarks.judge_template import fill
 from rows import read_rows
 from benchmarks.table import BENCHMARKS
 from rewards.preference import RewardModel
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -652,57 +649,6 @@ def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(betwee
     assert len(shown.split()) == 3200 and piece.startswith(shown) and shown.endswith("w")
 
 
-def test_no_judge_reply_becomes_a_score_by_accident():
-    """Pieces of good replies, cut and mixed at random: what is read stands in the reply, literally."""
-    rng = random.Random(0)
-    pieces = [
-        "A",
-        "B",
-        ">",
-        ">>",
-        "=",
-        "[[",
-        "]]",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"output"',
-        ":",
-        '"model"',
-        '"rank"',
-        "1",
-        "2",
-        ",",
-        " ",
-        "\n",
-        "Coherent",
-        "Score",
-        "-",
-        "verdict",
-        "null",
-        "true",
-        "12",
-        "é",
-    ]
-    n_read = 0
-    for _ in range(3000):
-        text = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
-        for parse in (alpacaeval2.parse_ranking, arenahard2.parse_verdict, creativewriting3.parse_marks):
-            try:
-                value = parse(text)
-            except ValueError:
-                continue
-            n_read += 1
-            if parse is arenahard2.parse_verdict:
-                assert value in arenahard2.VERDICTS and (f"[{value}]" in text or text.strip() == value)
-            elif parse is creativewriting3.parse_marks:
-                assert all(name in text and f"{mark:g}" in text for name, mark in value.items())
-            else:
-                raise AssertionError(f"a ranking in {text!r}")
-    assert n_read > 20
-
-
 # --- short answers
 
 
@@ -727,7 +673,7 @@ def test_popqa(tmp_path, capsys):
         ({"id": "t0"}, "RALPH RAINGER", False, True),
         ({"id": "t0"}, "Ralph rainger", True, True),
         ({"id": "t0"}, "Rainger", False, False),
-        ({"question": "Q1"}, "a Politician", True, True),
+        ({"question": "Q1", "id": "my-id"}, "a Politician", True, True),  # no task has this id
         ({"question": "Q1"}, "POLITICIANS", False, True),
         ({"id": "t2"}, "usa", True, True),
         ({"id": "t2"}, "usage", True, True),  # a substring is enough, as in the official tool
@@ -1145,23 +1091,8 @@ def test_values_at_k_of_a_benchmark(tmp_path):
 # --- prompts and the command
 
 
-def test_every_benchmark_has_fields_in_the_docstring():
-    assert len(BENCHMARKS) == 11
-    for name, benchmark in BENCHMARKS.items():
-        assert name in benchmark_table.__doc__
-        assert bool(benchmark.judge_requests) == bool(benchmark.parse_reply) == bool(benchmark.judged_fields)
-        assert not (benchmark.judge_requests and benchmark.several_samples)
-
-
 def test_prompts():
-    ask = lambda name, **task: BENCHMARKS[name].prompt.format(**task)
-    assert ask("ifeval", prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
-    text = ask("mmlu_redux", question="Q?", choices=["w", "x", "y", "{z}"])
-    assert "Q?" in text and "A. w\nB. x\nC. y\nD. {z}" in text and "`Answer:`" in text
-    assert "\\boxed{}" in ask("math500", problem="P")
-    assert ask("popqa", question="Q?").endswith("Q?")
-    assert verified.final_number(ask("gsm8k", question="Q")) is None
-    assert "```python\ndef f():\n```" in ask("humaneval", prompt="def f():\n")
+    assert BENCHMARKS["ifeval"].prompt.format(prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
 
     marks = {"mark_lines": "Coherent: mark\nOverwrought: mark"}
     judge = fill(creativewriting3.TEMPLATE, marks)
@@ -1170,26 +1101,6 @@ def test_prompts():
         creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
         alpacaeval2.parse_ranking(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
-    for category, word in (("hard_prompt", "correctness"), ("creative_writing", "imagination")):
-        answers = {"ANSWER_A": "ya", "ANSWER_B": "yb"}
-        system, user = fill_messages(arenahard2.TEMPLATES[category], answers)
-        assert word in system["content"]
-        assert all(f"[[{label}]]" in system["content"] for label in list(arenahard2.VERDICTS)[:5])
-        assert user["content"].index("ya") < user["content"].index("yb")
-
-
-def test_the_command(tmp_path, here):
-    """As a user types it."""
-    write(tmp_path / "test.jsonl", [{"question": "Q", "answer": "so\n#### 1,000"}])
-    with gzip.open(tmp_path / "responses.jsonl.gz", "wt") as f:
-        f.write(json.dumps({"question": "Q", "response": "#### 1000"}))
-    stored = ("--from", tmp_path / "responses.jsonl.gz", "--data", tmp_path, "--out", tmp_path / "o.json")
-    done = here("eval_benchmarks.py", "gsm8k", *stored)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"] == 1
-    assert json.loads((tmp_path / "o.json").read_text())["rows"][0]["answer"] == "1000"
-    for wrong in (["gsm9k"], [], ["gsm8k", "--form", "x"]):
-        assert here("eval_benchmarks.py", *wrong).returncode == 2
 
 
 def test_bad_files(tmp_path, capsys):
@@ -1209,21 +1120,6 @@ def test_bad_files(tmp_path, capsys):
     write(tmp_path / "test.jsonl.old", [])
     assert "2 files match test.jsonl* (test.jsonl, test.jsonl.old)" in message(row, tmp_path)
     assert "rows.jsonl:2: question 'R' fits no task" in message(row + [{"question": "R", "response": "x"}])
-
-
-def test_scores_do_not_depend_on_the_optional_id_or_on_field_order(tmp_path):
-    data = write(
-        tmp_path / "test.jsonl", [{"question": q, "answer": f"#### {i}"} for i, q in enumerate("abc")]
-    )
-    rows = [{"question": q, "response": f"#### {i}"} for i, q in enumerate("abc")]
-    for variant in (
-        rows,
-        [dict(reversed(r.items())) for r in rows],
-        [r | {"id": "my-id"} for r in rows],
-        rows[::-1],
-        [{"id": i, "response": r["response"]} for i, r in enumerate(rows)],
-    ):
-        assert score("gsm8k", variant, data, tmp_path)["accuracy"] == 1
 
 
 # --- generation and judges, by the command
@@ -1260,7 +1156,7 @@ def test_generate_and_score(run, tmp_path):
         [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)],
     )
     run("gsm8k", *MODEL, "--data", tmp_path, "--samples", 2, "--limit", 3, "--out", tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    rows = runs.read_log(tmp_path / "run" / "rows.jsonl")
     assert [r["question"] for r in rows] == [f"How much is {i}?" for i in (0, 0, 1, 1, 2, 2)]
     assert rows[0]["text"] != rows[1]["text"]  # two samples, not one twice
     assert page.read_rows(tmp_path / "run")["gold"].tolist() == [r["correct"] for r in rows]
@@ -1297,7 +1193,7 @@ def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
     # a change on the hub is not seen there: the answers that are kept belong to the order above
     write(data / "test.jsonl", questions)
     generations = tmp_path / "run" / "generations.jsonl"
-    rows = [json.loads(line) for line in generations.read_text().splitlines()]
+    rows = runs.read_log(generations)
     rows[1]["messages"], rows[2]["messages"] = rows[2]["messages"], rows[1]["messages"]
     write(generations, rows)
     said = run(*command, "--resume", code=2)
@@ -1305,81 +1201,45 @@ def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
     assert "--overwrite starts anew" in said and not summary.exists()
 
 
-class Judge(BaseHTTPRequestHandler):
-    """Prefers the longer answer, in the form that it is asked for; every `broken`-th call is prose."""
+def longer(text: str, first: str, second: str) -> bool:
+    """Tells whether the answer behind `first` is longer than the one behind `second`."""
+    a, _, b = text.partition(first)[2].partition(second)
+    return len(a.strip()) > len(b.partition("Reply with")[0].strip())
 
-    calls: list = []
-    checks: list = []  # requests of one token, by which a run checks that the judge is there
-    broken = 0
 
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text, choice = request["messages"][-1]["content"], {}
-        if text.startswith(endpoint.CHECK_TEXT):
-            self.checks.append(request)
-        else:
-            self.calls.append(request)
-        if "Answer of m:" in text:
-            longer = "m" if self.longer(text, "Answer of m:", "Answer of M:") else "M"
-            tops = [{"token": t, "logprob": math.log(0.75 if t == longer else 0.25)} for t in "mM"]
-            content, choice = (
-                longer,
-                {"logprobs": {"content": [{"token": longer, "logprob": -0.3, "top_logprobs": tops}]}},
-            )
-        elif "[Scores]" in text:
-            content = "[Scores]\nCoherent: 12\nOverwrought: 5"
-        else:
-            a = self.longer(text, "Answer of A:", "Answer of B:")
-            ranking = {
-                "output": [{"model": "A" if a else "B", "rank": 1}, {"model": "B" if a else "A", "rank": 2}]
-            }
-            content = (
-                json.dumps(ranking)
-                if "Reply with nothing but JSON" in text
-                else f"So [[{'A>B' if a else 'B>A'}]]"
-            )
-        content = "I cannot say." if self.broken and len(self.calls) % self.broken == 0 else content
-        body = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-                | choice
-            ],
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def longer(self, text: str, first: str, second: str) -> bool:
-        a, _, b = text.partition(first)[2].partition(second)
-        return len(a.strip()) > len(b.partition("Reply with")[0].strip())
-
-    def log_message(self, *args):
-        pass
+def prefer_the_longer(text: str, n: int):
+    """A judge that prefers the longer answer, in the form that it is asked for."""
+    if "Answer of m:" in text:
+        better = "m" if longer(text, "Answer of m:", "Answer of M:") else "M"
+        tops = [{"token": t, "logprob": math.log(0.75 if t == better else 0.25)} for t in "mM"]
+        choice = {"message": {"content": better}, "logprobs": {"content": [{"top_logprobs": tops}]}}
+        return 200, {"choices": [choice]}
+    if "[Scores]" in text:
+        return "[Scores]\nCoherent: 12\nOverwrought: 5"
+    winner, loser = "AB" if longer(text, "Answer of A:", "Answer of B:") else "BA"
+    if "Reply with nothing but JSON" in text:
+        return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
+    return f"So [[{winner}>{loser}]]"
 
 
 @pytest.fixture
-def judge():
-    Judge.calls, Judge.checks, Judge.broken = [], [], 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield "--judge", "longer", "--judge-url", f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+def judge_server(serve):  # noqa: F811
+    return serve(prefer_the_longer)
+
+
+@pytest.fixture
+def judge(judge_server) -> tuple[str, ...]:
+    return "--judge", "longer", "--judge-url", judge_server.url
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    return runs.read_log(folder / "rows.jsonl")
 
 
-def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
+def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, judge_server):
     """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
     baseline = [
-        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(20)
+        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(10)
     ]
     write(tmp_path / "baseline.json", baseline)
     gamed = [
@@ -1389,7 +1249,7 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
             "instruction_difficulty": i / 10 - 1,
             "preference": 0.3,
         }
-        for i in range(20)
+        for i in range(10)
     ]
     with open(tmp_path / "gamed.csv", "w", newline="") as f:
         writer = csv.DictWriter(f, gamed[0])
@@ -1410,10 +1270,11 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
         for i, row in enumerate(rows_of(tmp_path / protocol)):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
-    assert len(Judge.calls) == 40 and {r["max_tokens"] for r in Judge.calls} == {1, 128}
+    calls = [request for request, _ in judge_server.requests]
+    assert len(calls) == 20 and {request["max_tokens"] for request in calls} == {1, 128}
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
-    assert summary["n"] == 20 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
-    Judge.broken = 1  # nothing but prose: no headline, and a line in the index
+    assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
+    judge_server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
     run(
         "alpacaeval2",
         *MODEL,
@@ -1427,14 +1288,14 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge):
         "--out",
         tmp_path / "prose",
     )
-    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 20
+    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
     lines = [r for r in csv.DictReader(open(tmp_path / "runs.csv")) if r["run"] == "prose"]
     assert {r["metric"] for r in lines} == set(BENCHMARKS["alpacaeval2"].metrics) and not any(
         r["value"] for r in lines
     )
 
 
-def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
+def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge, judge_server):
     write(
         tmp_path / "question.jsonl",
         [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(10)]
@@ -1454,19 +1315,19 @@ def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge):
         for r in rows
         if r["response"]
     ] == [(w, w) for w, r in zip(wins, rows) if r["response"]]
-    assert len(Judge.calls) == 20 and summary["n"] == 10 and summary["n_invalid"] == 0
+    assert len(judge_server.requests) == 20 and summary["n"] == 10 and summary["n_invalid"] == 0
     assert "tiktoken" in said or summary["score_style_controlled"] is not None
-    Judge.broken = 1
+    judge_server.behave = lambda text, n: "I cannot say."
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (
         summary["n_invalid"] == 10
         and summary["score_style_controlled"] is None
-        and len(Judge.calls) == 20 + 80
+        and len(judge_server.requests) == 20 + 80
     )
 
 
-def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
+def test_creativewriting3_seeds_and_items(run, tmp_path, judge, judge_server):
     prompts = {
         "1": {
             "category": "essay",
@@ -1480,7 +1341,8 @@ def test_creativewriting3_seeds_and_items(run, tmp_path, judge):
     (tmp_path / "negative_criteria.txt").write_text("Overwrought\n")
     run("creativewriting3", *MODEL, *judge, "--data", tmp_path, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["overall"] == 5 * (12 + 15) / 2
-    assert sorted(c["messages"][0]["content"].partition("The task:\n")[2][:5] for c in Judge.calls) == [
+    asked = [request["messages"][0]["content"] for request, _ in judge_server.requests]
+    assert sorted(text.partition("The task:\n")[2][:5] for text in asked) == [
         "On a.",
         "On b.",
         "On c.",
@@ -1522,33 +1384,45 @@ def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
 
 
 def test_a_line_of_runs_csv_counts_what_its_value_is_of():
-    """Instructions for instruction_*; and a value that is withheld has no interval."""
+    """Instructions for instruction_*."""
     args = eval_benchmarks.Args("ifeval")
     numbers = {"prompt_strict": 0.0, "interval": (0.0, 0.0), "n": 3, "n_invalid": 1, "n_instructions": 4}
     numbers |= {"instruction_strict": 0.5, "prompt_loose": 1.0, "instruction_loose": 1.0}
     lines = {line["metric"]: line for line in eval_benchmarks.index_rows(args, numbers, "f")}
     assert [lines[metric]["n"] for metric in ("prompt_strict", "instruction_strict")] == [3, 4]
     assert (lines["prompt_strict"]["low"], lines["prompt_strict"]["high"]) == (0, 0)
-    eval_benchmarks.withhold_metrics(args, numbers)
-    lines = eval_benchmarks.index_rows(args, numbers, "f")
-    assert {(line["value"], line["low"], line["high"]) for line in lines} == {(None, None, None)}
+
+
+def test_a_withheld_value_has_no_interval_in_runs_csv(tmp_path):
+    (tmp_path / "run").mkdir()
+    withheld = {"metric": "x", "value": None, "low": -20, "high": 40}
+    scoring.add_to_index(tmp_path / "run", [withheld, withheld | {"metric": "y", "value": 10}])
+    lines = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    assert [(line["value"], line["low"], line["high"]) for line in lines] == [
+        ("", "", ""),
+        ("10.0", "-20.0", "40.0"),
+    ]
 
 
 def test_the_paper_s_protocol_takes_the_first_reply(monkeypatch, tmp_path):
     """Of each benchmark with a judge; the official protocol asks again."""
-    parsers = []
+    asked = []
 
-    def ask(args, requests, parse, run):
-        parsers.append(parse)
+    def ask(args, requests, parse, run, attempts):
+        asked.append((parse, attempts))
         return []
 
+    for name in ("criteria.txt", "negative_criteria.txt"):
+        (tmp_path / name).write_text("Coherent\n")
     monkeypatch.setattr(eval_benchmarks.shared, "ask_judge", ask)
     for name in ("alpacaeval2", "arenahard2", "creativewriting3"):
-        eval_benchmarks.judge(eval_benchmarks.Args(name, protocol="paper"), [], tmp_path)
-    assert [parse("I cannot say.") for parse in parsers] == ["I cannot say."] * 3
-    eval_benchmarks.judge(eval_benchmarks.Args("arenahard2", protocol="official"), [], tmp_path)
-    with pytest.raises(ValueError):
-        parsers[-1]("I cannot say.")
+        for protocol in ("paper", "official"):
+            args = eval_benchmarks.Args(name, str(tmp_path), protocol=protocol)
+            eval_benchmarks.judge(args, [], tmp_path)
+    assert [attempts for _, attempts in asked] == [1, 4] * 3
+    for parse, _ in asked[2:]:
+        with pytest.raises(ValueError):
+            parse("I cannot say.")
 
 
 def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
@@ -1570,24 +1444,6 @@ def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
     assert len(hashes) == 2
 
 
-def test_a_run_that_is_killed_before_its_summary_does_not_double_its_lines(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    common = {"model": "m, n", "benchmark": "b", "temperature": 0.7, "n": 8}
-    rows = [
-        common | {"metric": "x", "value": 0.1 + 0.2, "low": None},
-        common | {"metric": "y", "value": None},
-    ]
-    scoring.add_to_index(run, rows)
-    before = (tmp_path / "runs.csv").read_text()
-    scoring.add_to_index(run, rows)
-    assert (tmp_path / "runs.csv").read_text() == before and before.count("\n") == 3
-    scoring.add_to_index(run, [rows[0] | {"value": 0.5}, rows[1]])  # overwritten, with another value
-    scoring.add_to_index(run, rows)  # and again: the last line of a value counts, so it must be the first one
-    values = [line["value"] for line in csv.DictReader(open(tmp_path / "runs.csv")) if line["metric"] == "x"]
-    assert values == [str(0.1 + 0.2), "0.5", str(0.1 + 0.2)]
-
-
 def test_stored_rows_of_ifeval_are_found_by_their_prompts():
     tasks = [{"key": key, "prompt": f"Do {key}."} for key in (1, 2)]
     rows = [{"prompt": "Do 2.", "response": "x"}, {"key": 1, "response": "x"}]
@@ -1597,7 +1453,7 @@ def test_stored_rows_of_ifeval_are_found_by_their_prompts():
 REWARD_MODEL = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
 
 
-def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
+def test_best_of_n_by_a_reward_model(run, tmp_path, judge, judge_server):
     """Several answers are scored each; of a judged task only the one with the highest reward goes to the judge."""
     data = write(
         tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": "#### 1"} for i in range(3)]
@@ -1624,7 +1480,7 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
     run(*arena, "--out", tmp_path / "judged")
     judged = rows_of(tmp_path / "judged")
     generations = runs.read_log(tmp_path / "judged" / "generations.jsonl")
-    assert (len(judged), len(generations), len(Judge.calls)) == (4, 16, 8)
+    assert (len(judged), len(generations), len(judge_server.requests)) == (4, 16, 8)
     messages = {row["id"]: row["messages"] for row in generations}
     scores = RewardModel("data/toy/reward_model", "response", "plain")
     for position, row in enumerate(judged):
@@ -1650,8 +1506,6 @@ def test_best_of_n_by_a_reward_model(run, tmp_path, judge):
         (["alpacaeval2", "--data", ".", "--model", "m", "--judge", "local:x"], "log-probabilities"),
         (["ifeval", "--data", ".", "--model", "m", "--samples", "2"], "one answer a task"),
         (["gsm8k", "--data", ".", "--model", "m", "--samples", "0"], "use 1 or more"),
-        (["wildbench-g", "--data", ".", "--judge", "j"], "--model is missing"),
-        (["wildbench-g", "--data", ".", "--judge", "j", "--samples", "2"], "one answer a task"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, run):
@@ -1659,22 +1513,13 @@ def test_what_cannot_run_is_said_first(words, message, run):
 
 
 def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
-    """Its command is one that eval_wildbench.py takes, with the values of this script."""
-    args = eval_benchmarks.Args("wildbench-g", "t.jsonl", "m", temperature=0.5, judge="j", price=(2.0, 8.0))
-    args.resume, args.judge_max_tokens, args.key_env = True, 50, ("a.org=HOME", "b.org:80=HOME")
-    args.dtype = "float32"
-    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
-    wildbench = runs.parse_args(eval_wildbench.Args, {})
-    for name in eval_benchmarks.WILDBENCH_FLAGS:
-        assert getattr(wildbench, name) == getattr(args, name), name
-    args.key_env = ()
-    assert "--key-env" not in eval_benchmarks.wildbench_command(args)
-    assert wildbench.mode == "reward" and tuple(wildbench.references) == ("gemini-flash",)
-    assert tuple(wildbench.temperatures) == (0.5,) and wildbench.judge_max_tokens == 50
-    assert str(wildbench.tasks) == "t.jsonl" and wildbench.orders == "both"
-    args.protocol = "paper"
-    monkeypatch.setattr(sys, "argv", eval_benchmarks.wildbench_command(args)[1:])
-    assert runs.parse_args(eval_wildbench.Args, {}).orders == "random"
+    words = "--data t.jsonl --temperature 0.5 --orders random"
+    for given, top_p in (("", 0.95), (" --top-p 0.8", 0.8)):
+        command = eval_benchmarks.wildbench_command((words + given).split())
+        monkeypatch.setattr(sys, "argv", command[1:])
+        args = runs.parse_args(eval_wildbench.Args, {})
+        assert (args.mode, tuple(args.references), args.orders) == ("reward", ("gemini-flash",), "random")
+        assert (str(args.tasks), tuple(args.temperatures), args.top_p) == ("t.jsonl", (0.5,), top_p)
 
 
 # --- everything is checked before it costs
@@ -1729,7 +1574,7 @@ def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, t
     refuses(run, "no sandbox can be made here", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")
 
 
-def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge):
+def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge, judge_server):
     """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file, and one instruction."""
     prompts = [{"uid": uid, "category": "hard_prompt", "prompt": "Do."} for uid in "ab"]
     write(tmp_path / "question.jsonl", prompts)
@@ -1745,13 +1590,14 @@ def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, 
         "instruction_index,std_delta_len,instruction_difficulty,preference\n0,0.1,0.1,1\n"
     )
     refuses(run, "lack instruction 1", *alpaca, out=tmp_path / "run")
-    assert not Judge.calls and not Judge.checks
+    assert not judge_server.requests and not judge_server.checks
 
 
-def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge):
+def test_a_dry_run_asks_the_judge_for_one_token(run, tmp_path, judge, judge_server):
     prompts = [{"uid": "a", "category": "hard_prompt", "prompt": "Do."}]
     write(tmp_path / "question.jsonl", prompts)
     write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "a", "answer": ".", "metadata": {}}])
     run("arenahard2", *MODEL, *judge, "--data", tmp_path, "--dry-run", "--out", tmp_path / "run")
-    assert not Judge.calls and [request["max_tokens"] for request in Judge.checks] == [1]
+    assert not judge_server.requests
+    assert [request["max_tokens"] for request, _ in judge_server.checks] == [1]
     assert not (tmp_path / "run").exists()

@@ -127,9 +127,8 @@ def test_stored_dialogues_are_judged(serve, tmp_path):  # noqa: F811
         "judge": "j",
         "judge_url": server.url,
         "max_invalid": 0.5,
-        "protocol": "rlver",
     }
-    sentient.main(sentient.Args(**fields, start=40, out=str(tmp_path / "o.json")))
+    sentient.main(sentient.Args(**fields, out=str(tmp_path / "o.json")))
 
     out = json.loads((tmp_path / "o.json").read_text())
     assert out["emotion_curve"] == [40, 50, 46] and out["judge"] == "j"
@@ -144,13 +143,13 @@ def test_stored_dialogues_are_judged(serve, tmp_path):  # noqa: F811
 
     # above --max-invalid there are no numbers; and no call is made twice
     n_calls = len(server.answered)
-    sentient.main(sentient.Args(**fields | {"max_invalid": 0.1}, start=40, out=str(tmp_path / "o.json")))
+    sentient.main(sentient.Args(**fields | {"max_invalid": 0.1}, out=str(tmp_path / "o.json")))
     out = json.loads((tmp_path / "o.json").read_text())
     assert out["strategies"] == {"n": 4, "n_invalid": 2} and out["capabilities"] == {"n": 4, "n_invalid": 1}
     assert len(server.answered) == n_calls
 
     # a dry run asks for one token, and writes nothing
-    sentient.main(sentient.Args(**fields, start=40, out=str(tmp_path / "new" / "o.json"), dry_run=True))
+    sentient.main(sentient.Args(**fields, out=str(tmp_path / "new" / "o.json"), dry_run=True))
     assert (len(server.checks), len(server.answered)) == (1, n_calls)
     assert not (tmp_path / "new").exists()
 
@@ -167,9 +166,7 @@ def test_the_toy_judge_knows_praise_a_reminder_and_a_dish(tmp_path):
 
     path = write(tmp_path / "d.jsonl", [d])
     judge = f"{Path(toy_users.__file__)}:strategies"
-    args = sentient.Args(
-        from_dialogues=path, judge=judge, out=str(tmp_path / "o.json"), protocol="rlver", start=40, low=10
-    )
+    args = sentient.Args(from_dialogues=path, judge=judge, out=str(tmp_path / "o.json"))
     sentient.main(args)
     out = json.loads((tmp_path / "o.json").read_text())
     assert "capabilities" not in out and out["strategies"]["Praise"]["n"] == 1

@@ -121,16 +121,6 @@ def test_arguments_of_a_template(folders, exits):  # noqa: F811
     assert "write KEY=VALUE" in exits(load, "enable_thinking")
 
 
-def test_wildbench_g_passes_the_arguments_on():
-    args = eval_benchmarks.Args(name="wildbench-g", data="d", model="m", judge="j")
-    assert "--chat-template-args" not in eval_benchmarks.wildbench_command(args)
-    args.chat_template_args = ("a=1", "b=2")
-    command = eval_benchmarks.wildbench_command(args)
-    place = command.index("--chat-template-args")
-    assert command[place + 1 : place + 3] == ["a=1", "b=2"]
-    assert command[command.index("--seed") + 1] == "0"  # also what is false in Python
-
-
 def test_a_base_model_is_still_asked_for_a_zero_format(folders):
     """Its own template, if it has one, would not ask."""
     for case in ("qwen2_5", "qwen3"):

@@ -87,6 +87,9 @@ MARKS = [
     "Change:",
     "Response:",
     "A>>B",
+    "Coherent:",
+    "verdict",
+    '"rank"',
     "yes",
     "10",
     "-",
@@ -305,8 +308,11 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
         assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
     assert read(alpacaeval2.parse_ranking, reply) in (None, "A", "B")
-    assert read(arenahard2.parse_verdict, reply) in (None, *arenahard2.VERDICTS)
-    assert all(mark <= 20 for mark in (read(creativewriting3.parse_marks, reply) or {}).values())
+    if (verdict := read(arenahard2.parse_verdict, reply)) is not None:
+        assert verdict in arenahard2.VERDICTS
+        assert f"[{verdict}]" in reply.upper() or reply.upper().strip() == verdict
+    for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
+        assert mark <= 20 and name in reply
     assert isinstance(verified.last_json_object(reply), dict | list | None)
     for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import random
-import shutil
 import string
 import time
 from pathlib import Path
@@ -24,27 +23,7 @@ SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DATA = SHARED / "ifbench"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nltk_data(tmp_path_factory):
-    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files."""
-    raw, folder = SHARED / "nltk_data_english", tmp_path_factory.mktemp("nltk_data")
-    with pytest.MonkeyPatch.context() as patch:
-        if raw.exists():
-            shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
-            shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
-            tagger = folder / "taggers" / "averaged_perceptron_tagger_eng"
-            tagger.mkdir(parents=True)
-            for file in (raw / tagger.name).glob("*.gz"):
-                (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-            patch.setenv(
-                "NLTK_DATA", str(folder)
-            )  # for processes; this one has read it when it imported nltk
-            patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        try:
-            ifbench.require_nltk_data()
-        except FileNotFoundError as e:
-            pytest.skip(f"no {raw} and {e}")
-        yield
+pytestmark = pytest.mark.usefixtures("nltk_data")
 
 
 @pytest.fixture(scope="module")
@@ -159,15 +138,6 @@ def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
     out = score("ifeval", rows, data, tmp_path)
     assert (out["prompt_strict"], out["n_timed_out"], out["n_invalid"]) == (0.5, 1, 0)
     assert [row.get("timed_out") for row in out["rows"]] == [True, None]
-
-
-def test_ifeval_says_what_nltk_lacks(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    ifeval.ifeval_checkers.cache_clear()
-    data = write(tmp_path / "data.json", [{"key": 7, "prompt": "p", "instruction_id_list": [], "kwargs": []}])
-    assert "python -m nltk.downloader punkt_tab" in refused(
-        capsys, "ifeval", [{"key": 7, "response": "x"}], data, tmp_path
-    )
 
 
 def test_every_task_of_both_files_has_its_checkers(tasks):
@@ -697,14 +667,3 @@ def test_tasks_that_do_not_fit(broken, message):
     with pytest.raises(ValueError) as e:
         ifbench.check(broken, "Some response.")
     assert str(e.value).startswith(message)
-
-
-def test_missing_nltk_data_names_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    ifbench.require_nltk_data.cache_clear()
-    with pytest.raises(FileNotFoundError) as e:
-        ifbench.check(task(**{"count:numbers": {"N": 2.0}}), "1 2")
-    assert str(e.value) == (
-        "NLTK data tokenizers/punkt_tab/english not found; run: python -m nltk.downloader punkt_tab stopwords "
-        "averaged_perceptron_tagger_eng"
-    )

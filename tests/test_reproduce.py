@@ -532,15 +532,24 @@ def write_tasks(path: Path, reference: str) -> None:
     path.write_text("".join(json.dumps(task | {"id": i}) + "\n" for i in range(2)))
 
 
-def test_references_of_wildbench_are_checked_before_anything_is_trained(tmp_path, monkeypatch, capsys):
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    monkeypatch.setattr(reproduce, "HERE", tmp_path)
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A folder with experiments/ and every file of data/ that a row needs, in place of the repository."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    for path in re.findall(r"data/[\w.]+\w", EVALUATE + "".join(block.text for block in BLOCKS.values())):
+        make(folder, path)
+    write_tasks(folder / "data" / "wildbench.jsonl", "gpt-4")
+    write_tasks(folder / "data" / "wildbench_g.jsonl", "gemini-flash")
+    monkeypatch.setattr(reproduce, "HERE", folder)
+    return folder
+
+
+def test_references_of_wildbench_are_checked_before_anything_is_trained(checkout, capsys):
     lines = re.findall(r"^ *wildbench(?:-g)?\) python.*", EVALUATE, re.MULTILINE)
     assert len(lines) == 2
-    write_tasks(tmp_path / "data" / "wildbench.jsonl", "gpt-4")
-    write_tasks(tmp_path / "data" / "wildbench_g.jsonl", "gemini-flash")
     reproduce.check_references(lines)
-    write_tasks(tmp_path / "data" / "wildbench_g.jsonl", "gpt-4")
+    write_tasks(checkout / "data" / "wildbench_g.jsonl", "gpt-4")
     with pytest.raises(SystemExit) as e:
         reproduce.check_references(lines)
     assert e.value.code == 2
@@ -614,19 +623,9 @@ def test_large_models_of_others_by_several_gpus_or_by_an_endpoint(tmp_path, monk
     assert " --model-url http://localhost:8000/v1 " in commands_by_out(args)[run]
 
 
-def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+def test_a_key_is_asked_for_before_anything_is_trained(checkout, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "")
-    here = tmp_path / "here"  # with every file of data/ that a row needs
-    shutil.copytree(ROOT / "experiments", here / "experiments")
-    for path in re.findall(
-        r"data/[\w.]+\w",
-        "".join(b.text for b in BLOCKS.values()) + (ROOT / "experiments/evaluate.sh").read_text(),
-    ):
-        make(here, path)
-    write_tasks(here / "data" / "wildbench.jsonl", "gpt-4")
-    write_tasks(here / "data" / "wildbench_g.jsonl", "gemini-flash")
-    monkeypatch.setattr(reproduce, "HERE", here)
 
     def passes(table: str, row: str, judge_url: str = "") -> bool:
         jobs = [reproduce.Job(f"{table}/{row}", 0)]
@@ -651,7 +650,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, ca
     assert passes("table10", row)  # all that a judge reads is done
 
 
-def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, capsys, serve):  # noqa: F811
+def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, capsys, serve):  # noqa: F811
     """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
     names = []
 
@@ -660,14 +659,6 @@ def test_each_judge_is_asked_before_anything_is_trained(tmp_path, monkeypatch, c
         return "y" if n == 0 else (404, {"error": {"message": "no such model"}})
 
     server = serve(lambda text, n: "", check=check)
-    monkeypatch.setattr(reproduce, "HERE", tmp_path)
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    for path in re.findall(r"data/[\w.]+\w", (tmp_path / "experiments" / "evaluate.sh").read_text()):
-        make(tmp_path, path)
-    for path in re.findall(r"data/[\w.]+\w", "".join(block.text for block in BLOCKS.values())):
-        make(tmp_path, path)
-    write_tasks(tmp_path / "data" / "wildbench.jsonl", "gpt-4")
-    write_tasks(tmp_path / "data" / "wildbench_g.jsonl", "gemini-flash")
     args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True, judge_url=server.url)
     args.results = tmp_path / "results"
     with pytest.raises(SystemExit) as error:
@@ -694,71 +685,26 @@ def write_task_means(run: Path, benchmark: str, metric: str, means: dict[str, fl
 def test_tables_by_hand(tmp_path):
     for seed, means in enumerate([{"a": 0.6, "b": 0.0}, {"a": 0.04, "b": 0.64}]):
         write_task_means(tmp_path / f"llama3.1-8b-rlmt-s{seed}--popqa", "x", "accuracy_paper", means)
-    common = {"benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7}
-    write_index(
-        tmp_path,
-        [
-            {
-                "run": "llama3.1-8b-rlmt-s0--wildbench",
-                "metric": "wb_reward",
-                "value": 40.0,
-                "low": 30,
-                "high": 50,
-                **common,
-            },
-            {
-                "run": "llama3.1-8b-rlmt-s0--wildbench",
-                "metric": "wb_reward",
-                "value": 44.0,
-                "low": 41,
-                "high": 47,
-                **common,
-            },  # again
-            {
-                "run": "llama3.1-8b-rlmt-s0--popqa",
-                "metric": "accuracy",
-                "value": 0.9,
-                **common,
-            },  # not the paper's rule
-            {
-                "run": "llama3.1-8b-rlmt-s0--popqa",
-                "metric": "accuracy_paper",
-                "value": 0.3,
-                "low": 0.28,
-                "high": 0.32,
-                **common,
-            },
-            {
-                "run": "llama3.1-8b-rlmt-s1--popqa",
-                "metric": "accuracy_paper",
-                "value": 0.34,
-                "low": 0.32,
-                "high": 0.36,
-                **common,
-            },
-            {
-                "run": "llama3.1-8b-rlmt-s0--alpacaeval2",
-                "metric": "lc_win_rate_paper",
-                "value": 52.0,
-                **common,
-            },
-            {
-                "run": "llama3.1-8b-rlmt-s1--alpacaeval2",
-                "metric": "lc_win_rate_paper",
-                "value": 54.0,
-                **common,
-            },
-            {
-                "run": "llama3.1-8b-rlmt-zero-s0--wildbench",
-                "metric": "wb_reward",
-                "value": -5.0,
-                "low": -9,
-                "high": -1,
-                **common,
-            },
-            {"run": "my-own-run", "metric": "wb_reward", "value": 99.0, **common},
-        ],
-    )
+
+    def line(
+        run: str, metric: str, value: float, low: float | None = None, high: float | None = None
+    ) -> dict:
+        common = {"benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7}
+        return common | {"run": run, "metric": metric, "value": value, "low": low, "high": high}
+
+    rlmt = "llama3.1-8b-rlmt-s0"
+    lines = [
+        line(f"{rlmt}--wildbench", "wb_reward", 40.0, 30, 50),
+        line(f"{rlmt}--wildbench", "wb_reward", 44.0, 41, 47),  # again
+        line(f"{rlmt}--popqa", "accuracy", 0.9),  # not the paper's rule
+        line(f"{rlmt}--popqa", "accuracy_paper", 0.3, 0.28, 0.32),
+        line("llama3.1-8b-rlmt-s1--popqa", "accuracy_paper", 0.34, 0.32, 0.36),
+        line(f"{rlmt}--alpacaeval2", "lc_win_rate_paper", 52.0),
+        line("llama3.1-8b-rlmt-s1--alpacaeval2", "lc_win_rate_paper", 54.0),
+        line("llama3.1-8b-rlmt-zero-s0--wildbench", "wb_reward", -5.0, -9, -1),
+        line("my-own-run", "wb_reward", 99.0),
+    ]
+    write_index(tmp_path, lines)
     texts = tables.render(tmp_path, ROWS)
     table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
@@ -773,10 +719,10 @@ def test_tables_by_hand(tmp_path):
     assert table.loc[("llama3.1-8b-rlhf", "WB")].status == "not yet run" and pd.isna(
         table.loc[("llama3.1-8b-rlhf", "WB")].ours
     )
-    line = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
-    assert "44.0 ± 3.0 (" in line and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in line
+    shown = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
+    assert "44.0 ± 3.0 (" in shown and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in shown
     # AE2's number is no mean over tasks
-    assert "| 53.0, ± 12.7 over 2 seeds (" in line and line.endswith("partly measured |")
+    assert "| 53.0, ± 12.7 over 2 seeds (" in shown and shown.endswith("partly measured |")
     assert all(tables.VARIANCE in text for text in texts.values())
     assert "99" not in texts["table1"].replace("(", " ").split()
     zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from script_runs import in_this_process, run_vllm_here, weights_of
-from test_make_instructions import nltk_data  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
 
 import policy
@@ -131,7 +130,7 @@ def test_thinking_can_be_closed_at_every_token(tokenizer):
         assert thinking.startswith(found.thinking.rstrip("\ufffd"))  # half a letter, cut between its bytes
 
 
-def test_prompts_with_constraints_are_read_as_they_are(tokenizer, tmp_path, nltk_data):  # noqa: F811
+def test_prompts_with_constraints_are_read_as_they_are(tokenizer, tmp_path, nltk_data):
     asked = (
         "Which planets have rings, and where do they come from?",
         "Plan a party for 12 people in the “Old Town”.",

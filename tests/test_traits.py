@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from test_endpoint import ChatServer
 
 import endpoint
+import runs
 from benchmarks import trait_judging, traits
+from test_endpoint import serve  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[1]
 WORDS = ("budget", "theme", "step")  # the traits of the plans here; all plans have as many steps
@@ -97,21 +98,6 @@ def counting_judge(text: str, n: int = 0):
     )
 
 
-@pytest.fixture
-def serve(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    servers = []
-
-    def serve(behave=counting_judge):
-        servers.append(ChatServer(behave))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 def run(server, out: Path, files: dict, **more) -> dict:
     traits.main(traits.Args(**files, judge="j", judge_url=server.url, out=str(out), **more))
     return json.loads((out / "summary.json").read_text())
@@ -119,10 +105,6 @@ def run(server, out: Path, files: dict, **more) -> dict:
 
 def sent(server) -> list[str]:
     return [request["messages"][-1]["content"] for request, _ in server.requests]
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # --- arithmetic by hand
@@ -404,10 +386,7 @@ def test_order_of_pairs_is_by_seed_and_id_alone(tmp_path):
 @pytest.mark.parametrize(
     "change, args, message",
     [
-        ({"thinking": 3}, {}, "a.jsonl:2: 'thinking' cannot be 3"),
         ({"id": [1]}, {}, "a.jsonl:2: 'id' must be a text or a number, not [1]"),
-        ({"step": "7"}, {}, "a.jsonl:2: 'step' cannot be"),
-        ({"temperature": "1"}, {}, "a.jsonl:2: 'temperature' cannot be"),
         ({"status": None}, {}, "a.jsonl:2: no field 'status'"),
         ({"messages": [{"role": "user", "content": "other"}]}, {}, "has other 'messages'"),
         ({"temperature": 0.1}, {}, "several temperatures; choose one with --temperature: [0.1, 0.7]"),
@@ -446,8 +425,8 @@ def test_bad_input(change, args, message, tmp_path, monkeypatch, capsys):
 # --- whole runs
 
 
-def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, capsys):
-    server, traits = serve(), traits_file(tmp_path / "t.json")
+def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, capsys):  # noqa: F811
+    server, traits = serve(counting_judge), traits_file(tmp_path / "t.json")
     out = run(server, tmp_path / "run", files, traits=traits)
     t = out["traits"]
     assert {k: v["win_rate"] for k, v in t.items()} == {
@@ -462,7 +441,7 @@ def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, ca
         sent(server)
     ) == 80
     assert not any("secret" in text or "sft" in text.lower() for text in sent(server))  # names are hidden
-    rows = lines(tmp_path / "run" / "verdicts.jsonl")
+    rows = runs.read_log(tmp_path / "run" / "verdicts.jsonl")
     assert {(r["id"], r["model_is"]) for r in rows} == {
         (f"t{i}", m) for i in range(40) for m in (1, 2)
     } and len(rows) == 80
@@ -478,15 +457,15 @@ def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path, ca
         ("More step", 0.5, "40"),
     ]
 
-    swapped = run(serve(), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits)[
-        "traits"
-    ]
+    swapped = run(
+        serve(counting_judge), tmp_path / "swapped", dict(zip(files, reversed(files.values()))), traits=traits
+    )["traits"]
     assert {k: v["win_rate"] for k, v in swapped.items()} == {
         k: pytest.approx(1 - v["win_rate"]) for k, v in t.items()
     }
 
 
-def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path):
+def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path):  # noqa: F811
     server = serve(lambda text, n: '{"T1": "1", "T2": "2", "T3": "same"}')
     t = run(server, tmp_path / "run", files, traits=traits_file(tmp_path / "t.json"))["traits"]
     assert [(v["win_rate"], v["interval"], v["flip_rate"]) for v in t.values()] == [
@@ -494,8 +473,8 @@ def test_a_judge_that_likes_the_first_place_finds_nothing(serve, files, tmp_path
     ]
 
 
-def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):
-    server = serve()
+def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp_path, capsys):  # noqa: F811
+    server = serve(counting_judge)
     split = {"extract_pairs": 12, "batch_pairs": 4}
     traits.main(
         traits.Args(
@@ -526,7 +505,8 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
     stored = json.loads((tmp_path / "run" / "traits.json").read_text())
     assert [t["name"] for t in stored["traits"]] == ["More budget", "More theme"]  # all plans have two steps
     plans = {
-        side: {r["id"]: r["thinking"].strip() for r in lines(Path(path))} for side, path in files.items()
+        side: {r["id"]: r["thinking"].strip() for r in runs.read_log(Path(path))}
+        for side, path in files.items()
     }
     asked = {
         tuple(f"t{i}" for i in re.findall(r"number (\d+)", t)): plans_of(t)
@@ -540,7 +520,7 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         1,
         2,
     }  # and drawn
-    compared = {r["id"] for r in lines(tmp_path / "run" / "verdicts.jsonl")}
+    compared = {r["id"] for r in runs.read_log(tmp_path / "run" / "verdicts.jsonl")}
     assert (
         len(compared) == out["n"] == 28
         and not compared & set(stored["prompts"])
@@ -554,17 +534,21 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         )
 
     again = run(
-        serve(), tmp_path / "again", files, traits=str(tmp_path / "run" / "traits.json"), temperature=0.7
+        serve(counting_judge),
+        tmp_path / "again",
+        files,
+        traits=str(tmp_path / "run" / "traits.json"),
+        temperature=0.7,
     )
     assert (
         again["traits"] == out["traits"]
-        and {r["id"] for r in lines(tmp_path / "again" / "verdicts.jsonl")} == compared
+        and {r["id"] for r in runs.read_log(tmp_path / "again" / "verdicts.jsonl")} == compared
     )
     same = lambda a, b: {k for k in a if a[k] == b[k]}  # each run has a judge at an address of its own
     assert same(again["fingerprint"], out["fingerprint"]) == set(out["fingerprint"]) - {"judge_url", "hash"}
 
 
-def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
+def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):  # noqa: F811
     """Each by itself, verbatim; braces of the plans stay. Another wording is another fingerprint."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -572,7 +556,7 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
         '<|im_start|>system\nMINE {"T1": x}<|im_end|>\n<|im_start|>user\n'
         "{$conversation}\n{$plans}\n# Traits\n{$traits}<|im_end|>"
     )
-    server = serve()
+    server = serve(counting_judge)
     args = {**files, "extract_pairs": 10}
     own = run(server, tmp_path / "own", args)
     asked = len(server.requests)
@@ -603,7 +587,7 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, capsys):
         assert not (tmp_path / "bad").exists()
 
 
-def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):
+def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):  # noqa: F811
     """Prompt i gets malformed reply i to every request with the RL plan first; prompt 39 only the first time it is asked."""
     number = lambda text: int(re.search(r"number (\d+)", text)[1])
     first = lambda text: plans_of(text)[0][0].count("theme") != 1  # the baseline has one theme
@@ -622,7 +606,7 @@ def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path)
         8,
     )  # prompts 35 to 39
     assert len(sent(server)) == 80 + 35 * 3 + 1
-    rows = {(r["id"], r["model_is"]): r for r in lines(tmp_path / "run" / "verdicts.jsonl")}
+    rows = {(r["id"], r["model_is"]): r for r in runs.read_log(tmp_path / "run" / "verdicts.jsonl")}
     assert all(
         rows[f"t{i}", 1]["choices"] is None and "unreadable in 4 attempts" in rows[f"t{i}", 1]["invalid"]
         for i in range(35)
@@ -632,7 +616,7 @@ def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path)
     assert all(v["win_rate"] is None for v in strict["traits"].values())
 
 
-def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):
+def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):  # noqa: F811
     """Nothing readable at each of the three steps; a refused batch alone is counted."""
 
     def fails(step: str, reply):
@@ -657,9 +641,9 @@ def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, capsys):
     } == {True: True, False: False}
 
 
-def test_resume_after_a_kill(serve, files, tmp_path):
+def test_resume_after_a_kill(serve, files, tmp_path):  # noqa: F811
     """What kill -9 leaves in the comparison: a run without results, and a torn reply. No stored call is repeated."""
-    server = serve()
+    server = serve(counting_judge)
     args = {**files, "extract_pairs": 10, "concurrency": 2}
     whole = run(server, tmp_path / "run", args)
     assert len(sent(server)) == 2 + 1 + 60 and whole["n"] == 30
@@ -673,11 +657,13 @@ def test_resume_after_a_kill(serve, files, tmp_path):
         run(server, tmp_path / "run", args)
     assert run(server, tmp_path / "run", args, resume=True) == whole
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
-    assert run(server, tmp_path / "run", args, resume=True) == whole  # finished: it only prints
+    with pytest.raises(SystemExit) as ended:  # finished
+        run(server, tmp_path / "run", args, resume=True)
+    assert ended.value.code == 0 and json.loads((tmp_path / "run" / "summary.json").read_text()) == whole
     assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
 
 
-def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):
+def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(endpoint, "MAX_BACKOFF", 0)
     is_down = True
 

@@ -3,11 +3,9 @@
 import gzip
 import json
 import os
-import shutil
 import signal
 import time
 
-import nltk
 import pytest
 from test_rewards import DATA, near, row, shared
 
@@ -463,20 +461,6 @@ def test_gsm8k_flags():
 
 
 # --- 2. instructions
-
-
-@pytest.fixture(scope="module")
-def nltk_data(tmp_path_factory):
-    raw, folder = shared("nltk_data_english"), tmp_path_factory.mktemp("nltk_data")
-    shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
-    shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
-    tagger = folder / "taggers" / "averaged_perceptron_tagger_eng"
-    tagger.mkdir(parents=True)
-    for file in (raw / tagger.name).glob("*.gz"):
-        (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nltk.data, "path", [str(folder), *nltk.data.path])
-        yield
 
 
 def test_instructions(nltk_data, capsys):
