@@ -72,9 +72,7 @@ class Args:
     steps: int = 3
     """Measured steps of a run."""
     against: str = ""
-    """Another checkout of this repository that takes the peer's place, for grpo and sft."""
-    against_flags: str = ""
-    """Flags that the other checkout needs in place of ours, as one word: "--no-think --micro-batch-size 4"."""
+    """Another checkout of this repository, which must know our flags, in the peer's place; for grpo and sft."""
     size: Literal["auto", *SIZES] = "auto"
     """auto: cpu, or 0.5b where a GPU is. tiny shows that a case runs; its figures mean nothing. 8b trains LoRA.
     small, for grpo, is --model on --prompts."""
@@ -167,7 +165,7 @@ def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
     metrics = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
     if not metrics.exists():
         metrics = out / "metrics.jsonl"
-    logged = [line for line in runs.read_log(metrics) if "seconds" in line]
+    logged = runs.read_log(metrics)
 
     seconds_at = [0.0]  # before the first step, and after each
     tokens_at = [0.0]
@@ -244,19 +242,6 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     return words
 
 
-def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns the command of the checkout --against.
-
-    With --against-flags it has those in place of flags that an older checkout may not know.
-    """
-    words = our_command(case, folder, out, args)
-    if args.against_flags:
-        for flag in ("--think-format", "--micro-batch-tokens", "--dtype"):
-            place = words.index(flag)
-            del words[place : place + 2]
-    return words + shlex.split(args.against_flags)
-
-
 def peer_flags(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the flags of dev.peers."""
     steps = 2 if case == "dpo" else args.steps + 1  # dpo: as many epochs as ours
@@ -293,7 +278,7 @@ def compare(case: str, folder: Path, args: Args) -> dict:
     """Runs all sides in turn, `args.pairs` times, and returns what they took and how they compare."""
     sides = {"ours": (our_command, ROOT)}  # the function that makes its command, the folder that it runs in
     if args.against:
-        sides["peer"] = (checkout_command, Path(args.against).resolve())
+        sides["peer"] = (our_command, Path(args.against).resolve())
     else:
         sides["peer"] = (peer_command, ROOT)
         if case == "grpo":
@@ -447,9 +432,7 @@ def table(folder: Path) -> str:
     ]
     for path in sorted(folder.glob("*__*.json")):
         bench = json.loads(path.read_text())
-        if "peers" not in bench:
-            print(f"{path}: left out of the table, as an earlier version of this bench wrote it")
-        elif bench["case"] == "judge":
+        if bench["case"] == "judge":
             lines += judge_lines(bench)
         else:
             lines += peer_lines(bench)
