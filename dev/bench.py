@@ -149,7 +149,7 @@ def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Ru
         watcher.start()
     with open(log, "w") as file:
         process = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)  # unlike process.wait, it tells the memory
+        _, status, usage = os.wait4(process.pid, 0)  # unlike process.wait(), it tells the memory
     ended.set()
     if ON_GPU:
         watcher.join()
@@ -161,7 +161,10 @@ def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Ru
 
 
 def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
-    """Reads what a finished run logged; its log counts seconds and tokens from the start of the training."""
+    """Reads what a finished run logged. Unless `first_counts`, its first step warms up and is not measured.
+
+    The log counts seconds and tokens from the start of the training.
+    """
     metrics = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
     if not metrics.exists():
         metrics = out / "metrics.jsonl"
@@ -182,6 +185,7 @@ def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
 
 
 def flag_words(options: dict) -> list[str]:
+    """Returns {flag: value} as words of a command."""
     words = []
     for flag, value in options.items():
         words += [flag, str(value)]
@@ -538,6 +542,15 @@ def check_args(args: Args) -> None:
             runs.fail(f"--model {args.model}: no such folder; {remedy}")
 
 
+def make_work(folder: Path, args: Args) -> None:
+    """Puts the models and rows of a size into a folder."""
+    if args.size == "small":
+        copy_models(folder, args.model, args.seed)
+        copy_prompts(folder, args.prompts, args.model, SIZES["small"])
+    else:
+        printed_by("bench_work.make_all(*sys.argv[1:])", folder, args.size, args.seed)
+
+
 def main(args: Args) -> None:
     check_args(args)
     if args.size == "auto":
@@ -556,14 +569,10 @@ def main(args: Args) -> None:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            if args.size == "small":
-                copy_models(folder, args.model, args.seed)
-                copy_prompts(folder, args.prompts, args.model, SIZES["small"])
-            elif case != "judge":
-                printed_by("bench_work.make_all(*sys.argv[1:])", folder, args.size, args.seed)
             if case == "judge":
                 result = judge(folder, args)
             else:
+                make_work(folder, args)
                 result = compare(case, folder, args)
         label = case
         if args.size == "small":  # another table line and file than that of random weights
