@@ -102,15 +102,15 @@ class Runner:
         self.args = args
         self.folder = Path(args.runs or Path(args.out) / "runs").resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.ends = math.inf
+        self.ends = math.inf  # when the time of all steps is over, by time.monotonic()
         if args.minutes:
             self.ends = time.monotonic() + 60 * args.minutes
-        self.step_ends = math.inf
+        self.step_ends = math.inf  # when that of the present step is; `try_step` sets it
 
     def start(self, name: str, words: list) -> subprocess.Popen:
         """Starts `python WORDS`, which prints into NAME.log."""
         command = [sys.executable, *map(str, words)]
-        # a launcher, unlike python -m, does not put this folder on the path of the script that it starts
+        # for a script that a launcher starts: it does not find this project's modules by itself
         python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         with open(self.folder / f"{name}.log", "w") as log:
             log.write(shlex.join(command) + "\n")
