@@ -641,7 +641,7 @@ def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
 
 
 @functools.cache  # reading the metadata of all packages takes a tenth of a second
-def _installed_packages() -> list[str]:
+def installed_packages() -> list[str]:
     """Returns name==version of each installed package."""
     packages = []
     for package in distributions():
@@ -662,7 +662,7 @@ def _write_environment(path: Path) -> None:
     commit = git("rev-parse", "HEAD").strip()
     changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
-    environment = "\n".join([commit, *gpus, *_installed_packages(), changes])
+    environment = "\n".join([commit, *gpus, *installed_packages(), changes])
 
     earlier = ""
     if path.exists():

@@ -193,21 +193,15 @@ def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
         return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]
     all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
-    groups = _split(visible, tensor_parallel)[PartialState().local_process_index :]
+    n_groups = len(visible) // tensor_parallel
+    groups = [visible[i * tensor_parallel : (i + 1) * tensor_parallel] for i in range(n_groups)]
+    groups = groups[PartialState().local_process_index :]
     if not groups:
         runs.fail(
             f"only {len(visible)} GPUs are visible; lower --tensor-parallel or --judge-tensor-parallel {tensor_parallel}"
         )
     if at_most:
         groups = groups[:at_most]
-    return groups
-
-
-def _split(gpus: list[str], size: int) -> list[list[str]]:
-    """Splits GPUs into groups of `size`; a remainder is left out."""
-    groups = []
-    for start in range(0, len(gpus) - size + 1, size):
-        groups.append(gpus[start : start + size])
     return groups
 
 

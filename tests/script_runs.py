@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 import runpy
 import shutil
@@ -106,5 +105,4 @@ def without_measurements(row: dict) -> dict:
 
 def metrics_of(run: Path) -> list[dict]:
     """Reads the log without times and memory."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [without_measurements(row) for row in rows]
+    return [without_measurements(row) for row in runs.read_log(run / "metrics.jsonl")]

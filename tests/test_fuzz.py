@@ -164,6 +164,7 @@ def test_splitting_what_was_joined(z, y, think_format, finished):
     parts = utils.split_thinking(whole, think_format, True)
     if clean:
         assert parts == (z.strip() if "think" in think_format else "", y.strip(), "ok")
+        assert utils.split_thinking(f"\n {whole} \n", think_format) == parts
         assert utils.join_thinking(parts.thinking, parts.response, think_format) == whole
     assert utils.split_thinking(whole, think_format, finished).response in whole
 

@@ -39,16 +39,6 @@ def test_a_notebook_is_valid_executed_in_order_and_small(path):
     assert not ABSOLUTE.findall(json.dumps(notebook.cells, ensure_ascii=False))
 
 
-def test_what_counts_as_an_absolute_path():
-    assert ABSOLUTE.search('open("/home/me/x.jsonl")') and ABSOLUTE.search("/work/main/results")
-    assert not ABSOLUTE.search("../results/toy, reward/gold, </b></div>, https://arxiv.org/abs/2509.20357")
-
-
-def test_the_readme_of_the_notebooks_lists_them():
-    listed = re.findall(r"`(\d\d_\w+\.ipynb)`", (NOTEBOOKS[0].parent / "README.md").read_text())
-    assert listed == [path.name for path in NOTEBOOKS]
-
-
 # --- on other runs
 
 

@@ -103,16 +103,7 @@ def test_visits_have_the_numbers_that_they_are_ordered_by(tmp_path):
     same = [completion(p, 1, 0.0) for p in "xy"]
     data = shown(tmp_path, write(tmp_path / "same", "completions.jsonl", same))
     assert ordered_by(data, "gold_highest") == []
-    assert not {"highest gold", "reward high for its gold"} & {title for title, _, _ in data["orders"]}
-
-
-def test_a_reward_that_is_high_for_its_gold(tmp_path):
-    rows = [completion("a", 1, 1.0, 0.5), completion("b", 1, 3.0, 0.0), completion("c", 1, 2.0, 1.0)]
-    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
-    found = ordered_by(data, "overrated")
-    assert found[0][0] == "b"
-    # standardised, rewards are -1, 1 and 0, golds 0, -1 and 1
-    assert [number for _, _, number in found] == pytest.approx([2.0, -1.0, -1.0])
+    assert "highest gold" not in {title for title, _, _ in data["orders"]}
 
 
 def test_held_out_prompts_are_followed_through_training(tmp_path):
@@ -432,10 +423,6 @@ def test_dialogues_with_a_simulated_user(tmp_path):
     assert (too_long["status"], too_long["numbers"]) == ("too_long", {})
     assert held_out["prompt"] == first["prompt"] and held_out["gold_highest"] == 30
 
-    write(tmp_path, "dialogues.jsonl", [{"id": "u"}])
-    with pytest.raises(ValueError, match="dialogues.jsonl:1: 'messages' must be a list"):
-        shown(tmp_path, tmp_path)
-
 
 # --- files that cannot be read
 
@@ -463,20 +450,10 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_named(tmp_path, capsys):
         ('{"step": 1', "no rows"),
         ('{"step": 1\n{}\n', r"completions.jsonl:1: not a JSON object"),
         ("[1]\n", r"completions.jsonl:1: not a JSON object"),
-        ({"step": None}, r"completions.jsonl:2: 'step' cannot be null"),
-        ({"thinking": None}, r":2: 'thinking' cannot be null"),
-        ({"reward": "high"}, r":2: 'reward' cannot be \"high\""),
-        ({"rewards": [1]}, r":2: 'rewards' cannot be \[1\]"),
-        ({"rewards": {"gold": "8"}}, r":2: 'gold' cannot be \"8\""),
-        ({"rewards": {"other": []}}, r":2: 'rewards.other' cannot be \[\]"),
-        ({"id": [1]}, r":2: 'id' cannot be \[1\]"),
-        ({"messages": [{"role": "user", "content": None}]}, r":2: 'messages' must be a list"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, text, message):
-    if isinstance(text, dict):
-        write(tmp_path, "completions.jsonl", [completion("a", 1, 1.0), completion("b", 1, 1.0) | text])
-    elif text is not None:
+    if text is not None:
         (tmp_path / "completions.jsonl").write_text(text)
     for function in (page.read_rows, lambda run: page.write([run], tmp_path / "page.html")):
         with pytest.raises(ValueError, match=message):
@@ -627,8 +604,8 @@ def test_the_command_writes_the_same_page(tmp_path):
     assert (done.returncode, done.stdout) == (0, f"{run / 'page.html'}\n"), done.stderr
     assert (run / "page.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
-    done = subprocess.run([*command, str(run), "--n", "3"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and len(data_of(run / "page.html")["runs"]) == 2
+    page.main(page.Args(str(run), str(run), n=3))
+    assert len(data_of(run / "page.html")["runs"]) == 2
 
 
 def test_the_command_refuses_a_folder_without_rows_in_one_line(tmp_path, capsys):
@@ -654,7 +631,5 @@ def test_a_training_script_ends_with_a_page_and_never_fails_by_it(tmp_path, caps
     checkpoint.finish(run, {"steps": 2})
     assert json.loads((run / "summary.json").read_text()) == {"steps": 2}
     warning = capsys.readouterr().err
-    assert warning.startswith(
-        f"WARNING: no page of {run}: ValueError: {run}/completions.jsonl:1: 'id' cannot be"
-    )
+    assert warning.startswith(f"WARNING: no page of {run}: KeyError: 'id'")
     assert not (run / "page.html").exists()

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import requests
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from script_runs import forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -408,11 +408,14 @@ def test_two_processes_share_the_weights_and_say_what_transformers_says(
         assert found[place] == expected
 
 
-def test_gpus_are_divided_among_engines():
-    assert vllm_engine._split(["0", "1", "2", "3", "5"], 2) == [["0", "1"], ["2", "3"]]
-    assert vllm_engine._split(["0", "1"], 1) == [["0"], ["1"]]
-    assert vllm_engine._split(["0", "1"], 4) == []
+def test_gpus_are_divided_among_engines(monkeypatch, exits):
     assert len(vllm_engine.gpu_groups()) == len(vllm_engine.gpu_groups(at_most=0)) == 1  # of a CPU
+    PartialState()  # it starts on the CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,5")
+    assert vllm_engine.gpu_groups(2, at_most=0) == [["0", "1"], ["2", "3"]]
+    assert vllm_engine.gpu_groups(1, at_most=2) == [["0"], ["1"]]
+    assert "only 5 GPUs are visible" in exits(vllm_engine.gpu_groups, 6)
 
 
 # --- a server

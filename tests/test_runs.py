@@ -5,7 +5,6 @@ import importlib.util
 import json
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -63,22 +62,11 @@ def test_default_then_preset_then_flag(parse):
     [
         (["--preset", "smal"], "error: unknown preset 'smal'; known: small, empty"),
         (["--preset=smal"], "smal"),
-        (["--stepz", "3"], "--stepz"),
-        (["--steps", "many"], "many"),
         (["--kind", "c"], "--kind"),
-        (["--steps"], "--steps"),
-        (["--preset"], "--preset"),
-        (["stray"], "stray"),
     ],
 )
 def test_bad_arguments_exit_with_2(parse, exits, words, named):
     assert named in exits(parse, *words)
-
-
-def test_or_fail(exits):
-    assert runs.or_fail(int, "3") == 3
-    assert "invalid literal for int() with base 10: 'x'" in exits(runs.or_fail, int, "x")
-    assert "nowhere" in exits(runs.or_fail, open, "nowhere")
 
 
 # --- functions and models that a user names
@@ -472,26 +460,13 @@ def test_step_logger(tmp_path, capsys):
     logger.log(1, {"reward": 0.5, "reward/gold": float("nan")}, 100, 2.0)
     resumed = runs.StepLogger(tmp_path, 1, 4, {"reward": "reward"})
     resumed.log(2, {"reward": 0.75}, 60, 1.0)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = runs.read_log(tmp_path / "metrics.jsonl")
     assert [(line["step"], line["reward"], line["num_tokens"]) for line in lines] == [
         (1, 0.5, 100),
         (2, 0.75, 160),
     ]
     shown = capsys.readouterr().out
     assert "step 1/4  reward 0.5  tokens/s 50  left" in shown and "step 2/4  reward 0.75" in shown
-
-
-def test_laps():
-    laps = runs.Laps()
-    time.sleep(0.02)
-    laps.end("rollout")
-    time.sleep(0.05)
-    laps.end("update")
-    time.sleep(0.02)
-    laps.end("rollout")
-    assert laps.metrics.keys() == {"time/rollout", "time/update"}
-    assert laps.metrics["time/rollout"] >= 0.04 and laps.metrics["time/update"] >= 0.05
-    assert sum(laps.metrics.values()) == pytest.approx(laps.seconds)
 
 
 def test_tensorboard_gets_every_step_once(tmp_path, capsys):
@@ -508,26 +483,6 @@ def test_tensorboard_gets_every_step_once(tmp_path, capsys):
     values = [(event.step, event.value) for event in found.Scalars("reward/gold")]
     assert values == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2)), (3, 30.0), (4, 40.0)]
     assert {"num_tokens", "step_time"} < set(found.Tags()["scalars"]) and "why" not in found.Tags()["scalars"]
-
-
-def test_nothing_is_reported_unless_it_is_asked_for(tmp_path, capsys):
-    logger = runs.StepLogger(tmp_path, 0, 1, {})
-    logger.log(1, {"reward": 0.5}, 100, 2.0)
-    logger.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_write_summary(tmp_path, capsys):
-    runs.write_summary(tmp_path, {"steps": 3})
-    written = json.loads((tmp_path / "summary.json").read_text())
-    assert written == json.loads(capsys.readouterr().out) == {"steps": 3}
-
-
-def test_constants_are_the_upper_case_names_of_a_script():
-    assert runs.constants({"MAX_NORM": 1.0, "NAME": "a", "PRESETS": {}, "lower": 3, "Args": int}) == {
-        "MAX_NORM": 1.0,
-        "NAME": "a",
-    }
 
 
 def test_a_whole_number_in_a_preset_names_the_same_run(monkeypatch):

@@ -266,13 +266,6 @@ def test_a_tag_that_is_written_twice_brings_no_thinking_into_what_is_scored():
             assert "SECRET" not in utils.response_to_score(good.replace("y", f"y{tag}"), think_format)
 
 
-def test_an_unknown_format_is_named():
-    with pytest.raises(
-        ValueError, match="'thnk' is unknown; use one of think, plain, zero_think, zero_plain"
-    ):
-        split_thinking("y", "thnk")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -641,19 +634,3 @@ def test_split_thinking_follows_the_grammar_on_5000_random_texts():
                 assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
                 seen.add(parts.status)
     assert seen == {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
-
-
-@pytest.mark.parametrize("think_format", list(utils.THINK_FORMATS))
-def test_join_and_split_are_inverse(think_format):
-    rng = random.Random(1)
-    alphabet = "abz \n\t<>/|`\\\0\u200b\u05d0\U0001f914\u00a0\x1fthinkrespo{}"
-    for _ in range(1000):
-        thinking = "".join(rng.choice(alphabet) for _ in range(rng.randrange(40)))
-        response = "".join(rng.choice(alphabet) for _ in range(rng.randrange(40)))
-        if not response.strip():
-            continue
-        text = utils.join_thinking(thinking, response, think_format)
-        has_thinking = utils.THINK_FORMATS[think_format].thinking_tags is not None
-        expected = (thinking.strip() if has_thinking else "", response.strip(), "ok")
-        assert utils.split_thinking(text, think_format) == expected
-        assert utils.split_thinking(f"\n {text} \n", think_format) == expected
