@@ -9,7 +9,6 @@ from pathlib import Path
 
 import langdetect
 import pytest
-from test_verified import nltk_data  # noqa: F401
 
 from data import constraints, make_instructions
 from rewards import verified
@@ -141,7 +140,7 @@ def satisfying_answer(row: dict) -> str:
     return text
 
 
-def test_every_row_can_be_answered(nltk_data, tmp_path):  # noqa: F811
+def test_every_row_can_be_answered(nltk_data, tmp_path):
     rows = written(tmp_path, n=800)
     families = {name for row in rows for name in row["instruction_id_list"]}
     assert families == constraints.FAMILIES.keys()
@@ -221,7 +220,7 @@ def test_words_of_a_row_do_not_contain_each_other():
         assert {"dragon", "village"} <= set(words)
 
 
-def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_path):  # noqa: F811
+def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_path):
     excludes = constraints.conflicts()
     assert "change_case:english_capital" in excludes["change_case:english_lowercase"]  # IFEval's table
     assert "punctuation:no_comma" in excludes["combination:repeat_prompt"]  # ours
@@ -231,7 +230,7 @@ def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_
             assert not excludes[name] & set(names[:i] + names[i + 1 :])
 
 
-def test_prompt_is_kept_and_the_seed_decides(nltk_data, tmp_path):  # noqa: F811
+def test_prompt_is_kept_and_the_seed_decides(nltk_data, tmp_path):
     rows = written(tmp_path, n=40, seed=3)
     for row in rows:
         text = row["messages"][0]["content"]
@@ -269,7 +268,7 @@ def test_prompts_that_are_left_out(reason, text):
     assert make_instructions.reason_to_drop([*turns, *turns[:1]], longest=400) == "several_turns"
 
 
-def test_prompts_of_the_benchmark_are_left_out(nltk_data, tmp_path, capsys):  # noqa: F811
+def test_prompts_of_the_benchmark_are_left_out(nltk_data, tmp_path, capsys):
     data = tmp_path / "data.json.gz"
     same = f"Please answer. {PROMPTS[1].upper()}!"
     data.write_bytes(gzip.compress(json.dumps([{"key": 1, "prompt": same}]).encode()))
