@@ -504,7 +504,7 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def guard(run: Path, accelerator: Accelerator):
+def guard(run: Path, accelerator: Accelerator, sampler=None):
     """Ends a training loop when it stalls, fails or raises Stopped; says from where --resume continues."""
     _hold_process_group()
     try:
@@ -514,7 +514,7 @@ def guard(run: Path, accelerator: Accelerator):
         accelerator.print(
             f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
         )
-        leave()
+        leave(sampler)
         sys.exit(watchdog.STOPPED)
     except (Exception, SystemExit) as error:  # SystemExit: such as a judge's budget that is spent
         whole = [folder.name for folder in numbered(run) if (folder / "complete").exists()]
@@ -541,8 +541,10 @@ def _hold_process_group() -> None:
         _HELD_GROUPS.append(torch.distributed.group.WORLD)
 
 
-def leave() -> None:
-    """Leaves the process group together with all other processes."""
+def leave(sampler=None) -> None:
+    """Closes the sampler, and leaves the process group together with all other processes."""
+    if sampler:
+        sampler.close()  # first: vLLM in this process has groups of its own within the process group
     if torch.distributed.is_initialized():
         _hold_process_group()
         PartialState().wait_for_everyone()
@@ -553,9 +555,7 @@ def finish(run: Path, summary: dict, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
     runs.write_summary(run, summary)
     PartialState().wait_for_everyone()
-    if sampler:
-        sampler.close()  # vLLM in this process takes the process group with it
-    leave()
+    leave(sampler)
     if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
         runs.or_warn(f"no model card of {run}", model_card.write, run)
         runs.or_warn(f"no page of {run}", page.write, [run], run / "page.html")

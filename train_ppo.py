@@ -582,7 +582,7 @@ def main(args: Args) -> None:
     pad_token_id = tokenizer.pad_token_id
     collapse_reason = ""  # not empty once the policy has collapsed and the run must end
     number = first_step  # of the last step that is trained
-    with checkpoint.guard(run, accelerator):  # ends the run in order on stalls, SIGTERM and errors
+    with checkpoint.guard(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # where held_out.jsonl's curves begin
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)

@@ -616,7 +616,7 @@ def main(args: Args) -> None:
     format_guard = rollout.FormatGuard(args, "max_turn_tokens")
     pad_token_id = tokenizer.pad_token_id
     number = first_step  # of the last step that is trained
-    with checkpoint.guard(run, accelerator):
+    with checkpoint.guard(run, accelerator, sampler):
         for step in range(first_step, args.steps):
             number = step + 1
             laps = runs.Laps()

@@ -75,17 +75,22 @@ def read_launch(command: list[str]) -> tuple[Namespace, dict[str, str]]:
     return args, environment | {"WORLD_SIZE": "2"}
 
 
-def finished(command: list[str]) -> str:
-    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of one ends both."""
-    args, environment = read_launch(command)
+def started_ranks(command: list, output: Path) -> list[BaseProcess]:
+    """Starts the processes of `python -m accelerate.commands.launch ...`; all write to the end of the file `output`."""
+    args, environment = read_launch([str(word) for word in command])
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": args.master_port, "LOCAL_WORLD_SIZE": "2"}
     script = [args.training_script, *args.training_script_args]
+    processes = []
+    for rank in ("0", "1"):
+        of_rank = environment | {"RANK": rank, "LOCAL_RANK": rank}
+        processes.append(started(script, output, of_rank))
+    return processes
 
+
+def finished(command: list[str]) -> str:
+    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of one ends both."""
     with tempfile.NamedTemporaryFile("r") as output:
-        processes = []
-        for rank in ("0", "1"):
-            of_rank = environment | {"RANK": rank, "LOCAL_RANK": rank}
-            processes.append(started(script, Path(output.name), of_rank))
+        processes = started_ranks(command, Path(output.name))
         running = {process.sentinel: process for process in processes}
         while running:
             for sentinel in connection.wait(running):

@@ -299,7 +299,7 @@ def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
     (tmp_path / "optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
     policy.start_accelerator()
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        checkpoint.load_optimizer(tmp_path, "", optimizer)
+        checkpoint.load_optimizer(tmp_path, "model", optimizer)
 
 
 # --- keys

@@ -656,11 +656,11 @@ def test_resume_after_a_kill(serve, files, tmp_path):  # noqa: F811
     with pytest.raises(SystemExit):  # neither --resume nor --overwrite
         run(server, tmp_path / "run", args)
     assert run(server, tmp_path / "run", args, resume=True) == whole
-    assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
+    assert len(sent(server)) == 63 + 43  # 20 replies stay in the store
     with pytest.raises(SystemExit) as ended:  # finished
         run(server, tmp_path / "run", args, resume=True)
     assert ended.value.code == 0 and json.loads((tmp_path / "run" / "summary.json").read_text()) == whole
-    assert len(sent(server)) == 63 + 44  # of the 20 calls that stay in the store one is that of one token
+    assert len(sent(server)) == 63 + 43  # 20 replies stay in the store
 
 
 def test_after_an_outage_the_judge_is_asked_again(serve, files, tmp_path, capsys, monkeypatch):  # noqa: F811

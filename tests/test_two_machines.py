@@ -1,9 +1,8 @@
-"""The launch file of two machines, on two CPU processes: a machine is a launcher with one process, as on 127.0.0.1."""
+"""The launch file of two machines, on two CPU processes. Each is the one that accelerate's launcher would start there."""
 
 import json
 import math
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,15 +44,25 @@ def shapes_of(model: Path) -> dict[str, tuple]:
     return {name: tuple(weight.shape) for name, weight in weights_of(model).items()}
 
 
+def run_both(prompts: Path, outs: list[Path], folder: Path) -> tuple[list[int], list[str]]:
+    """Runs the process that each machine's launcher would start; returns their exit codes and outputs."""
+    processes = []
+    for rank, command in enumerate(commands_of_two(prompts, outs)):
+        args, environment = launch.read_launch(command)
+        environment |= {"MASTER_ADDR": args.main_process_ip, "MASTER_PORT": str(args.main_process_port)}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        script = [args.training_script, *args.training_script_args]
+        processes.append(launch.started(script, folder / f"output-{rank}", environment))
+    for process in processes:
+        process.join()
+    printed = [(folder / f"output-{rank}").read_text() for rank in (0, 1)]
+    return [process.exitcode for process in processes], printed
+
+
 def test_two_machines_write_one_run(prompts, tmp_path):
     run = tmp_path / "run"
-    machines = []
-    for command in commands_of_two(prompts, [run, run]):
-        machines.append(
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    printed = [machine.communicate()[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], printed[0][-3000:] + printed[1][-3000:]
+    codes, printed = run_both(prompts, [run, run], tmp_path)
+    assert codes == [0, 0], printed[0][-3000:] + printed[1][-3000:]
 
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
@@ -65,22 +74,11 @@ def test_two_machines_write_one_run(prompts, tmp_path):
     written = {path.name for path in (run / "checkpoint-2").iterdir()}
     assert {"optimizer-rank0.pt", "optimizer-rank1.pt", "complete"} < written
     assert shapes_of(run / "model") == shapes_of(ROOT / "data/toy/base")
-    assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "run"}
+    assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "run", "output-0", "output-1"}
 
 
 def test_a_machine_that_does_not_share_the_disk_is_named(prompts, tmp_path):
-    """The two processes that the launchers of the test above would start."""
-    processes = []
-    for rank, command in enumerate(commands_of_two(prompts, [tmp_path / "a", tmp_path / "b"])):
-        args, environment = launch.read_launch(command)
-        environment |= {"MASTER_ADDR": args.main_process_ip, "MASTER_PORT": str(args.main_process_port)}
-        environment |= {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        script = [args.training_script, *args.training_script_args]
-        processes.append(launch.started(script, tmp_path / f"output-{rank}", environment))
-    for process in processes:
-        process.join()
-    codes = [process.exitcode for process in processes]
-    printed = [(tmp_path / f"output-{rank}").read_text() for rank in (0, 1)]
+    codes, printed = run_both(prompts, [tmp_path / "a", tmp_path / "b"], tmp_path)
     reason = f"on {socket.gethostname()} is not the folder that process 0 writes"
     assert 0 not in codes and all(reason in text for text in printed), printed[0][-3000:]
     assert not list(tmp_path.glob("*/checkpoint-*")) and not (tmp_path / "a" / "metrics.jsonl").exists()

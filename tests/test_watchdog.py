@@ -28,7 +28,7 @@ import train_grpo
 import utils
 import watchdog
 from rewards.preference import load_reward_model
-from launch import DDP, started
+from launch import DDP, started, started_ranks
 from script_runs import run_here, write_prompts
 from test_endpoint import ChatServer, Fault
 
@@ -456,11 +456,17 @@ def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp
     assert [row["step"] for row in rows_of(run)] == list(range(1, len(rows_of(run)) + 1))
 
     step = whole_steps(run)[-1]
-    # without checkpoints: while one is written, ten times as long may pass
-    process = start([*words, "--resume", "--save-steps", "1000"])
-    wait_for_step(process, run, step + 4)  # the log of the run before reaches to step + 2 at most
-    rank_1(process).suspend()
-    code, text = end_of(process)
-    assert code == 1 and "no rank has made progress for 6 seconds" in text, text[-3000:]
+    # forked, as the launcher has no part in it; without checkpoints: while one is written, ten times as long may pass
+    output = tmp_path / "output"
+    ranks = started_ranks([*words, "--resume", "--save-steps", "1000"], output)
+    while not any(
+        row["step"] >= step + 4 for row in rows_of(run)
+    ):  # the log of the run before reaches to step + 2 at most
+        assert all(rank.is_alive() for rank in ranks), output.read_text()[-3000:]
+        time.sleep(0.05)
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    code, text = end_of_fork(ranks[0], output)
+    ranks[1].kill()
+    assert code == 124 and "no rank has made progress for 6 seconds" in text, text[-3000:]
     for rank in (0, 1):
         assert "most recent call first" in (run / f"stacks-rank{rank}.txt").read_text()

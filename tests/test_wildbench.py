@@ -1000,16 +1000,6 @@ def test_a_judge_that_fails_takes_nothing_from_the_folder_that_is_to_be_overwrit
     assert (tmp_path / "run" / "summary.json").exists() and sorted((tmp_path / "run").iterdir()) == before
 
 
-def test_the_check_counts_in_the_budget(tasks, server, judge_url, run, tmp_path):
-    """A call costs 5 cents, and 8 of them 40; the check is one of the 8 that the budget allows."""
-    paid = ("--judge", "m", "--judge-url", judge_url, "--price", 0, 1e4, "--judge-max-tokens", 5)
-    done = run(
-        *LOCAL, "--limit", 8, "--tasks", tasks, *paid, "--budget", 0.4, "--out", tmp_path / "r", ok=False
-    )
-    assert done.returncode == 2 and "could pass the budget" in done.stderr
-    assert len(server.requests) == 7 and len(server.checks) == 1
-
-
 def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
     """Two seeds of one row have a mean; another reference, another endpoint or another template has not."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
