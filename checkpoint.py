@@ -165,12 +165,14 @@ def copy_model(source: Path, folder: Path) -> None:
 
     Where the disk has hard links, the weights take no room twice.
     """
-    for old, new in ((adapter_of(source), adapter_of(folder)), (source, folder)):
-        if old.exists():
-            part = _part_of(new)
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(old, part, copy_function=_link_weights)
-            _replace(new, part)
+    copies = [(source, folder)]
+    if adapter_of(source).exists():
+        copies.insert(0, (adapter_of(source), adapter_of(folder)))
+    for old, new in copies:
+        part = _part_of(new)
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(old, part, copy_function=_link_weights)
+        _replace(new, part)
 
 
 def _link_weights(source: str, target: str) -> None:

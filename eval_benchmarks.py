@@ -394,10 +394,15 @@ def score_stored(args: Args) -> None:
 def wildbench_command(words: list[str]) -> list[str]:
     """Returns the command of eval_wildbench.py for wildbench-g; `words` are its flags, or three named as they are here."""
     names_there = {"--data": "--tasks", "--from": "--from-judgments", "--temperature": "--temperatures"}
-    words = [names_there.get(word, word) for word in words]
+    renamed = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        renamed.append(names_there.get(name, name) + equals + value)
     # before the user's words, as the last of two --top-p counts
     flags = ["--mode", "reward", "--references", "gemini-flash", "--top-p", "0.95"]
-    return [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *flags, *words]
+    if "paper" in words or "--protocol=paper" in words:
+        flags += ["--orders", "random"]  # the paper's code asks once about a task
+    return [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *flags, *renamed]
 
 
 def main(args: Args) -> None:

@@ -366,7 +366,8 @@ def load_classifier(
         path = str(folder)
     config = utils.load_config(path)
     config.num_labels = 1
-    config.classifier_dropout = 0.0  # a token classifier has 0.1
+    if task_type == "TOKEN_CLS":
+        config.classifier_dropout = 0.0  # its default is 0.1
     dtype = "float32"
     if args.lora_r:  # but for the adapter and the head nothing learns
         dtype = utils.compute_dtype(args.dtype)

@@ -200,11 +200,11 @@ def _check_bitsandbytes(args) -> None:
 def refuse_unused(reasons: dict[str, str]) -> None:
     """Exits with 2 for a flag on the command line that has no effect.
 
-    `reasons`: {flag: why it has no effect, or "" where it has one}.
+    `reasons`: {flag: why it has no effect}.
     """
     typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
     for flag, reason in reasons.items():
-        if reason and flag in typed:
+        if flag in typed:
             fail(f"{flag} does nothing {reason}; leave it out")
 
 

@@ -347,6 +347,8 @@ def resolve(args: Args) -> Args:
         raise BadInput("--teacher is for traces and plans; leave it out")
     if not name:
         raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
+    if args.n is not None and args.n < 1:
+        raise BadInput(f"--n {args.n}: keep at least 1 row")
     if args.revision and sources.is_local(name):
         raise BadInput("--revision is for hub data sets; leave it out")
     for file in args.exclude:

@@ -367,8 +367,6 @@ def grpo_of_random_models(runner: Runner, name: str, size: str, *words, use_vllm
     bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)  # one, behind that which warms up
     _, *flags = bench.our_command("grpo", runner.random_models(size), runner.folder / name, bench_args)
     if not use_vllm:
-        place = flags.index("--vllm-memory")  # refused without vLLM
-        del flags[place : place + 2]
         # transformers samples slowly, and goes on for all completions until the longest has ended
         limit = min(bench_work.SIZES[size]["max_tokens"], 512)
         # of a flag that is given twice the last counts

@@ -28,7 +28,8 @@ def check(args) -> None:
     for name, function in functions.items():
         if name not in rewards.REWARDS:
             _check_signature(name, function)
-    _check_buffer(runs.or_fail(reward_options, args), args.max_completion_tokens)
+    _check_values(runs.or_fail(reward_options, args))
+    _check_limits(runs.or_fail(reward_options, args), args.max_completion_tokens)
     _refuse_what_the_floor_undoes(args, spec)
 
     asked = {name: asked_for(function) for name, function in functions.items()}
@@ -122,8 +123,24 @@ def _check_signature(name: str, function: Callable) -> None:
         runs.fail(f"--rewards: {name} must take rows as its first parameter ({e})")
 
 
-def _check_buffer(options: dict[str, dict], max_tokens: int) -> None:
-    """Exits with 2 if the buffer of `overlong` is longer than the limit: it would punish every completion."""
+def _check_values(options: dict[str, dict]) -> None:
+    """Exits with 2 if a verifier's value for what is right is not above the 0 for what is wrong."""
+    for name in VERIFIERS:
+        if name in options and options[name].get("value", 1.0) <= 0:
+            runs.fail(
+                f"--reward-args {name}.value must be above 0; "
+                f"to punish what is right, give {name} a weight below 0"
+            )
+
+
+def _check_limits(options: dict[str, dict], max_tokens: int) -> None:
+    """Exits with 2 if an option has a number with which its reward cannot be computed, or means nothing."""
+    for place in ("code.workers", "repetition.n"):
+        name, _, option = place.partition(".")
+        if name in options and options[name][option] < 1:
+            runs.fail(f"--reward-args {place} must be 1 or more, not {options[name][option]}")
+    if "pairwise" in options and options["pairwise"]["opponents"] < 0:
+        runs.fail("--reward-args pairwise.opponents must be 0 (all others) or more")
     if "overlong" in options and not 0 <= options["overlong"]["buffer"] <= max_tokens:
         runs.fail(
             f"--reward-args overlong.buffer must be from 0 (a quarter of the limit) to --max-completion-tokens "

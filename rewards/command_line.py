@@ -185,9 +185,13 @@ def parse_value(text: str, default, annotation):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = None
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or (kind is tuple and len(value) != len(default)):
+    if kind is float:
+        value = _finite(text)
+    fits = type(value) is kind
+    if fits and kind is tuple:
+        numbers = [part for part in value if type(part) in (int, float) and isfinite(part)]
+        fits = len(numbers) == len(value) == len(default)
+    if not fits:
         raise ValueError(f"{text!r} cannot be read as {kind.__name__}; its default is {default!r}")
     return value
 

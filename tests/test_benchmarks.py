@@ -1520,6 +1520,11 @@ def test_wildbench_g_is_wildbench_with_its_references(monkeypatch):
         args = runs.parse_args(eval_wildbench.Args, {})
         assert (args.mode, tuple(args.references), args.orders) == ("reward", ("gemini-flash",), "random")
         assert (str(args.tasks), tuple(args.temperatures), args.top_p) == ("t.jsonl", (0.5,), top_p)
+    for words in ("--data=t.jsonl --protocol paper", "--data t.jsonl --protocol=paper"):
+        command = eval_benchmarks.wildbench_command(words.split())
+        monkeypatch.setattr(sys, "argv", command[1:])
+        args = runs.parse_args(eval_wildbench.Args, {})
+        assert (str(args.tasks), args.protocol, args.orders) == ("t.jsonl", "paper", "random")
 
 
 # --- everything is checked before it costs

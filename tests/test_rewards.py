@@ -350,10 +350,13 @@ def test_options_from_the_command_line(tmp_path):
         ("value=1", "write NAME.OPTION=VALUE"),
         ("math.value=ten", "'ten' cannot be read as float; its default is 1.0"),
         ("math.no_eos=nan", "'nan' cannot be read as float"),
+        ("math.no_eos=1e999", "'1e999' cannot be read as float"),
+        ("math.value=0", "math.value must be above 0"),
         ("code.partial=1", "'1' cannot be read as bool; its default is False"),
         ("code.workers=2.5", "'2.5' cannot be read as int"),
         ("cosine.right=1", "'1' cannot be read as tuple; its default is (1.0, 0.5)"),
         ("cosine.right=1,2,3", "'1,2,3' cannot be read as tuple"),
+        ("cosine.right=1,'a'", "cannot be read as tuple"),
         ("instructions.rule=lax", "'lax' is not one of strict, loose"),
         ("unclear.limit=3", "its default is None, so annotate it with a type"),
         ("unclear.words=a", "'a' cannot be read as list"),
@@ -369,6 +372,9 @@ def test_wrong_options_are_refused(word, message, tmp_path, capsys):
 @pytest.mark.parametrize(
     "word, message",
     [
+        ("code.workers=0", "code.workers must be 1 or more, not 0"),
+        ("repetition.n=0", "repetition.n must be 1 or more, not 0"),
+        ("pairwise.opponents=-1", "pairwise.opponents must be 0 (all others) or more"),
         ("overlong.buffer=101", "overlong.buffer must be from 0 (a quarter of the limit)"),
         ("overlong.buffer=-1", "overlong.buffer must be from 0 (a quarter of the limit)"),
         ("math.no_eos=-10", "math.no_eos=-10 does nothing with --on-bad-format floor"),
@@ -376,7 +382,7 @@ def test_wrong_options_are_refused(word, message, tmp_path, capsys):
     ],
 )
 def test_options_that_cannot_work_are_said_first(word, message, tmp_path, capsys):
-    words = ("math:1", "overlong:soft", "cosine:1")
+    words = ("math:1", "code:1", "repetition:0.1", "overlong:soft", "pairwise:1", "cosine:1")
     with pytest.raises(SystemExit) as e:
         rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
     assert e.value.code == 2 and message in capsys.readouterr().err
