@@ -14,7 +14,7 @@ checks it.
     folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
     learners = {"model": policy.load_learner(args, args.model, folder, accelerator)}
     checkpoint.load_optimizers(folder, learners)
-    with checkpoint.guard(run, accelerator):             # SIGTERM, stalls, errors
+    with checkpoint.guard(run, accelerator, sampler):    # SIGTERM, stalls, errors
         for step in range(first_step, args.steps):
             checkpoint.seed_step(args.seed, step, accelerator)
             members = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
@@ -507,7 +507,11 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def guard(run: Path, accelerator: Accelerator, sampler=None):
-    """Ends a training loop when it stalls, fails or raises Stopped; says from where --resume continues."""
+    """Ends a training loop when it stalls, fails or raises Stopped; says from where --resume continues.
+
+    Args:
+        sampler: of a loop that generates, or None; a run that was stopped closes its vLLM.
+    """
     _hold_process_group()
     try:
         with watchdog.stoppable(), watchdog.watched():

@@ -296,12 +296,9 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     if args.name == "creativewriting3":  # the names that a reply must have are in the data
         criteria, _ = creativewriting3.load_criteria(Path(args.data))
         parse = partial(parse, criteria=criteria)
-    attempts = 4
-    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
-        attempts = 1
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, parse, run, attempts)
+    replies = shared.ask_judge(args, flat_requests, parse, run, shared.judge_attempts(args.protocol))
 
     rows = []
     next_reply = iter(replies)

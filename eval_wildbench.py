@@ -234,10 +234,7 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
-    attempts = 4
-    if args.protocol == "paper":  # in its code the first reply counts, whatever it is
-        attempts = 1
-    replies = shared.ask_judge(args, requests, parse, run, attempts)
+    replies = shared.ask_judge(args, requests, parse, run, shared.judge_attempts(args.protocol))
     for verdict, reply in zip(missing, replies, strict=True):
         verdict[key] = reply.value
         verdict["invalid"] = reply.error

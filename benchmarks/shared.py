@@ -432,6 +432,13 @@ def is_behind_endpoint(judge: str) -> bool:
     return judge != "" and not is_local(judge) and ".py:" not in judge
 
 
+def judge_attempts(protocol: str) -> int:
+    """Returns how often a judge is asked until its reply can be read: in the authors' code the first reply counts."""
+    if protocol == "paper":
+        return 1
+    return 4
+
+
 def ask_judge(
     args, requests: list[dict], parse: Callable[[str], Any], run: Path, attempts: int = 4
 ) -> list[Reply]:
