@@ -118,9 +118,11 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     check_values(args)
 
     turned_on_lora = getattr(args, "lora_r", 0) and not default.lora_r
-    if is_first_process and turned_on_lora and args.learning_rate == default.learning_rate:
-        rate = f"--learning-rate {args.learning_rate:g}"
-        print(f"WARNING: {rate} is that of full training; LoRA wants about ten times as much")
+    for field in ("learning_rate", "critic_learning_rate"):
+        rate = getattr(args, field, None)
+        if is_first_process and turned_on_lora and rate is not None and rate == getattr(default, field):
+            flag = "--" + field.replace("_", "-")
+            print(f"WARNING: {flag} {rate:g} is that of full training; LoRA wants about ten times as much")
     return args
 
 

@@ -154,7 +154,8 @@ class Args:
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: float = 0.2
-    """The ratio is clipped below 1 - epsilon and above 1 + epsilon (released configs); unused with cispo."""
+    """The ratio is clipped below 1 - epsilon and above 1 + epsilon (released configs); unused with cispo,
+    and with one update a rollout, where the ratio is 1."""
     epsilon_high: float | None = None
     """The ratio is clipped above 1 + epsilon_high; None: as `epsilon`. 0.28 is DAPO's clip-higher. With cispo it is
     the highest ratio itself; None: CISPO_CAP."""
@@ -541,6 +542,10 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     unused = {}  # flags, and why they would do nothing
     if not args.vllm_server_url and not rollout.use_vllm(args.rollout):
         unused["--importance-correction"] = "without --rollout vllm"
+    if args.updates_per_rollout * args.num_iterations == 1:
+        unused["--epsilon"] = unused["--epsilon-high"] = (
+            "with one update a rollout, where no ratio is clipped"
+        )
     if args.loss_type == "cispo":
         unused["--epsilon"] = "with --loss-type cispo"
     # with the reward `process` it still divides that one's advantages
@@ -553,12 +558,7 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
     """Prints what samples, on how many processes, and how often a judge of --gold will be asked."""
     samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
-    if args.gold.startswith("judge:"):
-        n_calls = args.prompts_per_step * args.group_size
-        accelerator.print(
-            f"--gold: its judge is asked about every training completion, {n_calls} calls a step, "
-            f"{args.steps * n_calls} in all"
-        )
+    gold.announce_judge(args, args.prompts_per_step * args.group_size, accelerator)
 
 
 def main(args: Args) -> None:

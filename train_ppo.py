@@ -4,18 +4,21 @@ A step, for P prompts with one completion each; V_t is the critic's value of the
 
     1. rollout     sample a completion of every prompt
     2. reward      r = what the reward model gives, on the completion's last token; NaN where there is none
-    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k), whitened over the step's tokens
+    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k);   R_t = A_t + V_t
+                   then A is whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
-                   critic: minimise  mean over tokens of  half the clipped squared error of V_t to A_t + V_t
+                   critic: minimise  mean over tokens of  half the clipped squared error of V_t to R_t
     5. log         a line of metrics, and the completions
     6. checks      that end a run which can teach nothing
     7. save        at times, after held-out prompts are measured
 
 For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
-The critic is a model of its own with its own optimizer.
+The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on conversations, where masks
+also leave out the user's turns.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
-    python train_ppo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
+    python train_ppo.py --model results/sft-think/model --lora-r 64 \\
+        --learning-rate 1e-5 --critic-learning-rate 1e-4                                     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
         --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
 
@@ -142,14 +145,14 @@ class Args:
     kl_coef: float = 1e-3
     """Weight of the penalty (table 7)."""
     epsilon: float = 0.2
-    """Clip range of the ratio (released configs)."""
+    """Clip range of the ratio (released configs); with one update a rollout the ratio is 1."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
     critic: str = "policy"
     """What the critic starts from. policy: the policy's start, with a new head at zero; reward_model:
     --reward-model with its head, whose tokenizer must be the policy's; or a folder."""
     critic_learning_rate: float = 1e-5
-    """Constant (table 7)."""
+    """Constant (table 7). LoRA wants about ten times as much."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -200,7 +203,8 @@ class Args:
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
 GAMMA = 1.0  # discount (released configs)
-VALUE_CLIP = 0.5  # how far a value may move from the rollout's before its gradient is cut (released configs)
+# how far a value may move from the rollout's, towards the return, before its gradient is cut (released configs)
+VALUE_CLIP = 0.5
 
 COLUMNS = {  # on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -219,14 +223,14 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
 
 
 def gae(
-    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+    rewards_B_T: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes advantages A, and returns A + V, by generalised advantage estimation (1506.02438, eq. 16).
 
     A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; after the last token A = V = 0.
 
     Args:
-        rewards, values: (B, T); a value is that of the text before the token.
+        rewards_B_T, values: (B, T); a value is that of the text before the token.
         mask: (B, T), 1 on the policy's tokens. Others (padding, a user's turn) get 0, and t + 1 skips them.
     """
     advantages = torch.zeros_like(values)
@@ -234,7 +238,7 @@ def gae(
     next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.size(1))):
         is_policy = mask[:, t].bool()
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        delta = rewards_B_T[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
         next_advantage = torch.where(is_policy, advantage, next_advantage)
         next_value = torch.where(is_policy, values[:, t], next_value)
@@ -305,9 +309,10 @@ def policy_loss(
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns half the squared error (B, T) of values, and where the clipped value's counts (B, T, bool).
+    """Returns the critic's loss of each token (B, T), and where it is clipped (B, T, bool).
 
-    The larger error counts: that of the value, or of the value held within `clip` of the rollout's.
+    The loss is half the larger of two squared errors: that of the value, and that of the value held within `clip` of the
+    rollout's. It is clipped where the second is larger: there it has no gradient.
     """
     moved = values - old_values
     held = old_values + moved.clamp(-clip, clip)
@@ -321,12 +326,13 @@ def value_loss(
 
 
 def find_critic(args: Args, tokenizer) -> str:
-    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer."""
+    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer, or lacks weights."""
     path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
     if path != args.model and utils.load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         runs.fail(
             f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy"
         )
+    policy.check_weights(AutoModelForTokenClassification, path, new_head=True)
     return path
 
 
@@ -379,7 +385,10 @@ def policy_mask(completions: list) -> torch.Tensor:
 
 
 def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
-    """Returns rewards (B, T): the completion's on the policy's last token, plus dense ones on any token."""
+    """Returns rewards (B, T): the completion's on the policy's last token, plus dense ones on any token.
+
+    The model behind the dense reward `prime` takes its training step here.
+    """
     mask_B_T = policy_mask(completions)
     rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
@@ -413,8 +422,9 @@ def set_advantages(
     values = policy.pad([completion.values for completion in completions]).to(device)
     advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
-    rows = zip(completions, white.tolist(), returns.tolist(), strict=True)
-    for completion, advantage_row, return_row in rows:
+    for completion, advantage_row, return_row in zip(
+        completions, white.tolist(), returns.tolist(), strict=True
+    ):
         completion.advantages = advantage_row[: len(completion.ids)]
         completion.returns = return_row[: len(completion.ids)]
 
@@ -516,8 +526,14 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
+    unused = {}  # flags, and why they would do nothing
     if not rollout.use_vllm(args.rollout):
-        runs.refuse_unused({"--importance-correction": "without --rollout vllm"})
+        unused["--importance-correction"] = "without --rollout vllm"
+    if args.updates_per_rollout * args.num_iterations == 1:
+        unused["--epsilon"] = "with one update a rollout, where no ratio is clipped"
+    if args.kl == "none":
+        unused["--kl-coef"] = "with --kl none"
+    runs.refuse_unused(unused)
 
 
 def load_learners(
@@ -543,6 +559,7 @@ def main(args: Args) -> None:
     critic_path = find_critic(args, tokenizer)
     samples_by = "vLLM" if use_vllm else "transformers"
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
+    gold.announce_judge(args, args.prompts_per_step, accelerator)
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)
@@ -603,7 +620,7 @@ def main(args: Args) -> None:
             laps.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion a prompt, floors
-            # and norms compare within the whole step
+            # and --normalise compare within the whole step
             scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = rollout.gather_rewards(completions, accelerator)
@@ -622,7 +639,6 @@ def main(args: Args) -> None:
                 policy.set_reference_logprobs(
                     model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
                 )
-            # the model behind the reward `prime` learns here
             rewards_B_T = token_rewards(completions, dense_rewards)
             for source in dense_rewards:
                 metrics |= source.metrics
@@ -729,7 +745,8 @@ PRESETS: dict[str, dict] = {
     "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
     "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
     "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
-    # 2411.15124, its math alone; it also decays the rate, and gives -10 to a completion that is cut off
+    # 2411.15124, its math alone; it also decays both rates, gives -10 to a completion that is cut off, and clips values at
+    # 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
@@ -740,6 +757,7 @@ PRESETS: dict[str, dict] = {
         "kl_coef": 0.05,
         "lam": 0.95,
         "learning_rate": 3e-7,
+        "critic_learning_rate": 3e-7,
         "prompts_per_step": 224,
         "num_iterations": 4,
         "temperature": 1.0,

@@ -317,8 +317,8 @@ def check(args, has_reference: bool) -> None:
         runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.VERIFIERS)}")
     if not has_reference:
         runs.fail(
-            "--rewards prime compares with the reference model, which a KL weight of 0 leaves out; "
-            "give a small one"
+            "--rewards prime compares with the reference model, which --beta 0 leaves out, and --kl none of PPO; "
+            "give a small weight"
         )
 
 

@@ -9,7 +9,7 @@ import numbers
 from pathlib import Path
 
 import pandas as pd
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 import rollout
@@ -28,6 +28,15 @@ def check(args) -> None:
         runs.load_function(args.gold)
     elif args.gold:
         runs.or_fail(RewardModel.check, args.gold, "", "response", "plain")
+
+
+def announce_judge(args, n_completions: int, accelerator: Accelerator) -> None:
+    """Prints how often a judge of --gold will be asked, where a step has `n_completions`."""
+    if args.gold.startswith("judge:"):
+        accelerator.print(
+            f"--gold: its judge is asked about every training completion, {n_completions} calls a step, "
+            f"{args.steps * n_completions} in all"
+        )
 
 
 def try_judge(args, run: Path) -> None:

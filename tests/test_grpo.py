@@ -581,6 +581,8 @@ def test_what_a_run_announces(capsys):
         (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
         (["--loss-type", "cispo", "--epsilon-high", "0.28"], "it is the highest weight of a token"),
         (["--loss-type", "cispo", "--epsilon", "0.1"], "--epsilon does nothing with --loss-type cispo"),
+        (["--epsilon", "0.1"], "--epsilon does nothing with one update a rollout"),
+        (["--epsilon-high", "0.28"], "--epsilon-high does nothing with one update a rollout"),
         (["--model", "data"], "data is neither a model folder"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -215,6 +216,27 @@ def test_the_critic_starts_as_asked(tmp_path):
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
         train_ppo.find_critic(args, tokenizer)
+
+
+def test_a_critic_without_weights_is_refused_before_any_model_is_loaded(tmp_path, exits):
+    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
+    tokenizer.save_pretrained(tmp_path)
+    shutil.copy("data/toy/base/config.json", tmp_path)
+    args = train_ppo.Args(model="data/toy/base", critic=str(tmp_path))
+    assert str(tmp_path) in exits(train_ppo.find_critic, args, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--epsilon", "0.1"], "--epsilon does nothing with one update a rollout"),
+        (["--kl", "none", "--kl-coef", "0.5"], "--kl-coef does nothing with --kl none"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(words, message, monkeypatch, exits, accelerator):
+    monkeypatch.setattr(sys, "argv", ["train_ppo.py", *words])
+    args = train_ppo.Args(rollout="hf", kl=words[1] if words[0] == "--kl" else "loss")
+    assert message in exits(train_ppo.check_arguments, args, accelerator)
 
 
 @pytest.mark.parametrize("lora_r, load_in_4bit", [(0, False), (4, False), (4, True)])
