@@ -432,7 +432,9 @@ def start_or_resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | N
     last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
     if args.resume:
         folder = latest(run)
-        accelerator.print(f"resumes from {folder or 'the beginning: there is no checkpoint'}", flush=True)
+        accelerator.print(
+            f"resumes from {folder or f'the beginning of {run}: it has no checkpoint'}", flush=True
+        )
     if folder:
         first_step = step_of(folder)
         last_logged = first_step

@@ -20,8 +20,8 @@ it online.
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
 Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated or empty
-completions, and a prompt needs `min_valid` = 2 others with different rewards; the released code asks for 4 that it
-can parse.
+completions, and a prompt needs `min_valid` = 2 well-formed ones, whose best and worst must differ; the released code asks
+for 4 that it can parse.
 
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
@@ -39,6 +39,7 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class Args:
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
     Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
-    """US dollars that a judge of --gold may cost in a round; 0: no limit."""
+    """US dollars that a judge of --gold may cost in this run; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the judge of --gold."""
     min_valid: int = 2
@@ -158,7 +159,7 @@ class Args:
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 2
-    """Checkpoints kept in a round; 0 keeps all."""
+    """Checkpoints kept in the round that runs; of a finished round the model alone is kept. 0 keeps all."""
     stall_minutes: float = 1.0
     """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
@@ -193,7 +194,14 @@ COLUMNS = {  # on the screen: key in metrics.jsonl
 # --- the algorithm: pure functions
 
 
-def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Counter]:
+def is_same_text(one: dict, other: dict, reward_on: str) -> bool:
+    """Tells whether the reward model read the same of two completions; their rewards may still differ by rounding."""
+    if reward_on == "response":
+        return one["response"] == other["response"]
+    return one["ids"] == other["ids"]
+
+
+def build_pairs(completions: list[dict], min_valid: int, reward_on: str) -> tuple[list[dict], Counter]:
     """Pairs the best with the worst completion of each prompt and round: argmax and argmin of `reward`.
 
     These are the pairs of the paper's DPO (2509.20357, table 6). Only completions with status `ok` count; of
@@ -202,6 +210,7 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
     Args:
         completions: rows of completions.jsonl.
         min_valid: a prompt with fewer completions in good format gives no pair.
+        reward_on: what the reward model read, as in Args.
 
     Returns:
         Pairs {id, chosen, rejected}, which hold rows; and how many prompts gave none, by reason: no_valid,
@@ -223,8 +232,7 @@ def build_pairs(completions: list[dict], min_valid: int) -> tuple[list[dict], Co
             continue
         best = max(valid, key=itemgetter("reward"))
         worst = min(valid, key=itemgetter("reward"))
-        same_text = best["ids"] == worst["ids"]  # whose two rewards may differ by 1e-7
-        if best["reward"] == worst["reward"] or same_text:
+        if best["reward"] == worst["reward"] or is_same_text(best, worst, reward_on):
             skipped["tie"] += 1
             continue
         pairs.append({"id": prompt_id, "chosen": best, "rejected": worst})
@@ -296,15 +304,14 @@ def n_padded(pair: Pair) -> int:
     return sum(lengths_of(pair))
 
 
-def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
-    """Reads the pairs of the preference file `args.pairs`; counts the rows that gave none, by reason.
+def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
+    """Reads the pairs of the preference file `args.pairs`, and lists the rows that gave none: {id, reason}.
 
     The reasons: malformed, a completion has a flaw (templates.flaw_of); tie, both completions are equal; too_long,
     the prompt or a completion is; and those of rows.to_pair.
     """
     has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
     preferences, dropped = rows.read_pairs(args.pairs)
-    skipped = Counter(row["reason"] for row in dropped)
     pairs = []
     for row in preferences:
         texts = []
@@ -315,19 +322,19 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], Counter]:
                 text = utils.join_thinking(thinking, text, args.think_format)
             texts.append(text)
         if any(templates.flaw_of(tokenizer, text, args.think_format) for text in texts):
-            skipped["malformed"] += 1
+            dropped.append({"id": row["id"], "reason": "malformed"})
             continue
 
         prompt_ids = templates.encode_prompt(tokenizer, row["messages"])
         chosen_ids, rejected_ids = [templates.encode_completion(tokenizer, text) for text in texts]
         pair = Pair(row["id"], prompt_ids, chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
-            skipped["tie"] += 1
+            dropped.append({"id": row["id"], "reason": "tie"})
         elif len(prompt_ids) > args.max_prompt_tokens or pair.longest > args.max_completion_tokens:
-            skipped["too_long"] += 1
+            dropped.append({"id": row["id"], "reason": "too_long"})
         else:
             pairs.append(pair)
-    return pairs, skipped
+    return pairs, dropped
 
 
 @dataclass
@@ -335,7 +342,9 @@ class Data:
     """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
     prompts: list[dict] = field(default_factory=list)  # to sample completions for: {id, prompt, prompt_ids}
-    dropped: list[dict] = field(default_factory=list)  # prompts that are too long
+    dropped: list[dict] = field(
+        default_factory=list
+    )  # prompts that are too long, rows of --pairs without a pair
     completions: list[dict] = field(default_factory=list)  # rows of --completions
     pairs: list[Pair] = field(default_factory=list)  # of --pairs
     skipped: Counter = field(default_factory=Counter)  # rows of --pairs that gave no pair, by reason
@@ -344,8 +353,14 @@ class Data:
 
 def read_completions(args: Args, tokenizer) -> list[dict]:
     """Reads --completions; exits with 2 if they were not written with the tokenizer and format of this run."""
-    completions = rows.read_rows(args.completions, "messages", "text", "status", "cut_off", "ids", "step")
+    fields = ("messages", "prompt_ids", "text", "status", "cut_off", "ids", "step")
+    completions = rows.read_rows(args.completions, *fields)
     for row in completions[:100]:
+        if templates.encode_prompt(tokenizer, row["messages"]) != row["prompt_ids"]:
+            runs.fail(
+                f"--completions {args.completions}: the prompt of {row['id']} was another text, as its token ids say; "
+                "pass the --chat-template that it was sampled with"
+            )
         sample = rollout.Sample(row["ids"], None, finished=not row["cut_off"])
         if rollout.text_of(tokenizer, sample) != row["text"]:
             runs.fail(
@@ -365,7 +380,8 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     data = Data()
     if args.pairs:
-        data.pairs, data.skipped = read_pairs(args, tokenizer)
+        data.pairs, data.dropped = read_pairs(args, tokenizer)
+        data.skipped = Counter(row["reason"] for row in data.dropped)
         reasons = dict(data.skipped) or "none"
         accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {reasons}")
         if not data.pairs:
@@ -379,7 +395,11 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         data.completions = read_completions(args, tokenizer)
     else:
         data.prompts, data.dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-        if len(data.prompts) < max(1, args.prompts_per_round):
+        if not data.prompts:
+            runs.fail(
+                f"{args.prompts}: all prompts are longer than --max-prompt-tokens {args.max_prompt_tokens}"
+            )
+        if len(data.prompts) < args.prompts_per_round:
             runs.fail(
                 f"{args.prompts}: {len(data.prompts)} prompts are fewer than --prompts-per-round "
                 f"{args.prompts_per_round}"
@@ -464,7 +484,7 @@ def sample(
     return completions
 
 
-def score(completions: list[rollout.Completion], folder: Path, args: Args, accelerator) -> None:
+def score(completions: list[rollout.Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
     Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the chunks
@@ -480,7 +500,7 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
         if waiting:
             device = str(accelerator.device)
             reward_model = preference.load_reward_model(args, device)
-            measure_gold = gold.load_gold(args, device, folder)
+            measure_gold = gold.load_gold(args, device, run)  # a judge's replies of all rounds share a budget
             with open(path, "a", buffering=1) as file:
                 for chunk in waiting:
                     members = [completions[place] for place in chunk]
@@ -489,6 +509,12 @@ def score(completions: list[rollout.Completion], folder: Path, args: Args, accel
                     scorer.set_gold(measure_gold, members)
                     for place, one in zip(chunk, members, strict=True):
                         file.write(json.dumps({"place": place, "rewards": one.rewards}) + "\n")
+            if reward_model.n_truncated:
+                print(
+                    f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
+                    "model, which did not see their ends",
+                    flush=True,
+                )
         accelerator.wait_for_everyone()
 
     for place, row in read_parts(folder, "scores").items():
@@ -504,7 +530,7 @@ def pair_up(
     completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
     """Returns the pairs of a round's completions, and their metrics; logs completions that are new."""
-    best_and_worst, skipped = build_pairs(completions, args.min_valid)
+    best_and_worst, skipped = build_pairs(completions, args.min_valid, args.reward_on)
     if accelerator.is_main_process and not args.completions:
         for pair in best_and_worst:
             pair["chosen"]["pair"] = "chosen"
@@ -518,8 +544,8 @@ def pair_up(
 
     pairs = []
     for pair in best_and_worst:
-        prompt_ids = templates.encode_prompt(tokenizer, pair["chosen"]["messages"])
-        pairs.append(Pair(pair["id"], prompt_ids, pair["chosen"]["ids"], pair["rejected"]["ids"]))
+        chosen = pair["chosen"]
+        pairs.append(Pair(pair["id"], chosen["prompt_ids"], chosen["ids"], pair["rejected"]["ids"]))
     metrics = {
         "reward": fmean(row["reward"] for row in completions if row["status"] == "ok"),
         "pairs": len(pairs),
@@ -576,8 +602,8 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
         pad_token_id,
         accelerator.device,
     )
-    logprobs, _ = model(**batch)
-    chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)  # 0 where there is no token
+    logprobs, _ = model(**batch)  # the chosen, then the rejected; 0 on padding
+    chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)
     return chosen_logps, rejected_logps
 
 
@@ -692,7 +718,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     folder.mkdir(parents=True, exist_ok=True)
     model = model_of_round(number, run, args)
     completions = sample(model, prompts, number, folder, tokenizer, args, accelerator)
-    score(completions, folder, args, accelerator)
+    score(completions, folder, run, args, accelerator)
     accelerator.free_memory()
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
@@ -720,8 +746,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         laps.end("rollout")
 
         # 2. reward
-        score(sampled, folder, args, accelerator)
-        completions = [{"step": number, **one.row(), "ids": one.ids, "pair": None} for one in sampled]
+        score(sampled, folder, run, args, accelerator)
+        completions = []
+        for one in sampled:
+            ids = {"prompt_ids": one.prompt_ids, "ids": one.ids}
+            completions.append({"step": number, **one.row(), **ids, "pair": None})
         metrics |= rollout.completion_metrics(sampled)
         accelerator.free_memory()  # of the sampler and the reward model
         laps.end("reward")
@@ -743,11 +772,9 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
     checkpoint.load_optimizers(saved, {"model": learner})
     checkpoint.warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
-    # it counts seconds from here, so those of the reference too
-    logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
     with checkpoint.guard(folder, accelerator):
         # 4. reference: the policy before its first update
-        if saved:  # that update is done, and the file has what the reference gave
+        if saved:  # the weights of a checkpoint are no reference any more; the file has its log-probabilities
             pairs = [Pair(**row) for row in runs.read_log(folder / "pairs.jsonl")]
         else:
             pairs = sorted(pairs, key=n_padded, reverse=True)
@@ -756,6 +783,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         laps.end("reference")
 
         # 5. update
+        logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
         laps.end("update")
     logger.close()
@@ -772,6 +800,9 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if accelerator.is_main_process:
         metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
     runs.write_summary(folder, metrics)
+    if accelerator.is_main_process and args.keep_checkpoints:
+        for finished in checkpoint.numbered(folder):
+            shutil.rmtree(finished)
     return metrics
 
 
@@ -782,6 +813,8 @@ def check_arguments(args: Args) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.completions and args.pairs:
         runs.fail("--completions and --pairs are two ways to get pairs; give one of them")
+    if args.epochs <= 0 or args.prompts_per_round < 0 or args.beta <= 0:
+        runs.fail("--epochs and --beta must be above 0, --prompts-per-round 0 or more")
     from_file = args.completions or args.pairs
     if from_file and args.rounds > 1:
         runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")

@@ -6,7 +6,7 @@
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
 # docs/small.md has the times that were measured, of some stages on two CPU cores; none were measured on a GPU.
-# IFEval needs NLTK's data: python -m nltk.downloader punkt_tab
+# Stages data and evaluate need NLTK's data: python -m nltk.downloader punkt_tab
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
@@ -17,7 +17,7 @@ set -euo pipefail
 : "${ALPACA:=}"         # a copy of the repository tatsu-lab/alpaca_eval; empty: git downloads what is needed of it
 : "${IFEVAL:=google/IFEval}" # or its file
 RUNS="$RESULTS/runs"
-export GOLD="$RUNS/reward-gold/model" # experiments/small_judge.py reads it
+export GOLD="$RUNS/reward-gold/model" DTYPE # experiments/small_judge.py reads both
 
 stage() { [[ " $STAGES " == *" $1 "* ]]; }
 
@@ -38,6 +38,8 @@ n_instructions=$n_instructions answer_characters=$answer_characters"
     echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA" >&2
     exit 2
   fi
+  mkdir -p "$DATA"
+  echo "$settings" > "$DATA/settings.txt"
   if [ "$MODEL" = data/smollm2 ]; then
     make "$MODEL" data.prepare smollm2
   fi
@@ -50,9 +52,6 @@ n_instructions=$n_instructions answer_characters=$answer_characters"
 
   make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
   make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters $answer_characters
-  if [ -d "$DATA" ]; then
-    echo "$settings" > "$DATA/settings.txt"
-  fi
 fi
 
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs

@@ -1,6 +1,6 @@
 """Judges the answers of experiments/small.sh by the gold reward model, on which nothing is trained.
 
-GOLD=results/small/runs/reward-gold/model python eval_wildbench.py --judge experiments/small_judge.py:judge ...
+GOLD=results/small/runs/reward-gold/model DTYPE=auto python eval_wildbench.py --judge experiments/small_judge.py:judge ...
 """
 
 import os
@@ -21,7 +21,7 @@ runs.or_fail(RewardModel.check, GOLD, "", "response", "plain")
 @cache
 def gold_model() -> RewardModel:
     """Loads the gold reward model once, when the first answer is judged."""
-    return RewardModel(GOLD, "response", "plain")
+    return RewardModel(GOLD, "response", "plain", dtype=os.environ.get("DTYPE", "auto"))
 
 
 def judge(messages: list[dict], response: str) -> dict:

@@ -41,7 +41,7 @@ def row(prompt_id: str, reward: float | None, status: str = "ok", step: int = 1,
 
 def test_best_against_worst():
     rows = [row("a", 1.0), row("b", 5.0), row("a", 3.0), row("a", -2.0), row("b", 4.0)]
-    pairs, skipped = build_pairs(rows, 2)
+    pairs, skipped = build_pairs(rows, 2, "think+response")
     assert pairs == [
         {"id": "a", "chosen": rows[2], "rejected": rows[3]},
         {"id": "b", "chosen": rows[1], "rejected": rows[4]},
@@ -55,22 +55,25 @@ def test_what_is_never_paired():
     for status in ("no_open", "no_close", "nested", "empty_response", "truncated"):
         rows.append(row("none", None, status))
     rows += [row("good", 1.0), row("good", 9.0, "truncated"), row("good", -9.0, "nested"), row("good", 2.0)]
-    pairs, skipped = build_pairs(rows, 2)
+    pairs, skipped = build_pairs(rows, 2, "think+response")
     found = [(pair["id"], pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in pairs]
     assert found == [("good", 2.0, 1.0)]
     assert skipped == {"tie": 1, "too_few_valid": 1, "no_valid": 1}
-    assert build_pairs(rows, 3) == ([], Counter(tie=1, too_few_valid=2, no_valid=1))
-    assert build_pairs([], 2) == ([], Counter())
+    assert build_pairs(rows, 3, "think+response") == ([], Counter(tie=1, too_few_valid=2, no_valid=1))
+    assert build_pairs([], 2, "think+response") == ([], Counter())
 
 
 def test_duplicates_and_rounds():
     """The rewards of equal texts may differ a little; the same prompt in two rounds makes two groups."""
     rows = [row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)]
-    pairs, skipped = build_pairs(rows, 2)
+    pairs, skipped = build_pairs(rows, 2, "think+response")
     assert [(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in pairs] == [(3.0, 2.0)]
     assert skipped == {"tie": 1}
     twins = [row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])]
-    assert build_pairs(twins, 2) == ([], Counter(tie=1))
+    assert build_pairs(twins, 2, "think+response") == ([], Counter(tie=1))
+    twins = [row("a", 1.0) | {"response": "ham"}, row("a", 1.0000002) | {"response": "ham"}]
+    assert build_pairs(twins, 2, "response") == ([], Counter(tie=1))
+    assert len(build_pairs(twins, 2, "think+response")[0]) == 1
 
 
 @pytest.fixture
@@ -101,7 +104,8 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     args = train_dpo.Args(pairs=str(path), max_completion_tokens=100)
-    pairs, skipped = read_pairs(args, tokenizer)
+    pairs, dropped = read_pairs(args, tokenizer)
+    skipped = Counter(row["reason"] for row in dropped)
     assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
     assert pairs[0].prompt_ids == templates.encode_prompt(tokenizer, user)
     assert pairs[0].chosen_ids == templates.encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
@@ -109,9 +113,10 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert tokenizer.decode(pairs[1].chosen_ids) == "<think>\nham\n</think>\n\ncheese<|im_end|>"
 
     args.think_format = "plain"
-    pairs, skipped = read_pairs(args, tokenizer)
+    pairs, dropped = read_pairs(args, tokenizer)
     assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
     # without its thinking, the answer in tags is the rejected one
+    skipped = Counter(row["reason"] for row in dropped)
     assert skipped == {"tie": 2, "too_long": 1, "malformed": 1}
 
 
