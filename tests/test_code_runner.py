@@ -172,7 +172,7 @@ def test_no_hostile_program_is_rewarded_or_gets_out(tmp_path):
             zip(
                 quick + slow,
                 values[:-6]
-                + verified.code([block(HOSTILE[n]) for n in slow], partial=True, timeout=1.5, workers=4),
+                + verified.code([block(HOSTILE[n]) for n in slow], partial=True, timeout=3.0, workers=4),
             )
         )
         assert len(earned) == len(HOSTILE) >= 60 and values[-6:] == [1.0] * 6
@@ -488,10 +488,13 @@ def test_a_sandbox_that_is_killed_at_its_start_is_tried_again_once(monkeypatch, 
     assert verified.code([block(GOOD)]) == [value]
 
 
-def test_code_that_is_killed_before_it_is_ready_has_no_verdict(monkeypatch):
-    killed = sandbox.Result(False, "killed", "", "", "none")
-    monkeypatch.setattr(sandbox, "run", lambda *args: killed)
-    assert verified.code([block(GOOD)]) == [None]
+@pytest.mark.parametrize("status", ["killed", "timeout"])
+@pytest.mark.parametrize("n_lost, value", [(1, 1.0), (2, None)])
+def test_code_that_does_not_get_ready_is_tried_again_once(monkeypatch, status, n_lost, value):
+    run = sandbox.run
+    lost = [sandbox.Result(False, status, "", "", "none")] * n_lost
+    monkeypatch.setattr(sandbox, "run", lambda *args: lost.pop() if lost else run(*args))
+    assert verified.code([block(GOOD)]) == [value]
 
 
 def test_code_that_cannot_start_is_an_error_of_ours(monkeypatch):
