@@ -342,9 +342,7 @@ class Data:
     """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
     prompts: list[dict] = field(default_factory=list)  # to sample completions for: {id, prompt, prompt_ids}
-    dropped: list[dict] = field(
-        default_factory=list
-    )  # prompts that are too long, rows of --pairs without a pair
+    dropped: list[dict] = field(default_factory=list)  # prompts too long, rows of --pairs without a pair
     completions: list[dict] = field(default_factory=list)  # rows of --completions
     pairs: list[Pair] = field(default_factory=list)  # of --pairs
     skipped: Counter = field(default_factory=Counter)  # rows of --pairs that gave no pair, by reason
