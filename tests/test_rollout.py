@@ -4,13 +4,13 @@ Engines of vLLM run for real on the CPU, and transformers is compared with a pla
 """
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +23,7 @@ import pytest
 import requests
 import torch
 from accelerate.state import AcceleratorState, PartialState
+from launch import started
 from script_runs import forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -440,13 +441,12 @@ def server_url(saved, tmp_path_factory):
     words = ["--model", saved, "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
     words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32"]
     words += ["--no-enable-chunked-prefill"]  # see vllm_engine.Engine
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with open(folder / "log", "w") as log:
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    script = importlib.util.find_spec("vllm.entrypoints.openai.api_server").origin
+    process = started([script, *words], folder / "log", environment)
     url = f"http://127.0.0.1:{port}"
     while True:
-        assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        assert process.is_alive(), (folder / "log").read_text()[-3000:]
         try:
             requests.get(f"{url}/health", timeout=5)
             break
@@ -456,7 +456,7 @@ def server_url(saved, tmp_path_factory):
     for child in psutil.Process(process.pid).children(recursive=True):
         child.kill()
     process.kill()
-    process.wait()
+    process.join()
 
 
 class Denied(BaseHTTPRequestHandler):
