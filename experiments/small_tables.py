@@ -1,4 +1,4 @@
-"""Renders what experiments/small.sh measured: table.csv, table.md, curves.csv and overoptimisation.png.
+"""Renders what experiments/small.sh measured: table.csv, table.md, differences.md, curves.csv and overoptimisation.png.
 
 python -m experiments.small_tables --results results/small
 
@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import tyro
 
@@ -53,8 +54,9 @@ DIFFERENCES = (  # pairs of rows: the second is subtracted from the first
 )
 # whose IFEval is also measured with greedy answers: RLVR, its start, and the model that an outsider has too
 GREEDY = ("instruct", "sft-plain", "rlvr-plain")
-COLUMNS = {  # measure of a task: its title in table.md, and how many digits it gets there
+COLUMNS = {  # measure of a task: its title in the tables for people, and how many digits it gets there
     "gold": ("gold", 2),
+    "gold_at_equal_length": ("gold, at equal length", 2),  # of a difference between two rows, not of a task
     "proxy": ("proxy", 2),
     "format_ok": ("format ok", 2),
     "thinking_tokens": ("think tokens", 0),
@@ -64,6 +66,8 @@ COLUMNS = {  # measure of a task: its title in table.md, and how many digits it 
     "ifeval_greedy": ("IFEval, greedy", 3),
     "ifeval_greedy_cut_off": ("IFEval, greedy, cut off", 2),
 }
+# the README shows table.md, which is narrow
+ONLY_IN_DIFFERENCES = ("gold_at_equal_length", "ifeval_cut_off", "ifeval_greedy_cut_off")
 MISSING = "–"
 
 
@@ -153,6 +157,23 @@ def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> d
     return line
 
 
+def compare_at_equal_length(difference: pd.DataFrame) -> dict:
+    """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
+
+    That is where a straight line through the tasks' differences, gold over response tokens, crosses 0 tokens. With
+    fewer than four tasks, or all lengths alike, there is no value.
+    """
+    both = difference.dropna(subset="gold")
+    if len(both) < 4 or both["response_tokens"].nunique() < 2:
+        return {}
+    coefficients, covariance = np.polyfit(both["response_tokens"], both["gold"], deg=1, cov=True)
+    return {
+        "gold_at_equal_length": coefficients[1],
+        "gold_at_equal_length_se": math.sqrt(covariance[1, 1]),
+        "gold_at_equal_length_n": len(both),
+    }
+
+
 def collect(run_folders: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns the rows of the table, and their differences, which are taken task by task.
 
@@ -171,7 +192,9 @@ def collect(run_folders: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd
             before_by_seed = before_by_seed * len(by_seed[after])
         by_seed_difference = [one - other for one, other in zip(by_seed[after], before_by_seed, strict=True)]
         name = f"{after} − {before}"
-        differences.append(summarize(name, by_task[after] - by_task[before], by_seed_difference))
+        difference = by_task[after] - by_task[before]
+        line = summarize(name, difference, by_seed_difference)
+        differences.append(line | compare_at_equal_length(difference))
     return pd.DataFrame(rows), pd.DataFrame(differences)
 
 
@@ -190,17 +213,19 @@ def cell(line: pd.Series, name: str, digits: int, is_difference: bool) -> str:
 
 def markdown(results: pd.DataFrame, is_difference: bool) -> str:
     """Writes the table of the rows, or that of their differences, for people."""
-    columns = ["", "seeds", "n", *[title for title, _ in COLUMNS.values()]]
+    shown = [name for name in COLUMNS if is_difference or name not in ONLY_IN_DIFFERENCES]
+    titles = ["", "seeds", "n", *[COLUMNS[name][0] for name in shown]]
     cells_by_line = []
     for _, line in results.iterrows():
         cells = [line["row"], str(line["seeds"]), str(line["gold_n"])]
-        for name, (_, digits) in COLUMNS.items():
+        for name in shown:
+            _, digits = COLUMNS[name]
             text = cell(line, name, digits, is_difference)
             if name == "gold" and line["seeds"] > 1 and line["gold_by_seed"]:
                 text += f" ({line['gold_by_seed']})"
             cells.append(text)
         cells_by_line.append(cells)
-    return markdown_table(columns, cells_by_line)
+    return markdown_table(titles, cells_by_line)
 
 
 def describe_reward_model(name: str, held_out: dict) -> str:
@@ -247,16 +272,22 @@ def explanation(rows: pd.DataFrame) -> str:
     return (
         "One answer of at most 256 tokens, thinking included, to each held-out prompt at temperature 0.7. Gold: the "
         "reward by a second reward model, trained on other instructions, of answers in good format; n: the tasks that "
-        "have one. An answer that is cut off has none, so rows compare different tasks: read the differences, and "
-        "their n. Proxy: the reward that RLMT and RLHF are trained on, of the same answers. Format ok: the share of "
-        "answers in good format. IFEval: the share of "
-        f"{rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with top-p 0.95 "
-        "and greedy, in answers of at most 256 tokens: longer ones are cut off and checked as far as they go, so the "
-        "numbers are not those of leaderboards, which allow more. Each task is averaged first over the seeds that "
-        "have a value; the gold of each seed is in brackets. ± is one standard error over the tasks, which does not "
-        "cover how other seeds differ. Differences are taken task by task, where both rows have a value; those beyond "
-        "two standard errors are bold."
+        "have one. An answer that is cut off has none, so rows compare different tasks. Proxy: the reward that RLMT "
+        "and RLHF are trained on, of the same answers. Format ok: the share of answers in good format. IFEval: the "
+        f"share of {rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with "
+        "top-p 0.95 and greedy, in answers of at most 256 tokens: longer ones are cut off and checked as far as they "
+        "go, so the numbers are not those of leaderboards, which allow more. Each task is averaged first over the "
+        "seeds that have a value; the gold of each seed is in brackets. ± is one standard error over the tasks, which "
+        "does not cover how other seeds differ."
     )
+
+
+DIFFERENCES_EXPLAINED = (
+    "Differences are taken task by task, where both rows have a value, and averaged; n: the tasks that have two golds. "
+    "At equal length: where a straight line through the tasks' differences, of gold over response tokens, crosses 0 "
+    "tokens. ± is one standard error over the tasks, which does not cover how other seeds differ. Beyond two of them a "
+    "difference is bold. Cut off: the share of IFEval's answers that reach 256 tokens."
+)
 
 
 # --- 3. curves
@@ -301,7 +332,6 @@ def main(args: Args) -> None:
     pd.concat([rows, differences]).round(4).to_csv(args.results / "table.csv", index=False)
     paragraphs = [
         markdown(rows, is_difference=False),
-        markdown(differences, is_difference=True),
         explanation(rows),
         explain_reward_models(run_folders),
     ]
@@ -310,12 +340,14 @@ def main(args: Args) -> None:
         paragraphs.append(f"Not finished: {', '.join(missing)}.")
     text = "\n\n".join(filter(None, paragraphs)) + "\n"
     (args.results / "table.md").write_text(text)
+    differences_text = f"{markdown(differences, is_difference=True)}\n\n{DIFFERENCES_EXPLAINED}\n"
+    (args.results / "differences.md").write_text(differences_text)
 
     curves = read_curves(run_folders)
     if not curves.empty:
         curves.round(5).to_csv(args.results / "curves.csv", index=False)
         plot_curves(curves, args.results / "overoptimisation.png")
-    print(f"\n{text}")
+    print(f"\n{text}\n{differences_text}")
 
 
 if __name__ == "__main__":

@@ -149,8 +149,11 @@ def test_what_is_not_measured_is_missing_and_never_zero(folder, table):
     assert np.isnan(table.loc["RLMT: GRPO, thinking − RLHF: GRPO, no thinking", "gold"])
 
     text = (folder / "table.md").read_text()
-    dashes = " | –" * len(measured)
+    dashes = " | –" * (len(measured) - len(small_tables.ONLY_IN_DIFFERENCES))
     assert f"| RLMT: DPO, thinking | 0 | 0{dashes} |" in text
+    dashes = " | –" * len(measured)
+    line = f"| RLMT: DPO, thinking − SFT, thinking | 0 | 0{dashes} |"
+    assert line in (folder / "differences.md").read_text()
     _, _, missing = text.partition("Not finished: ")
     for name in (
         "reward-proxy",
@@ -171,6 +174,19 @@ def test_a_seed_that_is_not_measured_is_a_dash(folder, table):
     assert (line["seeds"], line["gold_by_seed"]) == (2, by_seed)
     assert f"({by_seed})" in small_tables.markdown(rows, is_difference=False)
     assert "nan" not in small_tables.markdown(differences, is_difference=True)
+
+
+def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
+    """By hand: the line is 0.8 + 0.23 * tokens, the residuals 0.2, -0.1, -0.4, 0.3, their variance 0.30 / (4 - 2)."""
+    difference = pd.DataFrame(
+        {"gold": [1.0, 3.0, 5.0, 8.0, np.nan], "response_tokens": [0.0, 10.0, 20.0, 30.0, 99.0]}
+    )
+    line = small_tables.compare_at_equal_length(difference)
+    assert line["gold_at_equal_length"] == pytest.approx(0.8)
+    assert line["gold_at_equal_length_se"] == pytest.approx(np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5)))
+    assert line["gold_at_equal_length_n"] == 4
+    assert small_tables.compare_at_equal_length(difference.head(3)) == {}
+    assert small_tables.compare_at_equal_length(difference.assign(response_tokens=5.0)) == {}
 
 
 def held_out_of(right: list[bool]) -> dict:
