@@ -33,8 +33,8 @@ bench: setup
 	$(PY) -m dev.bench
 
 # On a machine with a GPU: what only a card can show; each step has eight minutes. docs/gpu.md says what else there is to show.
-gpu-check: setup
-	$(PY) -m dev.gpu_check --resume
+gpu-check:
+	bash dev/gpu_check.sh
 
 # Rebuilds the two models that ship with the toy world, on two cores in about half an hour.
 toy-base: setup

@@ -182,7 +182,7 @@ ADAM_BETA1 = 0.9
 ADAM_BETA2 = 0.95  # table 6
 SCORED_AT_ONCE = 128  # completions that are scored before their rewards are written to disk
 
-COLUMNS = {  # on the screen: key in metrics.jsonl
+COLUMNS = {  # title on the screen: key in metrics.jsonl
     "loss": "loss",
     "accuracy": "rewards/accuracies",
     "margin": "rewards/margins",

@@ -221,11 +221,13 @@ class Args:
 
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
-ZERO_SPREAD = 0.05  # a group whose rewards differ by no more is flat
+ZERO_SPREAD = (
+    0.05  # a group whose rewards differ by no more is flat; lower it if the weights in --rewards are small
+)
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
 CISPO_CAP = 5.0  # cispo's highest ratio, if no epsilon_high is given
 
-COLUMNS = {  # on the screen: key in metrics.jsonl
+COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward",
     "gold": "reward/gold",
     "kl": "kl",
@@ -432,7 +434,7 @@ def set_advantages(
 
     metrics = {}
     for source in dense_rewards:
-        divided = args.scale_rewards in ("group", "batch")  # by the spread in the group, with batch too
+        divided = args.scale_rewards in ("group", "batch")  # by the spread of their group, in both cases
         dense.add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
@@ -465,9 +467,9 @@ def accumulate_gradients(
 
         with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # without stored old_logprobs the policy has not changed since the rollout: the ratio is 1, and its
-            # gradient is that of log pi
+            # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of log pi
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
+            # transformers gives none; there the sampler is the policy itself, and the gap is 0
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
             importance_weights = 1.0
             if args.importance_correction == "token_truncate":
@@ -490,26 +492,14 @@ def accumulate_gradients(
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 
-        batch_sums["loss"] = loss.detach() * n_trained_tokens  # it is a mean already, and is divided below
+        batch_sums["loss"] = (
+            loss.detach() * n_trained_tokens
+        )  # the loss is a mean already: undoes the division below
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    means = policy.sum_and_divide(sums, n_trained_tokens, accelerator)
-    return means | extreme_clip_ratios(completions, sums, accelerator)
-
-
-def extreme_clip_ratios(
-    completions: list, sums: dict[str, torch.Tensor], accelerator: Accelerator
-) -> dict[str, float]:
-    """Returns the lowest and the highest share of clipped tokens among the processes, as TRL logs them."""
-    n_own_tokens = max(1, sum(completion.n_trained_tokens for completion in completions))
-    own_shares = torch.stack([sums["clip_ratio/low_mean"], sums["clip_ratio/high_mean"]]) / n_own_tokens
-    shares = accelerator.gather(own_shares.unsqueeze(0))
-    return {
-        "clip_ratio/low_min": shares[:, 0].min().item(),
-        "clip_ratio/high_max": shares[:, 1].max().item(),
-    }
+    return policy.sum_and_divide(sums, n_trained_tokens, accelerator)
 
 
 # --- before the loop
@@ -538,6 +528,11 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     if args.vllm_server_url and not torch.cuda.is_available():
         runs.fail(
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
+        )
+    if args.dynamic_sampling and args.normalise == "batch":
+        runs.fail(
+            "--normalise batch with --dynamic-sampling: the groups that are sampled again would be standardised by "
+            "themselves, not over the step; use --normalise group"
         )
     unused = {}  # flags, and why they would do nothing
     if not args.vllm_server_url and not rollout.use_vllm(args.rollout):
@@ -630,11 +625,11 @@ def main(args: Args) -> None:
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
-            number = step + 1
+            number = step + 1  # of this step in logs and checkpoints, where the first is 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": number * args.prompts_per_step / len(prompts),
+                "epoch": number / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 
@@ -665,7 +660,8 @@ def main(args: Args) -> None:
             else:
                 advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:
-                # groups that stayed flat: as DAPO drops them, their outcome counts 0 (dense rewards still do)
+                # DAPO drops groups that stay flat. Here their advantage is 0, but dense rewards still add theirs, and
+                # their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
             # the model behind the reward `prime` learns here
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
@@ -673,7 +669,7 @@ def main(args: Args) -> None:
 
             # 4. update
             if args.updates_per_rollout * args.num_iterations > 1:
-                # from the second update on, the policy is another than before the first
+                # later updates compare the policy with what it was before the first
                 policy.set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )

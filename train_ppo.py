@@ -206,7 +206,7 @@ GAMMA = 1.0  # discount (released configs)
 # how far a value may move from the rollout's, towards the return, before its gradient is cut (released configs)
 VALUE_CLIP = 0.5
 
-COLUMNS = {  # on the screen: key in metrics.jsonl
+COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward",
     "gold": "reward/gold",
     "kl": "kl",
@@ -604,11 +604,11 @@ def main(args: Args) -> None:
             checkpoint.seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
-            number = step + 1
+            number = step + 1  # of this step in logs and checkpoints, where the first is 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": number * args.prompts_per_step / len(prompts),
+                "epoch": number / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 

@@ -184,7 +184,7 @@ GAMMA = 1.0  # PPO's discount
 LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
 VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
 
-COLUMNS = {  # on the screen: key in metrics.jsonl
+COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward/emotion",
     "missing": "reward/missing",
     "success": "dialogue/success",
@@ -618,11 +618,11 @@ def main(args: Args) -> None:
     number = first_step  # of the last step that is trained
     with checkpoint.guard(run, accelerator, sampler):
         for step in range(first_step, args.steps):
-            number = step + 1
+            number = step + 1  # of this step in logs and checkpoints, where the first is 1
             laps = runs.Laps()
             checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
-                "epoch": number * args.prompts_per_step / len(users),
+                "epoch": number / (len(users) // args.prompts_per_step),
                 "learning_rate": warm_up(learners, step, args),
             }
 

@@ -574,9 +574,11 @@ def main(args: Args) -> None:
             else:
                 make_work(folder, args)
                 result = compare(case, folder, args)
-        label = case
-        if args.size == "small":  # another table line and file than that of random weights
+        label = case  # of the table line and of the file
+        if args.size == "small":
             label = f"{case}-small-{utils.compute_dtype(args.dtype)}"
+        elif ON_GPU and case != "judge":  # a card runs several sizes
+            label = f"{case}-{args.size}"
         about = {
             "case": label,
             "command": shlex.join(["python", "-m", "dev.bench", *sys.argv[1:]]),

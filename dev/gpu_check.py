@@ -7,15 +7,16 @@
 | step | what it shows |
 |---|---|
 | sft, grpo, ppo, dpo, reward | each script trains the toy preset in bfloat16, without vLLM |
+| small-sft, small-reward, small-grpo, small-ppo, small-dpo | the same with a real model, --small |
 | resume | a GRPO run that kill -9 ended goes on from its checkpoint; on a CPU with the same losses |
 | fsdp, fsdp-lora | FSDP2 with one process: loss within 2 % and gradient norm within 10 % of SFT without it |
 | fsdp-grpo | GRPO's loop runs under FSDP2 |
-| memory, memory-lora | a GRPO step of 0.5B holds plan.py's bytes, within 10 %; the peak of each phase |
-| step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights; its share of the card's rate |
 | vllm, vllm-sleep, vllm-lora | a colocated engine gets the weights, gives its memory back, works with LoRA |
 | logprob-gap | vLLM and trainer agree on the toy model, on 0.5B, and on the folders in --models |
 | tests | pytest -m gpu tests/test_gpu.py: a card's numbers are a CPU's; a second engine in one process |
 | second-engine | two rounds of DPO with vLLM: engine, reward model, policy, and again |
+| memory, memory-lora | a GRPO step of 0.5B holds plan.py's bytes, within 10 %; the peak of each phase |
+| step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights; its share of the card's rate |
 
 Prints PASS, FAIL or SKIP with the reason. Writes <card>.json and table.md into --out after each step. The output
 of the commands goes into --runs. Exits with 1 if <card>.json has a FAIL, now or from before, with 2 without a GPU.
@@ -63,7 +64,11 @@ WITH_VLLM = ("--rollout", "vllm", "--steps", 3, "--vllm-memory", VLLM_MEMORY)
 
 
 class Failed(Exception):
-    """Says why a step failed."""
+    """Says why a step failed, and has the numbers that it measured before."""
+
+    def __init__(self, reason: str, numbers: dict | None = None):
+        super().__init__(reason)
+        self.numbers = numbers or {}
 
 
 class Skipped(Exception):
@@ -86,6 +91,8 @@ class Args:
     """Stop after so many; a step that they interrupt counts as not tried. 0: stop when all is done."""
     models: tuple[str, ...] = ()
     """Folders of further models for logprob-gap."""
+    small: Path = Path("data/smollm2")
+    """Folder of the real model of 135M parameters; `python -m data.prepare smollm2 --out FOLDER` makes it."""
     out: str = ""
     """Folder for results; empty: results/gpu, and results/gpu-cpu with --cpu."""
     runs: str = ""
@@ -209,7 +216,7 @@ def error_line(log: str) -> str:
     """Returns the last line of a log that names an error, as torchrun prints more after it; else the last line."""
     lines = log.strip().splitlines()
     for line in reversed(lines):
-        if re.match(r"(\S*Error|error): \S", line):
+        if re.match(r"(\[rank\d+\]: )?(\S*Error|error): \S", line):
             return line[:300]
     return lines[-1][:300]
 
@@ -223,7 +230,7 @@ def kill(process: subprocess.Popen) -> None:
     process.wait()
 
 
-# --- steps: each gets its name and its flags in STEPS, and returns numbers for the table
+# --- steps with the toy model; each step gets its name and its flags in STEPS, and returns numbers for the table
 
 
 def sft(runner: Runner, name: str) -> dict:
@@ -257,6 +264,42 @@ def reward(runner: Runner, name: str) -> dict:
     epochs = 0.5 if ON_GPU else 0.02
     lines = runner.train(name, "train_reward.py", "--preset", "toy", "--epochs", epochs, "--warmup-ratio", 0)
     return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
+
+
+# --- steps with a real model, its own tokenizer and chat template; LoRA, on the rows of the toy world
+
+# without a warm-up, with which the first step has the rate 0
+SHORT = ("--epochs", 0.5 if ON_GPU else 0.02, "--warmup-ratio", 0)
+SMALL_SFT = ("--preset", "small", "--traces", "data/toy/sft_traces.jsonl", *SHORT)
+SMALL_REWARD = ("--preset", "small", "--pairs", "data/toy/preference_pairs.jsonl", *SHORT)
+SMALL_RL = (
+    *("--prompts", "data/toy/rl_prompts.jsonl", "--gold", "", "--rollout", "hf"),
+    *("--max-prompt-tokens", 192, "--max-completion-tokens", 160 if ON_GPU else 16),
+    *("--allow-truncation", "--on-bad-format", "score"),  # this model has not learned the format
+)
+SMALL_STEPS = ("--steps", 3, "--prompts-per-step", 16 if ON_GPU else 2)
+SMALL_ROUND = ("--rounds", 1, "--prompts-per-round", 64 if ON_GPU else 8, "--warmup-ratio", 0)
+
+
+def small(runner: Runner, name: str, script: str, *words) -> dict:
+    """Trains the model of --small."""
+    model = runner.args.small.resolve()
+    if not model.exists():
+        raise Skipped(f"no folder {model}; python -m data.prepare smollm2 --out {model} makes it")
+    runner.make_world()
+    lines = runner.train(name, script, "--model", model, *words)
+    return {"first loss": lines[0]["loss"], "last loss": lines[-1]["loss"]}
+
+
+def small_rl(runner: Runner, name: str, script: str, *words) -> dict:
+    """Trains it by the reward model of step small-reward, which is trained first if it is not there."""
+    reward_run = runner.folder / "small-reward"
+    if not (reward_run / "summary.json").exists():
+        small(runner, "small-reward", "train_reward.py", *SMALL_REWARD)
+    return small(runner, name, script, *SMALL_RL, "--reward-model", reward_run / "model", *words)
+
+
+# --- steps that kill, shard and measure
 
 
 def resume(runner: Runner, name: str) -> dict:
@@ -317,7 +360,7 @@ def fsdp_sft(runner: Runner, name: str, *words) -> dict:
         difference = abs(sharded[key] / alone[key] - 1)
         numbers[f"relative difference of {key}"] = difference
         if difference > tolerance:
-            raise Failed(f"{key} is {sharded[key]:.5g} with FSDP2 and {alone[key]:.5g} without")
+            raise Failed(f"{key} is {sharded[key]:.5g} with FSDP2 and {alone[key]:.5g} without", numbers)
     return numbers
 
 
@@ -340,7 +383,7 @@ def compare_with_plan(runner: Runner, name: str, *words) -> dict:
     numbers = {"planned GiB": planned, "held GiB": held}
     numbers |= {key: value for key, value in lines[-1].items() if key.startswith("memory/")}
     if abs(held / planned - 1) > MEMORY_TOLERANCE:
-        raise Failed(f"a step holds {held:.2f} GiB, and plan.py says {planned:.2f} ({listed})")
+        raise Failed(f"a step holds {held:.2f} GiB, and plan.py says {planned:.2f} ({listed})", numbers)
     return numbers
 
 
@@ -371,9 +414,10 @@ def grpo_of_random_models(runner: Runner, name: str, size: str, *words, use_vllm
         limit = min(bench_work.SIZES[size]["max_tokens"], 512)
         # of a flag that is given twice the last counts
         flags += ["--rollout", "hf", "--max-completion-tokens", limit]
-    lines = runner.train(name, *GRPO_THAT_PRINTS_MEMORY, *flags, *words)
-    shutil.rmtree(runner.folder / name)  # checkpoint and model of 1.5B are 25 GB
-    return lines
+    try:
+        return runner.train(name, *GRPO_THAT_PRINTS_MEMORY, *flags, *words)
+    finally:
+        shutil.rmtree(runner.folder / name, ignore_errors=True)  # checkpoint and model of 1.5B are 25 GB
 
 
 def share_of_rate(runner: Runner, name: str, size: str) -> dict:
@@ -386,7 +430,7 @@ def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     seconds = lines[-1]["step_time"]
     lora = bool(bench_work.SIZES[size]["lora_r"])
     of_update, of_step = bench_work.operations_per_token(runner.random_models(size), lora)
-    rate = bench_work.matrix_rate(utils.DTYPE)
+    rate = float(bench.printed_by("print(bench_work.matrix_rate(sys.argv[1]))", utils.DTYPE))
     numbers = {
         "seconds": seconds,
         "tokens": n_tokens,
@@ -409,12 +453,13 @@ def logprob_gap(runner: Runner, name: str) -> dict:
     size = "0.5b" if ON_GPU else "tiny"
     numbers[size] = largest_gap(grpo_of_random_models(runner, f"{name}-{size}", size, use_vllm=True))
     for number, model in enumerate(runner.args.models):
-        words = [*TOY_GRPO, "--model", model, "--think-format", "plain", *flags]
+        # LoRA: a trained model of 8B would not fit on one card
+        words = [*TOY_GRPO, "--model", model, "--think-format", "plain", "--lora-r", 8, *flags]
         numbers[model] = largest_gap(runner.train(f"{name}-{number}", *words))
     limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
     for model, gap in numbers.items():
         if gap > limit:  # the run itself ends only when two steps in a row exceed it
-            raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}")
+            raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}", numbers)
     return numbers
 
 
@@ -486,15 +531,15 @@ STEPS = {  # name: its function, and what follows the runner and the name in a c
     "ppo": [ppo],
     "dpo": [dpo],
     "reward": [reward],
+    "small-sft": [small, "train_sft_warmstart.py", *SMALL_SFT],
+    "small-reward": [small, "train_reward.py", *SMALL_REWARD],
+    "small-grpo": [small_rl, "train_grpo.py", "--preset", "small", *SMALL_STEPS],
+    "small-ppo": [small_rl, "train_ppo.py", "--preset", "toy", "--lora-r", 16, *SMALL_STEPS],
+    "small-dpo": [small_rl, "train_dpo.py", "--preset", "small", *SMALL_ROUND],
     "resume": [resume],
     "fsdp": [fsdp_sft],
     "fsdp-lora": [fsdp_sft, "--lora-r", 8],
     "fsdp-grpo": [fsdp_grpo],
-    "memory": [compare_with_plan],
-    "memory-lora": [compare_with_plan, "--lora-r", 64],
-    "step-0.5b": [share_of_rate, "0.5b"],
-    "step-1.5b": [share_of_rate, "1.5b"],
-    "step-8b-lora": [share_of_rate, "8b"],
     # The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
     # would stay below its limit (docs/gpu.md).
     "vllm": [vllm_engine, "--learning-rate", 5e-3],
@@ -503,17 +548,21 @@ STEPS = {  # name: its function, and what follows the runner and the name in a c
     "logprob-gap": [logprob_gap],
     "tests": [tests],
     "second-engine": [second_engine],
+    "memory": [compare_with_plan],
+    "memory-lora": [compare_with_plan, "--lora-r", 64],
+    "step-0.5b": [share_of_rate, "0.5b"],
+    "step-1.5b": [share_of_rate, "1.5b"],
+    "step-8b-lora": [share_of_rate, "8b"],
 }
 
 
 # --- results
 
 
-def numbers_or_reason(step: dict) -> str:
-    """Returns the numbers of a step that passed, else the reason why it did not."""
-    if step["reason"]:
-        return step["reason"]
-    return ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
+def reason_and_numbers(step: dict) -> str:
+    """Returns the reason why a step did not pass, if there is one, and the numbers that it measured."""
+    numbers = ", ".join(f"{key} {value:.4g}" for key, value in step["numbers"].items())
+    return "; ".join(part for part in (step["reason"], numbers) if part)
 
 
 def table(folder: Path) -> str:
@@ -523,12 +572,12 @@ def table(folder: Path) -> str:
         card = json.loads(path.read_text())
         versions = ", ".join(f"{name} {number}" for name, number in card["versions"].items())
         lines += [f"## {card['device']}", "", f"Packages at the last call: {versions}.", ""]
-        lines += ["| step | result | s | numbers, or the reason | commit |", "|---|---|---|---|---|"]
+        lines += ["| step | result | s | reason and numbers | commit |", "|---|---|---|---|---|"]
         for name in STEPS:
             if name not in card["steps"]:
                 continue
             step = card["steps"][name]
-            said = numbers_or_reason(step).replace("|", "\\|")
+            said = reason_and_numbers(step).replace("|", "\\|")
             seconds = f"{step['seconds']:.0f}"
             lines.append(f"| {name} | {step['result']} | {seconds} | {said} | {step['commit'][:7]} |")
         lines.append("")
@@ -546,8 +595,12 @@ def try_step(runner: Runner, name: str) -> dict:
         entry["numbers"] = function(runner, name, *words)
     except Skipped as reason:
         entry |= {"result": "SKIP", "reason": str(reason)}
-    except Failed as reason:
-        entry |= {"result": "FAIL", "reason": str(reason)}
+    except Failed as failed:
+        entry |= {"result": "FAIL", "reason": str(failed), "numbers": failed.numbers}
+    except OutOfTime:
+        raise
+    except Exception as error:  # a fault of this script; the other steps are tried all the same
+        entry |= {"result": "FAIL", "reason": runs.in_one_line(error)}
     entry["seconds"] = time.monotonic() - started
     return entry
 
@@ -586,7 +639,7 @@ def main(args: Args) -> int:
             print(f"{name} and what follows: not tried, as --minutes {args.minutes:g} are over")
             break
         step = steps[name]
-        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {numbers_or_reason(step)}", flush=True)
+        print(f"{step['result']} {name} ({step['seconds']:.0f} s) {reason_and_numbers(step)}", flush=True)
         path.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
         (path.parent / "table.md").write_text(table(path.parent))
     return int(any(step["result"] == "FAIL" for step in steps.values()))

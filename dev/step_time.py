@@ -23,6 +23,9 @@ COMPLETIONS = 64  # 512 on all
 TOKENS = COMPLETIONS * (200 + 1500)  # prompts have 200 on average, completions 1,500
 # tokens of the longest completion: the limit of table 7, which one of them nearly always reaches
 LONGEST = 4096
+# mean of the squared lengths / square of the mean length, of prompt and completion together: 1.37 where completions are
+# lognormal with sigma 0.75, 1.20 with 0.5 and 1.51 with 1, cut at 4,096 tokens (20,000 draws)
+UNEVENNESS = 1.37
 
 
 @dataclass
@@ -45,20 +48,24 @@ DATA_SHEET = Args(compute=989e12, memory=3.35e12, link=450e9)  # of an H100 SXM
 def bytes_read(n_tokens: float, longest: float) -> float:
     """Returns the bytes that sampling reads, for `n_tokens` in the prompts and completions together.
 
-    Each of the `longest` completion's tokens reads all weights. Every token reads the keys and values before it.
+    Each of the `longest` completion's tokens reads all weights. Every token reads the keys and values before it,
+    of which a long completion has more.
     """
-    n_before = n_tokens / COMPLETIONS / 2  # on average
+    n_before = UNEVENNESS * n_tokens / COMPLETIONS / 2  # on average
     return longest * 2 * POLICY_WEIGHTS + n_tokens * n_before * CACHE_BYTES
 
 
-def rates_of_card(numbers: dict[str, float]) -> Args:
-    """Returns rates from the numbers of `step-8b-lora` of dev/gpu_check.py; link and disk stay assumed."""
+def rates_of_card(numbers: dict[str, float]) -> tuple[Args, set[str]]:
+    """Returns rates from the numbers of `step-8b-lora` of dev/gpu_check.py, and the parts whose rate stays assumed."""
     # a weight and token: reference 2, forward 2, again 2, backward 2, as frozen weights have no gradient
     rates = Args(compute=8 * POLICY_WEIGHTS * numbers["tokens"] / numbers["time/update"])
+    assumed = {"weight sync", "checkpoint"}  # one card shows neither
     if "logprob gap" in numbers:  # vLLM sampled
         n_bytes = bytes_read(numbers["tokens"], numbers["longest completion"])
         rates.memory = n_bytes / numbers["time/rollout"]
-    return rates
+    else:
+        assumed.add("rollout")
+    return rates, assumed
 
 
 def seconds_by_part(rates: Args) -> dict[str, float]:
@@ -73,18 +80,23 @@ def seconds_by_part(rates: Args) -> dict[str, float]:
     }
 
 
+def column(rates: Args, assumed: set[str]) -> dict[str, str]:
+    """Returns {part: seconds}, their sum last; * marks the parts in `assumed`."""
+    seconds = seconds_by_part(rates)
+    cells = {part: f"{value:.1f}{'*' if part in assumed else ''}" for part, value in seconds.items()}
+    return cells | {"sum": f"{sum(seconds.values()):.1f}"}
+
+
 def main(args: Args) -> None:
-    columns = {"data sheet": seconds_by_part(DATA_SHEET), "assumed": seconds_by_part(args)}
+    columns = {"data sheet": column(DATA_SHEET, set()), "assumed": column(args, set())}
     for path in sorted(Path("results/gpu").glob("*.json")):
         step = json.loads(path.read_text())["steps"].get("step-8b-lora", {})
         if step.get("result") == "PASS":
-            columns[f"rates of {path.stem}"] = seconds_by_part(rates_of_card(step["numbers"]))
-    for seconds in columns.values():
-        seconds["sum"] = sum(seconds.values())
+            columns[f"rates of {path.stem} (*: assumed)"] = column(*rates_of_card(step["numbers"]))
     print("| part |", " | ".join(columns), "|")
     print("|---" * (1 + len(columns)) + "|")
     for part in columns["assumed"]:
-        print(f"| {part} |", " | ".join(f"{seconds[part]:.1f}" for seconds in columns.values()), "|")
+        print(f"| {part} |", " | ".join(cells[part] for cells in columns.values()), "|")
 
 
 if __name__ == "__main__":

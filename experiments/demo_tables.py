@@ -106,6 +106,7 @@ def explanation(reward_model: dict) -> str:
         "One run a row, one answer a task at temperature 1. Gold: the checklist's weighted share on held-out tasks; "
         "± is one standard error over the tasks, which does not cover how runs of other seeds differ. All checks: "
         "the share of answers that pass the whole list. Proxy: the shipped reward model on the response. "
+        "Response tokens: all but the thinking's, so the tags count among them. "
         f"The reward model trained in the demo orders {reward_model['accuracy']:.3f} of {reward_model['n']} held-out "
         f"pairs as the annotator did (ECE {reward_model['ece']:.3f})."
     )

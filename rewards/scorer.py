@@ -34,14 +34,14 @@ class Scorer:
         names = rewards.reward_names(args)
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
 
-        # a second thread scores completions while others are still sampled
-        if torch.cuda.is_available():
+        self._thread = None
+        self._stream = None
+        if torch.cuda.is_available():  # a second thread scores completions while others are still sampled
             device = torch.cuda.current_device()  # a new thread would take GPU 0, and memory of it
             self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
             self._stream = torch.cuda.Stream()
-        else:
-            self._thread = ThreadPoolExecutor(1)
-            self._stream = None
+        # Not on a CPU: the second thread would bring its OpenMP threads, and where OpenMP has more threads than there
+        # are cores it stops to wait actively, which makes every operation of the first thread slower.
         self._waiting = []  # completions of a batch that is not full yet
         self._scoring = []  # a future for each batch that the thread has been given
 
@@ -61,7 +61,10 @@ class Scorer:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._scoring.append(self._thread.submit(self._score_by_model, self._waiting))
+            if self._thread is None:
+                self._score_by_model(self._waiting)
+            else:
+                self._scoring.append(self._thread.submit(self._score_by_model, self._waiting))
             self._waiting = []
 
     def _score_by_model(self, completions: list) -> None:
@@ -100,10 +103,10 @@ class Scorer:
         if self.reward_function is None:
             totals = [completion.rewards["preference"] for completion in completions]
         else:
-            totals = self._totals(completions, group_size)
-        self._set_totals(completions, totals, group_size)
+            totals = self._combine_parts(completions, group_size)
+        self._set_rewards(completions, totals, group_size)
 
-    def _totals(self, completions: list, group_size: int) -> list[float | None]:
+    def _combine_parts(self, completions: list, group_size: int) -> list[float | None]:
         """Returns the totals of this process's completions; the main process, which asks the judge, combines them."""
         rows = gather_object([completion.row() for completion in completions])
         scores = None
@@ -120,7 +123,7 @@ class Scorer:
                 completion.contributions[name] = values[place]
         return [scores.totals[place] for place in own_places]
 
-    def _set_totals(self, completions: list, totals: list[float | None], group_size: int) -> None:
+    def _set_rewards(self, completions: list, totals: list[float | None], group_size: int) -> None:
         """Sets `reward`: the total, NaN if there is none, or a floor for a malformed completion."""
         own_totals = []
         own_floored = []
@@ -128,10 +131,8 @@ class Scorer:
             gets_floor = rewards.gets_floor(completion.status, self.args)
             own_totals.append(math.nan if total is None else total)
             own_floored.append(gets_floor)
-            if gets_floor:  # it takes the place of what the parts add, and the answer counts as wrong
+            if gets_floor:  # the floor takes the place of what the parts add
                 completion.contributions = dict.fromkeys(completion.contributions)
-                if completion.correct is not None:
-                    completion.correct = 0.0
 
         # a floor depends on the whole group, and PPO's group is spread over all processes
         all_totals = torch.tensor(gather_object(own_totals))

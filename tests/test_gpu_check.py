@@ -57,6 +57,29 @@ def test_a_command_that_fails_gives_its_last_line(runner):
         runner.run("wrong", ["-c", "print('the remedy'); raise SystemExit(3)"])
 
 
+def test_the_error_of_a_rank_is_found_in_front_of_what_the_launcher_prints():
+    log = """Traceback (most recent call last):
+[rank0]: RuntimeError: the remedy
+E1124 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)
+============================================================"""
+    assert gpu_check.error_line(log) == "[rank0]: RuntimeError: the remedy"
+
+
+def test_a_step_that_fails_keeps_its_numbers_and_does_not_end_the_check(check, tmp_path, monkeypatch):
+    def too_far(runner, name):
+        raise gpu_check.Failed("too far", {"gap": 0.5})
+
+    def broken(runner, name):
+        return {}["no such key"]
+
+    monkeypatch.setattr(gpu_check, "STEPS", {"far": [too_far], "broken": [broken]})
+    assert check(cpu=True, out=str(tmp_path)) == 1
+    steps = json.loads((tmp_path / "cpu.json").read_text())["steps"]
+    assert steps["far"]["numbers"] == {"gap": 0.5} and steps["far"]["result"] == "FAIL"
+    assert steps["broken"]["reason"] == "KeyError: 'no such key'"
+    assert "| too far; gap 0.5 |" in (tmp_path / "table.md").read_text()
+
+
 def test_a_command_ends_with_the_time_of_its_step(runner):
     runner.step_ends = 0
     with pytest.raises(gpu_check.Failed, match="took longer than 480 s"):
@@ -87,6 +110,14 @@ def test_a_card_too_small_for_random_weights_skips(runner, monkeypatch):
     monkeypatch.setattr(runner, "run", run_out_of_memory)
     with pytest.raises(gpu_check.Skipped, match="out of memory"):
         runner.random_models("8b")
+
+
+def test_without_the_real_model_its_steps_are_skipped(tmp_path):
+    runner = gpu_check.Runner(gpu_check.Args(out=str(tmp_path), small=tmp_path / "no-model"))
+    for name in ("small-sft", "small-grpo"):
+        function, *words = gpu_check.STEPS[name]
+        with pytest.raises(gpu_check.Skipped, match="data.prepare smollm2"):
+            function(runner, name, *words)
 
 
 def test_every_round_of_dpo_is_read(runner, monkeypatch):

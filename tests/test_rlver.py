@@ -474,8 +474,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 
     committed = runs.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
-    if group_size == 1:
-        not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}
+    not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}  # no longer logged
     for step, metrics in enumerate(runs.read_log(run / "metrics.jsonl")):
         assert metrics.keys() >= (committed - not_here) | set(names)
         assert all(math.isfinite(value) for value in metrics.values())

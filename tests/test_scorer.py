@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -186,9 +187,12 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
         assert text == response or abs(score - other) > 1e-3, text  # else the case could not fail
 
 
-def test_completions_are_scored_while_others_are_sampled(scorer, completions):
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_completions_are_scored_while_others_are_sampled(scorer, completions, in_thread):
     expected = scores(scorer(), completions, [completion.text for completion in completions])
     made = scorer(on_bad_format="score", reward_tokens_per_batch=40)
+    if in_thread:  # as on a GPU
+        made._thread = ThreadPoolExecutor(1)
     score_batch = made.reward_model.score
     threads = []
 
@@ -199,9 +203,9 @@ def test_completions_are_scored_while_others_are_sampled(scorer, completions):
     made.reward_model.score = score_and_note_thread
     for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
         made.enqueue(completions[place])
-    assert made._scoring  # before `score` is called
+    assert made._scoring if in_thread else threads  # before `set_rewards` is called
     made.set_rewards(completions, 4, None)
-    assert len(threads) > 2 and threading.main_thread() not in threads
+    assert len(threads) > 2 and (threading.main_thread() in threads) != in_thread
     assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
 
 
