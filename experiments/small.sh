@@ -35,7 +35,8 @@ if stage data; then
   settings="PROMPTS=$PROMPTS ALPACA=$ALPACA IFEVAL=$IFEVAL n_evaluated=$n_evaluated n_held_out=$n_held_out \
 n_instructions=$n_instructions answer_characters=$answer_characters"
   if [ -e "$DATA/settings.txt" ] && [ "$(cat "$DATA/settings.txt")" != "$settings" ]; then
-    echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA" >&2
+    echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA, or delete \
+$DATA/settings.txt if that start made nothing" >&2
     exit 2
   fi
   mkdir -p "$DATA"

@@ -1,6 +1,6 @@
 """Prints how training changes what the models of experiments/small.sh write: tables of docs/small.md.
 
-python -m experiments.small_reading --results results/small
+    python -m experiments.small_reading --results results/small
 
 All but RLVR's table are about the completions of held-out prompts that are in good format. A run that is not
 there is left out, and what cannot be computed is a dash.
@@ -130,7 +130,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     for reward in ("proxy", "gold"):
         values = changes[reward]
         # under the names that the function reads
-        line = compare_at_equal_length(pd.DataFrame({"gold": values, "response_tokens": words}))
+        line = compare_at_equal_length(pd.DataFrame({"gold": values, "tokens_with_gold": words}))
         at_equal_words = line.get("gold_at_equal_length", math.nan)
         error = line.get("gold_at_equal_length_se", math.nan)
         cells += [change(values.mean(), values.sem(), 2), change(at_equal_words, error, 2)]

@@ -82,12 +82,15 @@ def read_answers(evaluation: Path) -> pd.DataFrame:
     """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
     by_task = {}
     for row in runs.read_log(evaluation / "verdicts.jsonl"):
+        response_tokens = row["n_tokens"] - row["n_thinking_tokens"]
         by_task[row["id"]] = {
             "gold": row["score"],
             "proxy": row.get("reward"),
             "format_ok": row["status"] == "ok",
             "thinking_tokens": row["n_thinking_tokens"],
-            "response_tokens": row["n_tokens"] - row["n_thinking_tokens"],
+            "response_tokens": response_tokens,
+            # averaged over the same answers as gold, also where only some seeds have a gold
+            "tokens_with_gold": math.nan if row["score"] is None else response_tokens,
         }
     return pd.DataFrame.from_dict(by_task, orient="index", dtype=float)
 
@@ -108,7 +111,7 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
 
 def read_run(run_folders: Path, name: str) -> pd.DataFrame:
     """Returns what the finished evaluations measured of a run: one line a task, NaN for what was not measured."""
-    parts = [pd.DataFrame(columns=list(COLUMNS), dtype=float)]
+    parts = [pd.DataFrame(columns=[*COLUMNS, "tokens_with_gold"], dtype=float)]
     if is_finished(run_folders / f"eval-{name}"):
         parts.append(read_answers(run_folders / f"eval-{name}"))
     for prefix in ("ifeval", "ifeval-greedy"):
@@ -160,13 +163,13 @@ def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> d
 def compare_at_equal_length(difference: pd.DataFrame) -> dict:
     """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
 
-    That is where a straight line through the tasks' differences, gold over response tokens, crosses 0 tokens. With
-    fewer than four tasks, or all lengths alike, there is no value.
+    That is where a straight line through the tasks' differences, gold over the tokens of the answers that have a
+    gold, crosses 0 tokens. With fewer than four tasks, or all lengths alike, there is no value.
     """
     both = difference.dropna(subset="gold")
-    if len(both) < 4 or both["response_tokens"].nunique() < 2:
+    if len(both) < 4 or both["tokens_with_gold"].nunique() < 2:
         return {}
-    coefficients, covariance = np.polyfit(both["response_tokens"], both["gold"], deg=1, cov=True)
+    coefficients, covariance = np.polyfit(both["tokens_with_gold"], both["gold"], deg=1, cov=True)
     return {
         "gold_at_equal_length": coefficients[1],
         "gold_at_equal_length_se": math.sqrt(covariance[1, 1]),
@@ -274,7 +277,8 @@ def explanation(rows: pd.DataFrame) -> str:
         "reward by a second reward model, trained on other instructions, of answers in good format; n: the tasks that "
         "have one. An answer that is cut off has none, so rows compare different tasks. Proxy: the reward that RLMT "
         "and RLHF are trained on, of the same answers. Format ok: the share of answers in good format. "
-        "Response tokens: all but the thinking's, so the tags count among them. IFEval: the "
+        "Response tokens: all but the thinking's, so the tags count among them; of all answers, also those without a gold. "
+        "IFEval: the "
         f"share of {rows['ifeval_n'].max()} prompts whose instructions are all met (strict), at temperature 0.7 with "
         "top-p 0.95 and greedy, in answers of at most 256 tokens: longer ones are cut off and checked as far as they "
         "go, so the numbers are not those of leaderboards, which allow more. Each task is averaged first over the "
@@ -329,6 +333,12 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
 
 def main(args: Args) -> None:
     run_folders = args.results / "runs"
+    if not list(
+        run_folders.glob("eval-*/summary.json")
+    ):  # git has tables, but no runs: do not write over them
+        runs.fail(
+            f"{run_folders} has no finished evaluation; STAGES=evaluate bash experiments/small.sh makes them"
+        )
     rows, differences = collect(run_folders, args.seeds)
     pd.concat([rows, differences]).round(4).to_csv(args.results / "table.csv", index=False)
     paragraphs = [
