@@ -11,6 +11,8 @@ Where the paper's code and the official tool differ, the official value has the 
 1. PopQA: the paper also accepts a name in capitals.
 2. MMLU-Redux and MATH-500 have no official tool: the rules are those of the paper's code (5376 of the 5700
    items of MMLU-Redux; equality of normalised strings). `accuracy_math_verify` is symbolic equality.
+   One rule is more lenient here: ` x/2` is `x/2`. The paper's code compares an answer with one slash as it is
+   written, unless both sides are integers. This cannot matter for MATH-500, as no reference has a slash.
 3. HumanEval: a program has 10 s, its start included; in the official tool 3 s without it.
 """
 
@@ -119,7 +121,7 @@ def load_math500(data: Path) -> list[dict]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}, else of the last \fbox{...}; None if there is neither.
+    r"""Returns the content of the last \boxed{...}; None if nothing is boxed, or the last box is not closed.
 
     After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
     """
@@ -127,18 +129,17 @@ def last_boxed(text: str) -> str | None:
         after_box = text.rpartition("\\boxed ")[2]
         return after_box.partition("$")[0]
 
-    opening = "\\boxed{" if "\\boxed{" in text else "\\fbox{"
-    if opening not in text:
+    _, box, after_box = text.rpartition("\\boxed")
+    if not box or not after_box.startswith("{"):
         return None
-    after_box = text.rpartition(opening)[2]
-    depth = 1
+    depth = 0
     for position, character in enumerate(after_box):
         if character == "{":
             depth += 1
         elif character == "}":
             depth -= 1
         if depth == 0:
-            return after_box[:position]
+            return after_box[1:position]
     return None
 
 
@@ -153,7 +154,7 @@ def normalise_math(text: str) -> str:
     text, *units = text.split("\\text{ ")  # a unit is cut off
     if len(units) > 1:
         raise ValueError("more than one unit")
-    text = text.replace("\\%", "").replace("%", "")
+    text = text.replace("\\%", "")
 
     # numbers begin with a digit; `x=` goes
     text = text.replace(" .", " 0.").replace("{.", "{0.")
