@@ -417,7 +417,7 @@ def humaneval_check(task: dict, text: str) -> dict:
     result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
     return {
         "correct": result.ok,
-        "status": result.status,
+        "program_status": result.status,  # `status` is that of the generation
         "error": result.stderr[-300:],
         "isolation": result.isolation,
     }

@@ -993,6 +993,8 @@ def test_humaneval(tmp_path):
     assert [r["correct"] for r in out["rows"]] == [True, False, True, False] * 6
     assert (out["accuracy"], out["n"], out["n_missing"]) == (0.5, 24, 158)
     assert out["pass@4"] == 1 and len(out["isolation"]) == 1
+    assert [r["program_status"] for r in out["rows"][:4]] == ["ok", "error", "ok", "error"]
+    assert "status" not in out["rows"][0]  # rows.jsonl has the generation's under this name
     one = score(
         "humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path
     )
