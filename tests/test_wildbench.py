@@ -387,6 +387,28 @@ def test_program_summary_counts_invalid_and_never_scores_it():
     }
 
 
+def test_whatever_a_judge_program_does_is_one_invalid_row():
+    """It raises any exception, has other checks than before, or checks that are a list."""
+    results = {
+        "good": {"score": 1, "checks": {"a": np.True_}},  # JSON has no np.True_
+        "other checks": {"score": 1, "checks": {"b": True}},
+        "list": {"score": 1, "checks": ["a"]},
+        "bad": {"score": 0, "checks": {"a": False}},
+    }
+
+    def judge(messages: list[dict], response: str) -> dict:
+        assert response, "no response"
+        return results[response]
+
+    rows = [{"id": text, "messages": [], "response": text, "status": "ok"} for text in ("", *results)]
+    verdicts = wildbench.judge_by_program(judge, rows)
+    assert [verdict["score"] for verdict in verdicts] == [None, 1, None, None, 0]
+    assert verdicts[0]["invalid"].startswith("AssertionError: no response")
+    assert verdicts[2]["invalid"] == "ValueError: its checks are ['b'], those of the first row ['a']"
+    out = wildbench.score_program(json.loads(json.dumps(verdicts)))
+    assert (out["score"], out["n_invalid"], out["checks"]) == (0.5, 3, {"a": 0.5})
+
+
 # --- what the judge is shown, and what it says
 
 
@@ -1016,6 +1038,9 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
         of(judge_url="http://localhost:8000/v1"),
     }
     assert len(others) == 5
+    score = {"mode": "score", "orders": "both"}  # marks have no reference, order or length of another answer
+    assert of(**score) == of(**score | {"orders": "random", "length_margin": 9, "references": ("x",)})
+    assert of(**score) != of(**score, judge_max_tokens=9) and of() != of(length_margin=9)
     program, local = {"mode": "program", "judge": "data/toy/world.py:judge"}, {"judge": "local:x"}
     before = of(**program), of(**local), of()
     assert of([task | {"primary_tag": "Math"}], **program) == before[0]  # the judge is not shown it
