@@ -35,17 +35,38 @@ POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\
 
 
 def load_popqa(data: Path) -> list[dict]:
-    return load(data, "*.*", "question")
+    """Loads the questions; exits with 2 if one has no list of accepted names."""
+    tasks = load(data, "*.*", "question")
+    for number, task in enumerate(tasks, 1):
+        try:
+            accepted_names(task)
+        except ValueError as error:
+            runs.fail(f"{data}, row {number}: {error}")
+    return tasks
+
+
+def accepted_names(task: dict) -> list[str]:
+    """Returns the names that answer a question; raises ValueError if the task has no list of them."""
+    for field in ("answers", "possible_answers"):
+        names = task.get(field)
+        if not names:
+            continue
+        if isinstance(names, str):  # the official file has a JSON list in a column of text
+            try:
+                names = json.loads(names)
+            except ValueError as error:
+                raise ValueError(f"field {field} is not JSON ({error})") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"field {field} is not a list of texts: {str(names)[:50]}")
+        return names
+    raise ValueError(f"no names in field answers or possible_answers (found {', '.join(task)})")
 
 
 def popqa_check(task: dict, response: str) -> dict:
     """Looks for an accepted name in the response: as it is written, in lower case or capitalised."""
-    names = task.get("answers") or task["possible_answers"]
-    if isinstance(names, str):  # the official file has a JSON list in a column of text
-        names = json.loads(names)
     correct = False
     in_capitals = False
-    for name in names:
+    for name in accepted_names(task):
         if not name.strip():
             continue
         correct |= name in response or name.lower() in response or name.capitalize() in response
@@ -260,7 +281,7 @@ HIDDEN = "___"  # stands for a cell to be filled in
 
 def load_zebralogic(data: Path) -> list[dict]:
     """Loads the puzzles, with `template` for the prompt; exits with 2 if all solutions are masked."""
-    tasks = load(data, "*.*", "id", "solution")
+    tasks = load(data, "*.*", "id", "puzzle", "solution")
     cells = set()
     for task in tasks:
         task["template"] = zebralogic_template(task["solution"])

@@ -710,6 +710,19 @@ def test_popqa(tmp_path, capsys):
     assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
 
 
+def test_tasks_that_could_not_be_asked_or_scored_are_refused_when_they_are_loaded(tmp_path, exits):
+    good = {"question": "Q", "answers": ["A"]}
+    for bad, message in (
+        ({"question": "Q"}, "no names in field answers or possible_answers (found question)"),
+        ({"question": "Q", "possible_answers": "['A']"}, "field possible_answers is not JSON"),
+        ({"question": "Q", "answers": [7]}, "field answers is not a list of texts: [7]"),
+    ):
+        data = write(tmp_path / "popqa.jsonl", [good, bad])
+        assert f"{data}, row 2: {message}" in exits(verified.load_popqa, data)
+    data = write(tmp_path / "grid.json", [{"id": "x", "solution": {"header": [], "rows": []}}])
+    assert f"{data}, row 1: no field puzzle" in exits(verified.load_zebralogic, data)
+
+
 LETTERS = [  # response, letter
     ("Answer: B", "B"),
     ("Answer:B.", "B"),
@@ -1086,7 +1099,7 @@ def test_values_at_k_of_a_benchmark(tmp_path):
     assert "best@5" not in score("math500", rows, data, tmp_path)
 
     grids = [{"House 1": {"A": " X ", "B": ["y"]}}, {"House 1": {"A": "x", "B": "Y", "C": "z"}}, {}]
-    task = {"id": "p", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
+    task = {"id": "p", "puzzle": "P", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
     data = write(tmp_path / "zebra.jsonl", [task])
     rows = [{"id": "p", "response": json.dumps({"solution": grid})} for grid in [{}, *grids, {}]]
     assert score("zebralogic", rows[1:4], data, tmp_path)["maj@3"] == 1
