@@ -323,7 +323,7 @@ def metrics_of(name: str, numbers: dict) -> list[str]:
 
 
 def withhold_metrics(args: Args, numbers: dict) -> None:
-    """Moves all metrics to `without_headline` if a larger share of the rows than --max-invalid is invalid.
+    """Moves all metrics to `withheld` if a larger share of the rows than --max-invalid is invalid.
 
     The metrics ending in `_paper` too: they have a value for an invalid row, which is not the judge's verdict. A
     further category of Arena-Hard has numbers and counts of its own.
@@ -333,9 +333,9 @@ def withhold_metrics(args: Args, numbers: dict) -> None:
     for part in parts:
         if part["n_invalid"] <= args.max_invalid * part["n"]:
             continue
-        part["without_headline"] = {}
+        part["withheld"] = {}
         for metric in metrics_of(args.name, part):
-            part["without_headline"][metric] = part[metric]
+            part["withheld"][metric] = part[metric]
             part[metric] = None
 
 
@@ -417,7 +417,9 @@ def main(args: Args) -> None:
         shared.check_prompts(args, [messages_of(args, task) for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
-    shared.check_judge(args)
+    # the requests know how long a reply may be, as --judge-max-tokens may leave it to the protocol
+    reply_tokens = [request["max_tokens"] for request in requests_if_all_answer(args, tasks[:1], "")]
+    shared.check_judge(args, max(reply_tokens, default=0))
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:

@@ -1377,9 +1377,9 @@ def test_too_many_invalid_rows_leave_no_metric_for_a_table():
     numbers = metrics | {"n": 500, "n_invalid": 5}
     numbers["creative_writing"] = metrics | {"n": 100, "n_invalid": 30}
     eval_benchmarks.withhold_metrics(args, numbers)
-    assert numbers["score_paper"] == 50 and "without_headline" not in numbers  # 1 % is not more than 1 %
+    assert numbers["score_paper"] == 50 and "withheld" not in numbers  # 1 % is not more than 1 %
     creative = numbers["creative_writing"]
-    assert creative["without_headline"] == metrics
+    assert creative["withheld"] == metrics
     assert [creative[metric] for metric in metrics] == [None, None, None]
 
     args = eval_benchmarks.Args("alpacaeval2")
@@ -1397,7 +1397,7 @@ def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
     rows = [{"question": "a", "response": "#### 1"}, {"question": "b", "response": None}]
     out = score("gsm8k", rows, data, tmp_path, max_invalid=0.01)
     assert (out["n"], out["n_invalid"], out["accuracy"]) == (2, 1, None)
-    assert out["without_headline"]["accuracy"] == 1
+    assert out["withheld"]["accuracy"] == 1
     assert score("gsm8k", rows, data, tmp_path, max_invalid=0.5)["accuracy"] == 1
 
 
@@ -1583,6 +1583,17 @@ def test_a_judge_or_model_that_is_not_there_is_said_before_anything_is_generated
     write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
     write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
     refuses(run, message, "arenahard2", *MODEL, *words, "--data", tmp_path, out=tmp_path / "run")
+
+
+def test_a_local_judge_has_room_for_the_reply_that_the_protocol_asks_for(run, tmp_path, local_judge_folder):
+    """Its context has 512 tokens, and no --judge-max-tokens is given."""
+    write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
+    arena = ("arenahard2", *MODEL, "--judge", f"local:{local_judge_folder}", "--data", tmp_path)
+    for protocol, tokens in (("official", 16000), ("paper", 3072)):
+        message = f"--judge-max-tokens {tokens} leaves no room for a prompt in the 512 tokens"
+        refuses(run, message, *arena, "--protocol", protocol, out=tmp_path / "run")
+    run(*arena, "--judge-max-tokens", 8, "--dry-run", "--out", tmp_path / "run")
 
 
 def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, tmp_path, no_sandbox):

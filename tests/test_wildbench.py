@@ -54,15 +54,6 @@ def run(here):
     return start
 
 
-@pytest.fixture
-def local_judge_folder(tmp_path) -> Path:
-    """The toy base model with a chat template, as a local judge needs one."""
-    folder = tmp_path / "judge"
-    shutil.copytree(ROOT / "data" / "toy" / "base", folder)
-    shutil.copy(ROOT / "data" / "toy" / "reward_model" / "chat_template.jinja", folder)
-    return folder
-
-
 # --- published values
 
 
@@ -333,7 +324,7 @@ def test_stored_verdicts_have_no_headline_either_if_too_many_are_invalid(tmp_pat
     rows = [{"session_id": f"t{i}", "score": "9" if i < 5 else "?", "model_output": "x"} for i in range(10)]
     eval_wildbench.main(stored_args(tmp_path, rows, mode="score"))
     out = json.loads((tmp_path / "o.json").read_text())
-    assert (out["n"], out["n_invalid"], out["wb_score"], out["without_headline"]) == (10, 5, None, 80)
+    assert (out["n"], out["n_invalid"], out["wb_score"], out["withheld"]) == (10, 5, None, 80)
     eval_wildbench.main(stored_args(tmp_path, rows, mode="score", max_invalid=0.5))
     assert json.loads((tmp_path / "o.json").read_text())["wb_score"] == 80
 
