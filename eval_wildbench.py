@@ -158,8 +158,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
-    cost at most, and stop."""
+    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
+    of their cost, and stop."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -448,14 +448,14 @@ def main(args: Args) -> None:
     if args.mode != "program":
         n_words = args.max_tokens
         kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
-        if kept_words:  # the judge reads no more, and is not asked about a longer answer
+        if kept_words:  # the judge reads no more words, and is not asked about a longer answer
             n_words = min(n_words, kept_words)
         longest_answers = {task["id"]: " ".join(["word"] * n_words) for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
         to_judge = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
         requests = wildbench.judge_requests(args, to_judge, tasks, template)
         shared.print_estimate(
-            args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
+            args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
     start = runs.check_run(args, "eval", args.model)
     shared.try_judge(args, start.run)

@@ -480,7 +480,7 @@ def check_answered(errors: list[str], who: str) -> None:
 
 
 def print_estimate(args, requests: list[dict], name: str) -> None:
-    """Prints under `name` how many calls --judge would get, and their cost at most."""
+    """Prints under `name` how many calls --judge would get, and an estimate of their cost."""
     estimate = {"calls": len(requests)}
     if not is_local(args.judge):
         estimate = judge_endpoint(args, Path(args.out or "results")).estimate(requests)

@@ -107,8 +107,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data and judge (by one call of one token), print the number of calls and their cost at
-    most, and stop."""
+    """Check arguments, data and judge (by one call of one token), print the number of calls and an
+    estimate of their cost, and stop."""
 
 
 # --- 1. pairs of plans

@@ -990,6 +990,7 @@ def test_a_dry_run_asks_the_judge_for_one_token(tasks, server, judge_url, run, t
     done = run(*LOCAL, "--tasks", tasks, *judge, "--dry-run", "--out", tmp_path / "run")
     assert len(server.checks) == 1 and server.checks[0][0]["max_tokens"] == 1 and server.requests == []
     assert "--judge m answers" in done.stdout and not (tmp_path / "run").exists()
+    assert "judge, estimated (one temperature, each asked once, " in done.stdout
 
 
 def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, server, judge_url, run, tmp_path):
