@@ -12,10 +12,10 @@
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
-its status. One that the token limit cut off is scored as far as it goes. A judge's reply that cannot be read makes
-the row invalid: counted, listed, never a score but by the paper's rule. Above 1 % of invalid rows (--max-invalid) a
-run has no metrics. If the judge's endpoint gave no reply to some requests, the run ends without a score, and
---resume asks these again.
+its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the row
+invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of them
+(--max-invalid) a run has no metrics. If the judge's endpoint gave no reply to some requests, the run ends without a
+score, and --resume asks these again.
 
 `--protocol` decides what a judge is asked:
 
@@ -150,8 +150,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
-    cost at most, and stop."""
+    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
+    of their cost, and stop."""
 
 
 # --- 1. before anything is loaded or asked
@@ -323,7 +323,7 @@ def metrics_of(name: str, numbers: dict) -> list[str]:
 
 
 def withhold_metrics(args: Args, numbers: dict) -> None:
-    """Moves all metrics to `without_headline` if a larger share of the rows than --max-invalid is invalid.
+    """Moves all metrics to `withheld` if a larger share of the rows than --max-invalid is invalid.
 
     The metrics ending in `_paper` too: they have a value for an invalid row, which is not the judge's verdict. A
     further category of Arena-Hard has numbers and counts of its own.
@@ -333,9 +333,9 @@ def withhold_metrics(args: Args, numbers: dict) -> None:
     for part in parts:
         if part["n_invalid"] <= args.max_invalid * part["n"]:
             continue
-        part["without_headline"] = {}
+        part["withheld"] = {}
         for metric in metrics_of(args.name, part):
-            part["without_headline"][metric] = part[metric]
+            part["withheld"][metric] = part[metric]
             part[metric] = None
 
 
@@ -409,7 +409,7 @@ def main(args: Args) -> None:
         return
     shared.require(args, model="the model to evaluate; or name stored rows by --from")
 
-    # --- check everything before anything is generated, and print what the judge may cost
+    # --- check everything before anything is generated, and estimate what the judge costs
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
@@ -417,13 +417,15 @@ def main(args: Args) -> None:
         shared.check_prompts(args, [messages_of(args, task) for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
-    shared.check_judge(args)
+    # the requests know how long a reply may be, as --judge-max-tokens may leave it to the protocol
+    reply_tokens = [request["max_tokens"] for request in requests_if_all_answer(args, tasks[:1], "")]
+    shared.check_judge(args, max(reply_tokens, default=0))
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
-        longest_answer = "word " * args.max_tokens
+        longest_answer = "word " * args.max_tokens  # a word has about a token
         requests = requests_if_all_answer(args, tasks, longest_answer)
-        shared.print_estimate(args, requests, "judge (answers as long as --max-tokens allows)")
+        shared.print_estimate(args, requests, "judge, estimated (each asked once, about --max-tokens words)")
     start = runs.check_run(args, f"eval_{args.name}", args.model)
     shared.try_judge(args, start.run)
     if args.dry_run:

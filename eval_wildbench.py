@@ -1,9 +1,9 @@
 """Evaluates on WildBench: answers every task, strips the thinking, asks a judge, reports a score with an interval.
 
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
-        --mode reward --judge gpt-4o-2024-05-13
+        --mode reward --judge gpt-4o-2024-05-13 --top-p 0.95
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
-        --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2
+        --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2 --top-p 0.95
     python eval_wildbench.py --model results/demo/runs/grpo-think/model --tasks data/toy/benchmark_tasks.jsonl \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
@@ -11,7 +11,8 @@
 - `reward` (WB-Reward): the judge compares the answer with a reference answer and replies A++, A+, A=B, B+ or
   B++, worth 100, 50, 0, -50 and -100 to the writer of A. The score is the mean over tasks and references.
 - `score` (WB-Score): the judge gives the answer alone a mark from 1 to 10. The score is (mean - 5) x 20.
-- `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}.
+- `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}: a number, and
+  {name: whether it passes} with the same names for every response. A row on which it fails is invalid.
 
 A completion whose thinking is not closed has no response: it is the empty answer, and counted under its status.
 A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid verdicts
@@ -120,7 +121,7 @@ class Args:
     references: tuple[str, ...] = ("gpt-4",)
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
-    """Which answer is A: each in turn, or one drawn for each task, as in the paper (--mode reward)."""
+    """Which answer is A: each in turn, or one drawn for each task and reference, as in the paper (--mode reward)."""
     length_margin: int = -1
     """A slight win is a tie if the winner's answer is longer by more characters; -1: off (--mode reward)."""
     judge_max_tokens: int = 1024
@@ -157,8 +158,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and their
-    cost at most, and stop."""
+    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
+    of their cost, and stop."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -208,9 +209,11 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
     judging = {"mode": args.mode, "judge": args.judge}
     if args.mode != "program":
         judging["judge_url"] = shared.resolve_judge_url(args.judge, args.judge_url)
-        for flag in ("protocol", "references", "orders", "length_margin", "judge_max_tokens"):
-            judging[flag] = getattr(args, flag)
+        judging["protocol"] = args.protocol
+        judging["judge_max_tokens"] = args.judge_max_tokens
     if args.mode == "reward":
+        for flag in ("references", "orders", "length_margin"):
+            judging[flag] = getattr(args, flag)
         references = [[task["references"][name] for name in args.references] for task in tasks]
         judging["reference_texts"] = shared.short_hash(json.dumps(references))
     shown = [[task["id"], task["messages"], task.get("checklist")] for task in tasks]
@@ -445,14 +448,14 @@ def main(args: Args) -> None:
     if args.mode != "program":
         n_words = args.max_tokens
         kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
-        if kept_words:  # the judge reads no more, and is not asked about a longer answer
+        if kept_words:  # the judge reads no more words, and is not asked about a longer answer
             n_words = min(n_words, kept_words)
         longest_answers = {task["id"]: " ".join(["word"] * n_words) for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
         to_judge = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
         requests = wildbench.judge_requests(args, to_judge, tasks, template)
         shared.print_estimate(
-            args, requests, "judge (one temperature, answers as long as --max-tokens allows)"
+            args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
     start = runs.check_run(args, "eval", args.model)
     shared.try_judge(args, start.run)

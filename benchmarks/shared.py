@@ -480,7 +480,7 @@ def check_answered(errors: list[str], who: str) -> None:
 
 
 def print_estimate(args, requests: list[dict], name: str) -> None:
-    """Prints under `name` how many calls --judge would get, and their cost at most."""
+    """Prints under `name` how many calls --judge would get, and an estimate of their cost."""
     estimate = {"calls": len(requests)}
     if not is_local(args.judge):
         estimate = judge_endpoint(args, Path(args.out or "results")).estimate(requests)
@@ -565,12 +565,15 @@ def check_engines(args, model: str, flag: str) -> None:
         runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
 
 
-def check_judge(args) -> None:
-    """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
+def check_judge(args, max_tokens: int = 0) -> None:
+    """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it.
+
+    `max_tokens`: of a reply; 0: --judge-max-tokens.
+    """
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
         check_engines(args, model, "judge_tensor_parallel")
-        local_judge.check(model, args.judge_max_tokens)
+        local_judge.check(model, max_tokens or args.judge_max_tokens)
     elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
     elif args.judge:
@@ -590,9 +593,9 @@ def try_judge(args, run: Path) -> None:
 
 
 def withhold_headline(args, numbers: dict, headline: str) -> None:
-    """Moves the headline to `without_headline` if a larger share of the rows than --max-invalid is invalid."""
+    """Moves the headline to `withheld` if a larger share of the rows than --max-invalid is invalid."""
     if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        numbers["without_headline"] = numbers[headline]
+        numbers["withheld"] = numbers[headline]
         numbers[headline] = None
 
 

@@ -231,7 +231,7 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
             values.append([choice_value(orders[1][name], 1), choice_value(orders[2][name], 2)])
         numbers = score_trait(np.array(values), seed)
         if len(errors) > max_invalid * len(rows):
-            numbers["without_headline"] = numbers["win_rate"]
+            numbers["withheld"] = numbers["win_rate"]
             numbers["win_rate"] = None
         numbers_by_trait[name] = {"description": trait["description"], **numbers}
     return {

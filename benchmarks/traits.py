@@ -107,8 +107,8 @@ class Args:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data and judge (by one call of one token), print the number of calls and their cost at
-    most, and stop."""
+    """Check arguments, data and judge (by one call of one token), print the number of calls and an
+    estimate of their cost, and stop."""
 
 
 # --- 1. pairs of plans
@@ -332,7 +332,7 @@ def table(summary: dict) -> str:
 
     def rate(item: tuple[str, dict]) -> float:
         numbers = item[1]
-        return numbers.get("without_headline", numbers["win_rate"])
+        return numbers.get("withheld", numbers["win_rate"])
 
     lines = [f"{'trait':40}  win rate [95 % over prompts]    wins   ties  losses  flips"]
     for name, numbers in sorted(summary["traits"].items(), key=rate, reverse=True):

@@ -11,6 +11,8 @@ Where the paper's code and the official tool differ, the official value has the 
 1. PopQA: the paper also accepts a name in capitals.
 2. MMLU-Redux and MATH-500 have no official tool: the rules are those of the paper's code (5376 of the 5700
    items of MMLU-Redux; equality of normalised strings). `accuracy_math_verify` is symbolic equality.
+   One rule is more lenient here: ` x/2` is `x/2`. The paper's code compares an answer with one slash as it is
+   written, unless both sides are integers. This cannot matter for MATH-500, as no reference has a slash.
 3. HumanEval: a program has 10 s, its start included; in the official tool 3 s without it.
 """
 
@@ -33,17 +35,38 @@ POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\
 
 
 def load_popqa(data: Path) -> list[dict]:
-    return load(data, "*.*", "question")
+    """Loads the questions; exits with 2 if one has no list of accepted names."""
+    tasks = load(data, "*.*", "question")
+    for number, task in enumerate(tasks, 1):
+        try:
+            accepted_names(task)
+        except ValueError as error:
+            runs.fail(f"{data}, row {number}: {error}")
+    return tasks
+
+
+def accepted_names(task: dict) -> list[str]:
+    """Returns the names that answer a question; raises ValueError if the task has no list of them."""
+    for field in ("answers", "possible_answers"):
+        names = task.get(field)
+        if not names:
+            continue
+        if isinstance(names, str):  # the official file has a JSON list in a column of text
+            try:
+                names = json.loads(names)
+            except ValueError as error:
+                raise ValueError(f"field {field} is not JSON ({error})") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"field {field} is not a list of texts: {str(names)[:50]}")
+        return names
+    raise ValueError(f"no names in field answers or possible_answers (found {', '.join(task)})")
 
 
 def popqa_check(task: dict, response: str) -> dict:
     """Looks for an accepted name in the response: as it is written, in lower case or capitalised."""
-    names = task.get("answers") or task["possible_answers"]
-    if isinstance(names, str):  # the official file has a JSON list in a column of text
-        names = json.loads(names)
     correct = False
     in_capitals = False
-    for name in names:
+    for name in accepted_names(task):
         if not name.strip():
             continue
         correct |= name in response or name.lower() in response or name.capitalize() in response
@@ -119,7 +142,7 @@ def load_math500(data: Path) -> list[dict]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}, else of the last \fbox{...}; None if there is neither.
+    r"""Returns the content of the last \boxed{...}; None if nothing is boxed, or the last box is not closed.
 
     After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
     """
@@ -127,18 +150,17 @@ def last_boxed(text: str) -> str | None:
         after_box = text.rpartition("\\boxed ")[2]
         return after_box.partition("$")[0]
 
-    opening = "\\boxed{" if "\\boxed{" in text else "\\fbox{"
-    if opening not in text:
+    _, box, after_box = text.rpartition("\\boxed")
+    if not box or not after_box.startswith("{"):
         return None
-    after_box = text.rpartition(opening)[2]
-    depth = 1
+    depth = 0
     for position, character in enumerate(after_box):
         if character == "{":
             depth += 1
         elif character == "}":
             depth -= 1
         if depth == 0:
-            return after_box[:position]
+            return after_box[1:position]
     return None
 
 
@@ -153,7 +175,7 @@ def normalise_math(text: str) -> str:
     text, *units = text.split("\\text{ ")  # a unit is cut off
     if len(units) > 1:
         raise ValueError("more than one unit")
-    text = text.replace("\\%", "").replace("%", "")
+    text = text.replace("\\%", "")
 
     # numbers begin with a digit; `x=` goes
     text = text.replace(" .", " 0.").replace("{.", "{0.")
@@ -259,7 +281,7 @@ HIDDEN = "___"  # stands for a cell to be filled in
 
 def load_zebralogic(data: Path) -> list[dict]:
     """Loads the puzzles, with `template` for the prompt; exits with 2 if all solutions are masked."""
-    tasks = load(data, "*.*", "id", "solution")
+    tasks = load(data, "*.*", "id", "puzzle", "solution")
     cells = set()
     for task in tasks:
         task["template"] = zebralogic_template(task["solution"])
@@ -416,7 +438,7 @@ def humaneval_check(task: dict, text: str) -> dict:
     result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
     return {
         "correct": result.ok,
-        "status": result.status,
+        "program_status": result.status,  # `status` is that of the generation
         "error": result.stderr[-300:],
         "isolation": result.isolation,
     }

@@ -423,7 +423,10 @@ def count_sides(judged: list[tuple[dict, float]]) -> dict[str, int]:
 
 
 def flip_rate(rows: list[dict], read: list[float | None]) -> float | None:
-    """Returns the share of pairs of answers whose two orders name different winners; None without pairs."""
+    """Returns the share of pairs of answers whose two orders disagree; None without pairs.
+
+    A winner in one order and a tie in the other are a disagreement too.
+    """
     winners: dict[tuple, dict[str, float]] = {}
     for row, value in zip(rows, read):
         if value is not None:
@@ -451,15 +454,25 @@ def score_references(scored: list[tuple[dict, float]]) -> dict[str, float]:
 
 
 def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list[dict]) -> list[dict]:
-    """Returns the rows with `score` (None if the program fails), `checks` and `invalid` (why it failed)."""
+    """Returns the rows with `score` (None if the program fails), `checks` and `invalid` (why it failed).
+
+    It also fails if its checks have other names than those of the first row, as they could not be averaged.
+    """
     verdicts = []
+    first_names = None
     for row in generations:
         response = row["response"] if row["status"] == "ok" else ""
         try:
             result = judge(row["messages"], response)
-            verdict = {"score": float(result["score"]), "checks": result["checks"], "invalid": ""}
-        except (ValueError, KeyError, TypeError) as e:
-            verdict = {"score": None, "checks": {}, "invalid": f"{type(e).__name__}: {e}"}
+            score = float(result["score"])
+            checks = {name: bool(passed) for name, passed in result["checks"].items()}
+            if first_names is None:
+                first_names = checks.keys()
+            if checks.keys() != first_names:
+                raise ValueError(f"its checks are {list(checks)}, those of the first row {list(first_names)}")
+            verdict = {"score": score, "checks": checks, "invalid": ""}
+        except Exception as error:  # whatever a user's program raises: the other rows keep their scores
+            verdict = {"score": None, "checks": {}, "invalid": f"{type(error).__name__}: {error}"}
         verdicts.append({**row, **verdict})
     return verdicts
 

@@ -4,7 +4,8 @@
 #   NAME       name of the run; a benchmark's results go to $RESULTS/NAME--BENCHMARK
 #   BENCHMARK  which ones; without any, the seven of table 1
 #
-# A benchmark that is finished is skipped; an interrupted one goes on. data/README.md says how the files in data/ are made.
+# A benchmark that is finished is skipped, also with other flags or TEMPLATES; an interrupted one goes on. data/README.md says
+# how the files in data/ are made.
 # The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
 set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
@@ -32,8 +33,15 @@ if [ $# -eq 0 ]; then
 fi
 
 for benchmark in "$@"; do
+  out=$RESULTS/$name--$benchmark
+  # with newer weights it is not skipped, and the script says that they have changed
+  newer=$(find -L "$model" -name '*.safetensors' -newer "$out/summary.json" 2> /dev/null || true)
+  if [ -e "$out/summary.json" ] && [ -z "$newer" ]; then
+    echo "$out is complete; delete it to evaluate anew"
+    continue
+  fi
   run=(--model "$model" $MODEL_FLAGS --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
-    --out "$RESULTS/$name--$benchmark" --resume)
+    --out "$out" --resume)
   wildbench=(eval_wildbench.py --mode reward --orders random --temperatures 0.7)
   others=(eval_benchmarks.py "$benchmark" --temperature 0.7)
   gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"

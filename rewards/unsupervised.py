@@ -11,9 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import runs
-from benchmarks.verified import normalise_math
 from rewards.shared import Values, in_groups
-from rewards.verified import final_answer
+from rewards.verified import final_answer, spell
 
 # --- 1. agreement and confidence
 
@@ -24,7 +23,7 @@ def _comparable_answer(row: dict) -> str | None:
     if answer is None:
         return None
     try:
-        spelled = normalise_math(answer)
+        spelled = spell(answer)
     except ValueError:  # more than one unit
         return answer
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None

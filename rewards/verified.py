@@ -242,13 +242,21 @@ def _as_word(side: str) -> str:
     return re.sub(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}", content, side).strip()
 
 
+def spell(answer: str) -> str:
+    """Returns an answer in MATH's spelling, without percent signs; raises ValueError for one with two units.
+
+    MATH's rule drops only a sign behind a backslash.
+    """
+    return normalise_math(re.sub(r"\\?%", "", answer))
+
+
 def _same_spelling(truth: str, answer: str) -> bool:
     """Whether both are the same in MATH's spelling, which drops a unit and everything after it."""
     unit_at = answer.find("\\text{ ")
     if unit_at >= 0 and not UNIT.fullmatch(answer, unit_at):
         return False  # more than a unit follows
     try:
-        return normalise_math(truth) == normalise_math(answer)
+        return spell(truth) == spell(answer)
     except ValueError:  # more than one unit
         return False
 

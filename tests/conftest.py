@@ -244,6 +244,15 @@ def exits(capsys):
 
 
 @pytest.fixture
+def local_judge_folder(tmp_path) -> Path:
+    """The toy base model with a chat template, as a local judge needs one."""
+    folder = tmp_path / "judge"
+    shutil.copytree(ROOT / "data" / "toy" / "base", folder)
+    shutil.copy(ROOT / "data" / "toy" / "reward_model" / "chat_template.jinja", folder)
+    return folder
+
+
+@pytest.fixture
 def no_sandbox(tmp_path, monkeypatch):
     """Makes a machine on which root runs no program: it lacks bwrap and unshare, and its folder of sandboxes."""
     if os.geteuid():

@@ -710,6 +710,19 @@ def test_popqa(tmp_path, capsys):
     assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
 
 
+def test_tasks_that_could_not_be_asked_or_scored_are_refused_when_they_are_loaded(tmp_path, exits):
+    good = {"question": "Q", "answers": ["A"]}
+    for bad, message in (
+        ({"question": "Q"}, "no names in field answers or possible_answers (found question)"),
+        ({"question": "Q", "possible_answers": "['A']"}, "field possible_answers is not JSON"),
+        ({"question": "Q", "answers": [7]}, "field answers is not a list of texts: [7]"),
+    ):
+        data = write(tmp_path / "popqa.jsonl", [good, bad])
+        assert f"{data}, row 2: {message}" in exits(verified.load_popqa, data)
+    data = write(tmp_path / "grid.json", [{"id": "x", "solution": {"header": [], "rows": []}}])
+    assert f"{data}, row 1: no field puzzle" in exits(verified.load_zebralogic, data)
+
+
 LETTERS = [  # response, letter
     ("Answer: B", "B"),
     ("Answer:B.", "B"),
@@ -804,8 +817,9 @@ BOXES = [  # text, content of the last box
     (r"\boxed{5}", "5"),
     (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
     (r"\boxed{1} then \boxed{2}", "2"),
-    (r"\fbox{3}", "3"),
-    (r"\fbox{3} \boxed{4}", "4"),
+    (r"\fbox{3}", None),
+    (r"\boxed{4} \fbox{3}", "4"),
+    (r"\boxed{3} and \boxed", None),
     (r"\boxed 7$ or so", "7"),
     (r"$\boxed \frac12$", r"\frac12"),
     (r"\boxed{{a}{b}}", "{a}{b}"),
@@ -834,6 +848,8 @@ SPELLINGS = [  # answer, reference, equal as normalised, equal by math-verify
     (r"\sqrt2", r"\sqrt{2}", True, True),
     (r"90^\circ", "90", True, True),
     (r"50\%", "50", True, True),
+    ("50%", "50", False, None),
+    ("x / 2", "x/2", True, True),  # the paper's code says no
     (r"\$18", "18", True, True),
     (r"10\text{ cm}", "10", True, True),
     (r"\left(1,2\right)", "(1, 2)", True, True),
@@ -990,6 +1006,8 @@ def test_humaneval(tmp_path):
     assert [r["correct"] for r in out["rows"]] == [True, False, True, False] * 6
     assert (out["accuracy"], out["n"], out["n_missing"]) == (0.5, 24, 158)
     assert out["pass@4"] == 1 and len(out["isolation"]) == 1
+    assert [r["program_status"] for r in out["rows"][:4]] == ["ok", "error", "ok", "error"]
+    assert "status" not in out["rows"][0]  # rows.jsonl has the generation's under this name
     one = score(
         "humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path
     )
@@ -1081,7 +1099,7 @@ def test_values_at_k_of_a_benchmark(tmp_path):
     assert "best@5" not in score("math500", rows, data, tmp_path)
 
     grids = [{"House 1": {"A": " X ", "B": ["y"]}}, {"House 1": {"A": "x", "B": "Y", "C": "z"}}, {}]
-    task = {"id": "p", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
+    task = {"id": "p", "puzzle": "P", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
     data = write(tmp_path / "zebra.jsonl", [task])
     rows = [{"id": "p", "response": json.dumps({"solution": grid})} for grid in [{}, *grids, {}]]
     assert score("zebralogic", rows[1:4], data, tmp_path)["maj@3"] == 1
@@ -1359,9 +1377,9 @@ def test_too_many_invalid_rows_leave_no_metric_for_a_table():
     numbers = metrics | {"n": 500, "n_invalid": 5}
     numbers["creative_writing"] = metrics | {"n": 100, "n_invalid": 30}
     eval_benchmarks.withhold_metrics(args, numbers)
-    assert numbers["score_paper"] == 50 and "without_headline" not in numbers  # 1 % is not more than 1 %
+    assert numbers["score_paper"] == 50 and "withheld" not in numbers  # 1 % is not more than 1 %
     creative = numbers["creative_writing"]
-    assert creative["without_headline"] == metrics
+    assert creative["withheld"] == metrics
     assert [creative[metric] for metric in metrics] == [None, None, None]
 
     args = eval_benchmarks.Args("alpacaeval2")
@@ -1379,7 +1397,7 @@ def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
     rows = [{"question": "a", "response": "#### 1"}, {"question": "b", "response": None}]
     out = score("gsm8k", rows, data, tmp_path, max_invalid=0.01)
     assert (out["n"], out["n_invalid"], out["accuracy"]) == (2, 1, None)
-    assert out["without_headline"]["accuracy"] == 1
+    assert out["withheld"]["accuracy"] == 1
     assert score("gsm8k", rows, data, tmp_path, max_invalid=0.5)["accuracy"] == 1
 
 
@@ -1565,6 +1583,17 @@ def test_a_judge_or_model_that_is_not_there_is_said_before_anything_is_generated
     write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
     write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
     refuses(run, message, "arenahard2", *MODEL, *words, "--data", tmp_path, out=tmp_path / "run")
+
+
+def test_a_local_judge_has_room_for_the_reply_that_the_protocol_asks_for(run, tmp_path, local_judge_folder):
+    """Its context has 512 tokens, and no --judge-max-tokens is given."""
+    write(tmp_path / "question.jsonl", [{"uid": "u", "category": "hard_prompt", "prompt": "Do."}])
+    write(tmp_path / "baseline_o3-mini-2025-01-31.jsonl", [{"uid": "u", "answer": ".", "metadata": {}}])
+    arena = ("arenahard2", *MODEL, "--judge", f"local:{local_judge_folder}", "--data", tmp_path)
+    for protocol, tokens in (("official", 16000), ("paper", 3072)):
+        message = f"--judge-max-tokens {tokens} leaves no room for a prompt in the 512 tokens"
+        refuses(run, message, *arena, "--protocol", protocol, out=tmp_path / "run")
+    run(*arena, "--judge-max-tokens", 8, "--dry-run", "--out", tmp_path / "run")
 
 
 def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, tmp_path, no_sandbox):

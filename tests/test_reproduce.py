@@ -588,6 +588,24 @@ def test_templates_are_handed_on_and_what_is_missing_is_said(tmp_path, capsys):
     assert "none of wildbench/eval_template.pairwise" in capsys.readouterr().err
 
 
+def test_what_is_finished_is_not_judged_again_with_templates(tmp_path):
+    """Unless the model has newer weights, of which the script says that they have changed."""
+    file = "alpacaeval2/eval_template.score"
+    make(tmp_path, f"templates/{file}", "model/model.safetensors", "results/m--wildbench/summary.json")
+    make(tmp_path, "results/m--alpacaeval2/config.json")  # was interrupted
+    variables = {"RESULTS": str(tmp_path / "results"), "TEMPLATES": str(tmp_path / "templates")}
+
+    def evaluated() -> list[str]:
+        command = f"set -- {tmp_path}/model m wildbench alpacaeval2\n"
+        return [" ".join(words) for words in expand(command + EVALUATE, variables)]
+
+    os.utime(tmp_path / "model" / "model.safetensors", (1, 1))
+    commands = evaluated()
+    assert len(commands) == 1 and f"--template {tmp_path}/templates/{file}" in commands[0]
+    os.utime(tmp_path / "results" / "m--wildbench" / "summary.json", (0, 0))
+    assert len(evaluated()) == 2
+
+
 def test_rows_as_released_need_their_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "theirs"))
     row = "llama3.1-8b-rlmt-as-released"

@@ -48,9 +48,28 @@ def test_majority():
         ["3", "4", "4", "3"],
         ["a", "b", "c", "d"],
         ["\\boxed{1/2}", "\\boxed{0.5}", "\\boxed{\\frac12}", "2"],
+        ["\\boxed{20\\%}", "about 20%", "3", "3"],
     ]
     values = unsupervised.majority([row(t) for group in groups for t in group], 4)
-    assert values == [1, 1, 0, 0, 1, 0, 0, 1, *[None] * 4, 1, 1, 1, 0]  # 3 and 4 tie: 3 stands first
+    assert values == [
+        1,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+        *[None] * 4,
+        1,
+        1,
+        1,
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]  # 3 and 4 tie: 3 stands first
 
 
 def test_statistics_of_the_trainer():

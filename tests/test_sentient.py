@@ -188,7 +188,7 @@ def check_run(run: Path) -> None:
             finals.append(expected["emo_point"])
         numbers = summary[role]
         assert numbers["mean_emotion"] is None  # 2 of 5 have no score
-        assert numbers["without_headline"] == sum(finals) / 3
+        assert numbers["withheld"] == sum(finals) / 3
         assert (numbers["n"], numbers["n_invalid"], numbers["format_ok"]) == (5, 2, 1.0)
 
     index = list(csv.DictReader(open(run.parent / "runs.csv")))
@@ -232,7 +232,7 @@ def test_simulators_that_misbehave_or_fail(serve, tmp_path, capsys, exits):  # n
     sentient.main(sentient.Args(from_dialogues=path, out=str(tmp_path / "o.json")))
     again = json.loads((tmp_path / "o.json").read_text())
     assert again["mean_emotion"] is summary["mean_emotion"] is None  # two of five without a score
-    assert again["without_headline"] == summary["without_headline"]
+    assert again["withheld"] == summary["withheld"]
     for key in ("success", "failure", "n", "n_invalid", "interval"):
         assert again[key] == summary[key]
 

@@ -185,14 +185,10 @@ def test_interval_is_the_binomial_one_over_prompts():
 def test_no_win_rate_above_the_share_of_invalid_replies():
     rows = verdicts(*[("1", "2")] * 9, (None, "2"))  # 1 of 20
     t = trait_judging.score_verdicts(rows, TRAITS, 0.05, 0)["traits"]["a"]
-    assert t["win_rate"] == 1 and "without_headline" not in t
+    assert t["win_rate"] == 1 and "withheld" not in t
     out = trait_judging.score_verdicts(rows, TRAITS, 0.049, 0)
     t = out["traits"]["a"]
-    assert (
-        t["win_rate"] is None
-        and t["without_headline"] == 1
-        and re.search(r"^a +none ", traits.table(out), re.M)
-    )
+    assert t["win_rate"] is None and t["withheld"] == 1 and re.search(r"^a +none ", traits.table(out), re.M)
     with pytest.raises(ValueError, match="4 of 4 replies are invalid, the first: prose"):
         trait_judging.score_verdicts(verdicts((None, None), (None, None)), TRAITS, 1, 0)
 

@@ -54,15 +54,6 @@ def run(here):
     return start
 
 
-@pytest.fixture
-def local_judge_folder(tmp_path) -> Path:
-    """The toy base model with a chat template, as a local judge needs one."""
-    folder = tmp_path / "judge"
-    shutil.copytree(ROOT / "data" / "toy" / "base", folder)
-    shutil.copy(ROOT / "data" / "toy" / "reward_model" / "chat_template.jinja", folder)
-    return folder
-
-
 # --- published values
 
 
@@ -333,7 +324,7 @@ def test_stored_verdicts_have_no_headline_either_if_too_many_are_invalid(tmp_pat
     rows = [{"session_id": f"t{i}", "score": "9" if i < 5 else "?", "model_output": "x"} for i in range(10)]
     eval_wildbench.main(stored_args(tmp_path, rows, mode="score"))
     out = json.loads((tmp_path / "o.json").read_text())
-    assert (out["n"], out["n_invalid"], out["wb_score"], out["without_headline"]) == (10, 5, None, 80)
+    assert (out["n"], out["n_invalid"], out["wb_score"], out["withheld"]) == (10, 5, None, 80)
     eval_wildbench.main(stored_args(tmp_path, rows, mode="score", max_invalid=0.5))
     assert json.loads((tmp_path / "o.json").read_text())["wb_score"] == 80
 
@@ -385,6 +376,28 @@ def test_program_summary_counts_invalid_and_never_scores_it():
         "a": pytest.approx(1 / 3),
         "b": 1.0,
     }
+
+
+def test_whatever_a_judge_program_does_is_one_invalid_row():
+    """It raises any exception, has other checks than before, or checks that are a list."""
+    results = {
+        "good": {"score": 1, "checks": {"a": np.True_}},  # JSON has no np.True_
+        "other checks": {"score": 1, "checks": {"b": True}},
+        "list": {"score": 1, "checks": ["a"]},
+        "bad": {"score": 0, "checks": {"a": False}},
+    }
+
+    def judge(messages: list[dict], response: str) -> dict:
+        assert response, "no response"
+        return results[response]
+
+    rows = [{"id": text, "messages": [], "response": text, "status": "ok"} for text in ("", *results)]
+    verdicts = wildbench.judge_by_program(judge, rows)
+    assert [verdict["score"] for verdict in verdicts] == [None, 1, None, None, 0]
+    assert verdicts[0]["invalid"].startswith("AssertionError: no response")
+    assert verdicts[2]["invalid"] == "ValueError: its checks are ['b'], those of the first row ['a']"
+    out = wildbench.score_program(json.loads(json.dumps(verdicts)))
+    assert (out["score"], out["n_invalid"], out["checks"]) == (0.5, 3, {"a": 0.5})
 
 
 # --- what the judge is shown, and what it says
@@ -977,6 +990,7 @@ def test_a_dry_run_asks_the_judge_for_one_token(tasks, server, judge_url, run, t
     done = run(*LOCAL, "--tasks", tasks, *judge, "--dry-run", "--out", tmp_path / "run")
     assert len(server.checks) == 1 and server.checks[0][0]["max_tokens"] == 1 and server.requests == []
     assert "--judge m answers" in done.stdout and not (tmp_path / "run").exists()
+    assert "judge, estimated (one temperature, each asked once, " in done.stdout
 
 
 def test_a_dry_run_is_refused_the_folder_that_a_run_would_be_refused(tasks, server, judge_url, run, tmp_path):
@@ -1016,6 +1030,9 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch):
         of(judge_url="http://localhost:8000/v1"),
     }
     assert len(others) == 5
+    score = {"mode": "score", "orders": "both"}  # marks have no reference, order or length of another answer
+    assert of(**score) == of(**score | {"orders": "random", "length_margin": 9, "references": ("x",)})
+    assert of(**score) != of(**score, judge_max_tokens=9) and of() != of(length_margin=9)
     program, local = {"mode": "program", "judge": "data/toy/world.py:judge"}, {"judge": "local:x"}
     before = of(**program), of(**local), of()
     assert of([task | {"primary_tag": "Math"}], **program) == before[0]  # the judge is not shown it
