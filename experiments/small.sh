@@ -12,7 +12,7 @@ set -euo pipefail
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
 : "${RESULTS:=results/small}" "${DATA:=data/small}" "${MODEL:=data/smollm2}"
 : "${SEEDS:=0 1}" # of the runs that are compared, RLMT and RLHF
-: "${DTYPE:=auto}" # bfloat16 on a GPU, float32 on a CPU; a CPU with avx512_bf16 or amx_bf16 is faster with bfloat16
+: "${DTYPE:=auto}" # bfloat16 on a GPU, float32 on a CPU; docs/small.md says which CPUs are faster with bfloat16
 : "${PROMPTS:=allenai/tulu-3-wildchat-if-on-policy-8b}" # or the authors' file wildchat-if_train.parquet
 : "${ALPACA:=}"         # a copy of the repository tatsu-lab/alpaca_eval; empty: git downloads what is needed of it
 : "${IFEVAL:=google/IFEval}" # or its file
