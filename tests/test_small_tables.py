@@ -279,3 +279,9 @@ def test_the_judge_wants_a_gold_model_before_anything_is_generated(monkeypatch, 
     assert "GOLD=FOLDER" in exits(run_folders.load_function, judge)
     monkeypatch.setenv("GOLD", "results/nowhere")
     assert "results/nowhere" in exits(run_folders.load_function, judge)
+
+
+def test_tables_are_not_written_over_without_runs(tmp_path, exits):
+    (tmp_path / "table.md").write_text("measured")
+    said = exits(small_tables.main, small_tables.Args(results=tmp_path))
+    assert "no folder" in said and (tmp_path / "table.md").read_text() == "measured"
