@@ -58,6 +58,7 @@ NORM_TOLERANCE = 0.1
 # Measured on a CPU: 0, and 0.04 in the second step after a resume without Adam's moments.
 N_RESUMED = 5
 RESUME_TOLERANCE = 1e-3
+TOY_SFT_STEPS = 250  # of an epoch: 4,000 traces, 16 a step
 FSDP = ["-m", "accelerate.commands.launch", "--config_file", "accelerate/8gpu_fsdp2.yaml"]
 # after so short an SFT completions may be cut off; the gold reward costs time and shows nothing here
 TOY_GRPO = ("train_grpo.py", "--preset", "toy", "--allow-truncation", "--gold", "")
@@ -327,7 +328,15 @@ def resume(runner: Runner, name: str) -> dict:
 def resume_sft(runner: Runner, name: str) -> dict:
     """Does the same with SFT, whose rows are the same on every machine."""
     runner.make_world()
-    words = ["train_sft_warmstart.py", "--preset", "toy", "--epochs", N_RESUMED / 250, "--save-steps", 1]
+    words = [
+        "train_sft_warmstart.py",
+        "--preset",
+        "toy",
+        "--epochs",
+        N_RESUMED / TOY_SFT_STEPS,
+        "--save-steps",
+        1,
+    ]
     whole = runner.train(f"{name}-whole", *words)
     difference = largest_difference(whole, killed_and_resumed(runner, name, words))
     numbers = {"largest difference of a loss": difference}

@@ -47,7 +47,7 @@ RLVR = {  # metric of a step: its title, and how many digits it gets
     "frac_reward_zero_std": ("groups without any difference", 2),
     "think/response_tokens": ("response tokens", 0),
     "think/truncated": ("cut off", 2),
-    "kl": ("KL, nat a token", 2),
+    "kl": ("KL, nats a token", 2),
 }
 STEPS_A_LINE = 6  # of RLVR's table
 
@@ -129,8 +129,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
     cells = [str(len(changes)), change(words.mean(), words.sem(), 0)]
     for reward in ("proxy", "gold"):
         values = changes[reward]
-        # under the names that the function reads
-        line = compare_at_equal_length(pd.DataFrame({"gold": values, "tokens_with_gold": words}))
+        line = compare_at_equal_length(values, words)  # as if proxy were a gold
         at_equal_words = line.get("gold_at_equal_length", math.nan)
         error = line.get("gold_at_equal_length_se", math.nan)
         cells += [change(values.mean(), values.sem(), 2), change(at_equal_words, error, 2)]

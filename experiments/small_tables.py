@@ -160,20 +160,21 @@ def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> d
     return line
 
 
-def compare_at_equal_length(difference: pd.DataFrame) -> dict:
+def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> dict:
     """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
 
-    That is where a straight line through the tasks' differences, gold over the tokens of the answers that have a
-    gold, crosses 0 tokens. With fewer than four tasks, or all lengths alike, there is no value.
+    That is where a straight line through the tasks' differences, gold over length, crosses a length of 0. With fewer
+    than four golds, or all lengths alike, there is no value.
     """
-    both = difference.dropna(subset="gold")
-    if len(both) < 4 or both["tokens_with_gold"].nunique() < 2:
+    gold = gold.dropna()
+    length = length[gold.index]
+    if len(gold) < 4 or length.nunique() < 2:
         return {}
-    coefficients, covariance = np.polyfit(both["tokens_with_gold"], both["gold"], deg=1, cov=True)
+    coefficients, covariance = np.polyfit(length, gold, deg=1, cov=True)
     return {
         "gold_at_equal_length": coefficients[1],
         "gold_at_equal_length_se": math.sqrt(covariance[1, 1]),
-        "gold_at_equal_length_n": len(both),
+        "gold_at_equal_length_n": len(gold),
     }
 
 
@@ -197,7 +198,8 @@ def collect(run_folders: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd
         name = f"{after} − {before}"
         difference = by_task[after] - by_task[before]
         line = summarize(name, difference, by_seed_difference)
-        differences.append(line | compare_at_equal_length(difference))
+        at_equal_length = compare_at_equal_length(difference["gold"], difference["tokens_with_gold"])
+        differences.append(line | at_equal_length)
     return pd.DataFrame(rows), pd.DataFrame(differences)
 
 

@@ -181,12 +181,14 @@ def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
     difference = pd.DataFrame(
         {"gold": [1.0, 3.0, 5.0, 8.0, np.nan], "tokens_with_gold": [0.0, 10.0, 20.0, 30.0, 99.0]}
     )
-    line = small_tables.compare_at_equal_length(difference)
+    golds = difference["gold"]
+    lengths = difference["tokens_with_gold"]
+    line = small_tables.compare_at_equal_length(golds, lengths)
     assert line["gold_at_equal_length"] == pytest.approx(0.8)
     assert line["gold_at_equal_length_se"] == pytest.approx(np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5)))
     assert line["gold_at_equal_length_n"] == 4
-    assert small_tables.compare_at_equal_length(difference.head(3)) == {}
-    assert small_tables.compare_at_equal_length(difference.assign(tokens_with_gold=5.0)) == {}
+    assert small_tables.compare_at_equal_length(golds.head(3), lengths.head(3)) == {}
+    assert small_tables.compare_at_equal_length(golds, 0 * lengths + 5.0) == {}
 
 
 def held_out_of(right: list[bool]) -> dict:
