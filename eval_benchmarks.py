@@ -51,16 +51,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import read_rows
+from rlmt.run import check_run, parse_args, start_run, write_summary
 import tyro
 
-import utils
 from benchmarks import creativewriting3, reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import add_to_index, for_summary, row_key
 from benchmarks.table import BENCHMARKS
-from rows import read_rows
+from utils import THINK_FORMATS, fail
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Args:
     """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
@@ -162,22 +163,22 @@ def check_args(args: Args) -> None:
     benchmark = BENCHMARKS[args.name]
     judged = benchmark.judge_requests is not None
     if judged and not args.judge:
-        runs.fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
+        fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if args.judge and not judged:
-        runs.fail(f"{args.name} has no judge; leave --judge out")
+        fail(f"{args.name} has no judge; leave --judge out")
     if args.template and not judged:
-        runs.fail(f"{args.name} has no judge; leave --template out")
+        fail(f"{args.name} has no judge; leave --template out")
     if ".py:" in args.judge:
-        runs.fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
+        fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
-        runs.fail(
+        fail(
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
     if args.samples < 1:
-        runs.fail(f"--samples {args.samples}: use 1 or more")
+        fail(f"--samples {args.samples}: use 1 or more")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
-        runs.fail(
+        fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
         )
 
@@ -193,7 +194,7 @@ def tasks_to_ask(args: Args) -> list[dict]:
         if "excluded" not in task and has_baseline:
             tasks.append(task | {"position": position})
     if not tasks:
-        runs.fail(
+        fail(
             f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see data/README.md"
         )
     if args.limit:
@@ -279,7 +280,7 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
             request_id = f"{task['position']}-{sample}"
             requests.append({"id": request_id, "sample": sample, "messages": messages_of(args, task)})
             requested_tasks.append(task)
-    rows = shared.generate(args, requests, args.temperature, run)
+    rows = shared.generate_answers(args, requests, args.temperature, run)
     answers = []
     for row, request, task in zip(rows, requests, requested_tasks):
         answers.append(row | {"task": task, "sample": request["sample"], "response": shared.answer(row)})
@@ -377,7 +378,7 @@ def print_invalid(numbers: dict) -> None:
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
     if not Path(args.from_).exists():
-        runs.fail(f"--from {args.from_}: no such file")
+        fail(f"--from {args.from_}: no such file")
     rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     withhold_metrics(args, numbers)
@@ -426,11 +427,11 @@ def main(args: Args) -> None:
         longest_answer = "word " * args.max_tokens  # a word has about a token
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge, estimated (each asked once, about --max-tokens words)")
-    start = runs.check_run(args, f"eval_{args.name}", args.model)
+    start = check_run(args, f"eval_{args.name}", args.model)
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
+    run = start_run(start)
 
     # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]
@@ -460,7 +461,7 @@ def main(args: Args) -> None:
     if args.judge:
         summary["wording"] = describe_wording(args.template)
     add_to_index(run, index_rows(args, numbers, fingerprint))  # first, as the summary marks a run as complete
-    runs.write_summary(run, summary)
+    write_summary(run, summary)
 
 
 if __name__ == "__main__":
@@ -468,8 +469,8 @@ if __name__ == "__main__":
         from benchmarks import traits
 
         del sys.argv[1]
-        traits.main(runs.parse_args(traits.Args, {}))
+        traits.main(parse_args(traits.Args, {}))
     elif sys.argv[1:2] == ["wildbench-g"]:
         os.execv(sys.executable, wildbench_command(sys.argv[2:]))
     else:
-        main(runs.parse_args(Args, {}))
+        main(parse_args(Args, {}))

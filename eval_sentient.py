@@ -54,16 +54,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 
-import rollout
-import templates
-import utils
-import vllm_engine
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
+from rlmt.endpoint import Endpoint, call_timeout, try_endpoint, was_refused
+from rlmt.run import check_run, load_function, parse_args, start_run, write_summary
+from rlmt.sampler import Sampler, Sampling, text_of, wants_vllm
+from rlmt.vllm import gpu_groups
 from benchmarks import empathy, sage_dialogues, shared
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.scoring import add_to_index, for_summary
-from endpoint import Endpoint, call_timeout, try_endpoint, was_refused
+from utils import THINK_FORMATS, fail, or_fail
 from rewards import simulated_user, user_prompts
 
 
@@ -78,7 +79,7 @@ class Args:
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     limit: int = 0
     """Use only the first users of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
@@ -184,10 +185,10 @@ class Args:
 def rescore(args: Args) -> None:
     """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
-        runs.fail("--from-dialogues needs --out OUT.json")
+        fail("--from-dialogues needs --out OUT.json")
     shared.check_judge(args)
     dialogues = sage_dialogues.read(args.from_dialogues)
-    scores = for_summary(runs.or_fail(sage_dialogues.score, dialogues, args.seed))
+    scores = for_summary(or_fail(sage_dialogues.score, dialogues, args.seed))
     shared.withhold_headline(args, scores, "mean_emotion")
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
@@ -219,27 +220,27 @@ def load_model(args: Args, run: Path) -> AbstractContextManager[Generate]:
 @contextmanager
 def local_model(args: Args) -> Iterator[Generate]:
     """Loads the model with vLLM or transformers, and frees its memory at the end."""
-    tokenizer = shared.load_tokenizer(args)
+    tokenizer = shared.load_model_tokenizer(args)
     stop = shared.stop_string(shared.think_format(args))
-    sampler = rollout.Sampler(
+    sampler = Sampler(
         args.model,
         tokenizer,
-        rollout.Sampling(args.temperature, args.max_tokens, args.top_p, stop),
-        rollout.use_vllm(args.rollout),
-        gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
+        Sampling(args.temperature, args.max_tokens, args.top_p, stop),
+        wants_vllm(args.rollout),
+        gpus=gpu_groups(args.tensor_parallel, args.data_parallel),
         dtype=args.dtype,
     )
-    context = utils.context_length(utils.load_config(args.model))
+    context = context_length(load_config(args.model))
     max_prompt_tokens = context - args.max_tokens
 
     def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-        prompts = [templates.encode_prompt(tokenizer, messages) for messages in conversations]
+        prompts = [encode_prompt(tokenizer, messages) for messages in conversations]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
         replies: list[Reply] = ["no room for a reply in the model's context"] * len(prompts)
         if fitting:
             samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
             for n, sample in samples:
-                text = rollout.text_of(tokenizer, sample)
+                text = text_of(tokenizer, sample)
                 replies[fitting[n]] = (text, sample.finished, len(sample.ids))
         return replies
 
@@ -274,7 +275,7 @@ def endpoint_model(args: Args, run: Path) -> Generate:
                 replies.append(reply.error)
                 continue
             if reply.error:
-                runs.fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
+                fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
             finished = reply.choice.get("finish_reason") != "length"
             _, n_tokens = reply.usage
             replies.append((reply.text, finished, n_tokens))
@@ -300,7 +301,7 @@ def talk(
 
     # batches and seeds follow from the numbers of the dialogues, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
-    if not args.model_url and not rollout.use_vllm(args.rollout):
+    if not args.model_url and not wants_vllm(args.rollout):
         batch_size = args.batch_size
 
     for turn in range(setting["turns"]):
@@ -340,8 +341,8 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
         shared.check_plain(args, text)
         text = shared.whole_turn(args, text, finished)
         think_format = shared.think_format(args)
-        parts = shared.split_thinking(text, think_format, finished)
-        shows_response = shared.shows_response(text, think_format)
+        parts = shared.split_answer(text, think_format, finished)
+        shows_response = shared.answer_shows_response(text, think_format)
         simulated_user.add_split_turn(dialogue, args.setting(), text, parts, shows_response)
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
@@ -361,7 +362,7 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
     """Returns the program of file.py:function, or else the client of an endpoint."""
     name, url = simulators(args)[role]
     if ".py:" in name:
-        return runs.load_function(name)
+        return load_function(name)
     return Endpoint(
         name,
         run / f"{role}.jsonl",
@@ -416,18 +417,16 @@ def check(args: Args) -> list[dict]:
         simulator="a model's name at --simulator-url, or file.py:function",
     )
     if args.setting()["turns"] < 1 or args.batch_size < 1:
-        runs.fail("--turns and --batch-size must be 1 or more")
+        fail("--turns and --batch-size must be 1 or more")
     for role in simulators(args):
         load_user(args, role, Path())  # exits with 2 without a key or function
     shared.check_judge(args)
     if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
-        runs.fail("--held-out-simulator is the first simulator; name another one")
+        fail("--held-out-simulator is the first simulator; name another one")
     if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
-        runs.fail(
-            "--ask-thinking asks for a <think> block, which the user would hear; add --think-format think"
-        )
+        fail("--ask-thinking asks for a <think> block, which the user would hear; add --think-format think")
     if args.keep_thinking and shared.think_format(args) == "channels":
-        runs.fail("--keep-thinking: templates with channels take no earlier thinking; leave it out")
+        fail("--keep-thinking: templates with channels take no earlier thinking; leave it out")
 
     profiles = simulated_user.read_profiles(args.profiles)
     if args.limit:
@@ -442,7 +441,7 @@ def with_trained_context(args: Args) -> Args:
     """Returns `args` with the context that the model was trained in: keep_thinking and ask_thinking."""
     if args.model_url:
         return args
-    trained_as = utils.read_trained_as(args.model)
+    trained_as = read_trained_as(args.model)
     context = {}
     for name in ("keep_thinking", "ask_thinking"):
         context[name] = getattr(args, name) or trained_as.get(name, False)
@@ -477,7 +476,7 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     """
     name, _ = simulators(args)[role]
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
-    scores = runs.or_fail(sage_dialogues.score, dialogues, args.seed)
+    scores = or_fail(sage_dialogues.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
     warnings = []
     for dialogue in dialogues:
@@ -526,12 +525,12 @@ def main(args: Args) -> None:
             n_calls = 2 * len(profiles) * len(simulators(args))
             calls = f"at most {n_calls} calls if every reply can be read"
         print(f"judge {args.judge}: {calls}")
-    start = runs.check_run(args, "eval_sentient", args.model, args.setting())
+    start = check_run(args, "eval_sentient", args.model, args.setting())
     try_simulators(args, start.run)
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
+    run = start_run(start)
 
     # --- talk with each simulator, score
     dialogues = {}
@@ -553,8 +552,8 @@ def main(args: Args) -> None:
         summary[role] = for_summary(result)
         index += index_rows(args, role, result)
     add_to_index(run, index)  # first, as a run with a summary is complete
-    runs.write_summary(run, summary)
+    write_summary(run, summary)
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, {}))
+    main(parse_args(Args, {}))

@@ -55,10 +55,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 
-import utils
-from rows import check_ids, read_rows
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import append_jsonl, check_ids, read_rows
+from rlmt.run import check_run, load_function, parse_args, start_run, write_summary
+from utils import THINK_FORMATS, fail, or_fail
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
@@ -76,7 +77,7 @@ class Args:
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     limit: int = 0
     """Use only the first tasks of the file; 0: all."""
-    think_format: Literal["auto", *utils.THINK_FORMATS, *FOREIGN_STYLES] = "auto"
+    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
     channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
     chat_template: str = "auto"
@@ -176,7 +177,7 @@ def load_tasks(args: Args) -> list[dict]:
         for name in args.references:
             if name not in references:
                 known = ", ".join(references) or "none"
-                runs.fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; it has {known}")
+                fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; it has {known}")
     return tasks
 
 
@@ -193,9 +194,9 @@ def check_models(args: Args) -> None:
     """Exits with 2 if the judge, the model or the reward model cannot be used; asks no endpoint."""
     is_program = ".py:" in args.judge
     if is_program and args.mode != "program":
-        runs.fail(f"--judge {args.judge} is a program; use --mode program, or name a model")
+        fail(f"--judge {args.judge} is a program; use --mode program, or name a model")
     if args.mode == "program" and not is_program:
-        runs.fail(
+        fail(
             f"--judge {args.judge} is a model; use --mode reward or --mode score, or name a file.py:function"
         )
     shared.check_judge(args)
@@ -245,13 +246,13 @@ def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template
 
 def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
     """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
-    generations = shared.generate(args, tasks, temperature, run)
+    generations = shared.generate_answers(args, tasks, temperature, run)
     if args.reward_model:
         reward_model.add_rewards(args, generations)
 
     if args.mode == "program":
-        verdicts = wildbench.judge_by_program(runs.load_function(args.judge), generations)
-        numbers = runs.or_fail(wildbench.score_program, verdicts, args.seed)
+        verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
+        numbers = or_fail(wildbench.score_program, verdicts, args.seed)
     else:
         answers = {row["id"]: shared.answer(row) for row in generations}
         verdicts = wildbench.list_verdicts(args, tasks, answers)
@@ -265,14 +266,14 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
     for verdict in verdicts:
         for long_field in ("texts", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
-    runs.append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
+    append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
     shared.withhold_headline(args, numbers, headline_key(numbers))
     return numbers | shared.describe(generations)
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
     """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards 0."""
-    numbers = runs.or_fail(
+    numbers = or_fail(
         wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed
     )
     n_skipped = numbers["n_skipped"]
@@ -341,7 +342,7 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
 def score_stored(args: Args) -> None:
     """Scores the verdicts of --from-judgments into the file --out."""
     if args.mode == "program" or not args.out:
-        runs.fail("--from-judgments needs --mode score or reward, and --out OUT.json")
+        fail("--from-judgments needs --mode score or reward, and --out OUT.json")
     fields = ["model_output"]
     if args.mode == "reward":
         fields = ["choice", "model_is", "output_len", "reference_len"]
@@ -350,13 +351,13 @@ def score_stored(args: Args) -> None:
     for number, row in enumerate(read_rows(args.from_judgments, "session_id"), 1):
         where = f"{args.from_judgments}:{number}"
         if "model_outputs" in row:
-            row = runs.or_fail(wildbench.from_official_pair, row, args.references, where)
+            row = or_fail(wildbench.from_official_pair, row, args.references, where)
         for field in fields:
             if field not in row:
-                runs.fail(f"{where}: no field {field!r}; --mode {args.mode} needs {', '.join(fields)}")
+                fail(f"{where}: no field {field!r}; --mode {args.mode} needs {', '.join(fields)}")
         verdict = row | {"id": row["session_id"]}
         if args.mode == "score":
-            verdict |= runs.or_fail(wildbench.from_official_mark, row, where)
+            verdict |= or_fail(wildbench.from_official_mark, row, where)
         verdicts.append(verdict)
 
     check_one_model(args.from_judgments, verdicts)
@@ -371,14 +372,12 @@ def check_one_model(path: str, verdicts: list[dict]) -> None:
     """Exits with 2 if stored verdicts name several tested models, or one was given twice."""
     models = {verdict["model"] for verdict in verdicts if "model" in verdict}
     if len(models) > 1:
-        runs.fail(
-            f"{path}: rows of several models ({', '.join(sorted(map(str, models)))}); score one at a time"
-        )
+        fail(f"{path}: rows of several models ({', '.join(sorted(map(str, models)))}); score one at a time")
     first_rows = {}
     for number, verdict in enumerate(verdicts, 1):
         key = (verdict["id"], verdict.get("reference"), verdict.get("model_is"))
         if key in first_rows:
-            runs.fail(
+            fail(
                 f"{path}:{number}: session_id {verdict['id']!r} has a verdict in row {first_rows[key]} already, "
                 "with the same reference and side; keep the rows of one model, sampled once"
             )
@@ -393,15 +392,15 @@ def compare(folders: tuple[str, ...]) -> None:
     for folder in folders:
         path = Path(folder) / "summary.json"
         if not path.exists():
-            runs.fail(f"{path} does not exist; --compare takes folders of finished evaluations")
+            fail(f"{path} does not exist; --compare takes folders of finished evaluations")
         summary = json.loads(path.read_text())
         if "temperatures" not in summary or "fingerprint" not in summary:
-            runs.fail(f"{folder} is not a run of eval_wildbench.py; --compare takes only those")
+            fail(f"{folder} is not a run of eval_wildbench.py; --compare takes only those")
 
         first_fingerprint = first_fingerprint or summary["fingerprint"]
         differing = differing_keys(first_fingerprint, summary["fingerprint"])
         if differing:
-            runs.fail(
+            fail(
                 f"{folder} was not judged as {folders[0]} was, so their numbers cannot be compared. "
                 f"Different: {', '.join(differing)}"
             )
@@ -457,11 +456,11 @@ def main(args: Args) -> None:
         shared.print_estimate(
             args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
-    start = runs.check_run(args, "eval", args.model)
+    start = check_run(args, "eval", args.model)
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
+    run = start_run(start)
 
     # --- generate, judge, score
     # a resumed run judges every answer again, from stored replies where there are some
@@ -478,8 +477,8 @@ def main(args: Args) -> None:
     if args.mode != "program":
         summary["wording"] = describe_wording(args.template)
     add_to_index(run, lines)  # first, as the summary marks a run as complete
-    runs.write_summary(run, summary)
+    write_summary(run, summary)
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, {}))
+    main(parse_args(Args, {}))

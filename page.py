@@ -558,7 +558,7 @@ def fill_template(values: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
-def write(runs: list[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
+def write_page(runs: list[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
     """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them."""
     data = gather([Path(run) for run in runs], n)
     title = " | ".join(run_name(run) for run in runs)
@@ -573,7 +573,7 @@ def main(args: Args) -> None:
         runs.append(args.other)
     out = args.out or Path(args.run, "page.html")
     try:
-        write(runs, out, args.n)
+        write_page(runs, out, args.n)
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)

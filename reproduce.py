@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import tyro
 
-import endpoint
-import runs
 from experiments import tables
-from rows import read_rows
+from rlmt.data import read_rows
+from rlmt.endpoint import Endpoint, try_endpoint
+from utils import fail
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
@@ -211,7 +211,7 @@ def add_jobs(block: Block, seed: int, blocks: dict[str, Block], root: Path, jobs
         need = blocks[name]
         state = status(root, need, seed)
         if state == "figures only":
-            runs.fail(
+            fail(
                 f"in {root} are figures of {need.row}-s{seed}, but not its weights, which {block.name} needs; "
                 "--results DIR makes everything anew"
             )
@@ -244,7 +244,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 
 def check_inputs(
     jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
-) -> list[endpoint.Endpoint]:
+) -> list[Endpoint]:
     """Returns the judges that the jobs ask; exits with 2 if a key for them, data for a row, or its references are missing.
 
     Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
@@ -254,7 +254,7 @@ def check_inputs(
     for job in jobs:
         block = blocks[job.block]
         if block.checkpoint and not block.checkpoint.exists():
-            runs.fail(
+            fail(
                 f"{block.checkpoint} is missing: the checkpoint of the paper's authors; docs/paper.md says how to get it"
             )
         lines.append(block.text)
@@ -267,12 +267,12 @@ def check_inputs(
     paths = sorted(set(re.findall(r" (data/(?!toy/)[\w.]+)", text)))
     missing = [path for path in paths if not (HERE / path).exists()]
     if missing:
-        runs.fail(f"{', '.join(missing)} must be made first; data/README.md says how")
+        fail(f"{', '.join(missing)} must be made first; data/README.md says how")
     check_references(lines)
     judges = []
     for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
         if f"${variable}" in text:
-            judges.append(endpoint.Endpoint(name, root / "judge.jsonl", judge_url, key_env=key_env))
+            judges.append(Endpoint(name, root / "judge.jsonl", judge_url, key_env=key_env))
     return judges
 
 
@@ -291,7 +291,7 @@ def check_references(lines: list[str]) -> None:
             if reference not in (task.get("references") or {}):
                 n_without += 1
         if n_without:
-            runs.fail(
+            fail(
                 f"{tasks[1]}: {n_without} tasks have no reference {reference!r}; data/README.md says where it comes from"
             )
 
@@ -303,7 +303,7 @@ def check_templates(folder: str) -> None:
     missing = [(names, file) for names, file in files if not (Path(folder) / file).exists()]
     if len(missing) == len(files):
         wanted = ", ".join(file for _, file in files)
-        runs.fail(f"--templates {folder}: none of {wanted} is in it")
+        fail(f"--templates {folder}: none of {wanted} is in it")
     for names, file in missing:
         print(f"--templates {folder} has no {file}: {names} is judged in our own wording", flush=True)
 
@@ -414,12 +414,12 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     """Returns the blocks of --table and --row."""
     if not args.table:
-        runs.fail("nothing to do: --list, --tables, or --table with --dry-run or --run")
+        fail("nothing to do: --list, --tables, or --table with --dry-run or --run")
     if args.table not in rows:
-        runs.fail(f"--table {args.table!r}: use one of {', '.join(TABLES)}")
+        fail(f"--table {args.table!r}: use one of {', '.join(TABLES)}")
     in_table = rows[args.table]
     if args.row and args.row not in in_table:
-        runs.fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
+        fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
     if args.row:
         return [in_table[args.row]]
     return list(in_table.values())
@@ -462,9 +462,9 @@ def main(args: Args) -> None:
         return
 
     if args.budget and not any(args.price):
-        runs.fail("--budget needs --price: US dollars for a million tokens read and written")
+        fail("--budget needs --price: US dollars for a million tokens read and written")
     if args.lanes < 1:
-        runs.fail(f"--lanes {args.lanes}: use 1 or more")
+        fail(f"--lanes {args.lanes}: use 1 or more")
     if args.templates:
         check_templates(args.templates)
     wanted = wanted_blocks(args, rows)
@@ -476,7 +476,7 @@ def main(args: Args) -> None:
         show(jobs, blocks, args, root)
         return
     for judge in check_inputs(jobs, blocks, root, args.judge_url, args.key_env):
-        endpoint.try_endpoint(judge, "the judge", dry_run=False)  # before days of training
+        try_endpoint(judge, "the judge", dry_run=False)  # before days of training
     run_jobs(jobs, blocks, args, root)
     tables.render(args.results, rows)
 

@@ -48,20 +48,75 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import encode_completion, encode_prompt, flaw_of, without_control
+from rlmt.checkpoint import (
+    copy_model,
+    load_optimizers,
+    numbered,
+    save_checkpoint,
+    save_model,
+    warn_of_full_disk,
+)
+from rlmt.data import (
+    append_jsonl,
+    load_held_out,
+    load_prompts,
+    read_log,
+    read_pairs,
+    read_rows,
+    write_jsonl,
+)
+from rlmt.memory import check_memory, dpo_gib, trained_gib
+from rlmt.model import (
+    Learner,
+    check_finite,
+    check_rate,
+    clip_gradients,
+    collate_ids,
+    cosine_rate,
+    gradient_exchange,
+    load_learner,
+    load_policy_tokenizer,
+    micro_batches,
+    start_accelerator,
+    sum_and_divide,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    Timer,
+    check_run,
+    check_shared_disk,
+    constants,
+    cut_log,
+    finish_run,
+    guarded,
+    parse_args,
+    refuse_unused,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+    write_summary,
+)
+from rlmt.sampler import (
+    Completion,
+    Sample,
+    Sampling,
+    completion_metrics,
+    generate,
+    read_completion,
+    text_of,
+    wants_vllm,
+)
+from rlmt.watchdog import beat, watched
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
-import checkpoint
-import plan
-import policy
-import rollout
-import rows
-import templates
-import utils
-import watchdog
+from utils import THINK_FORMATS, compute_dtype, fail, join_thinking, split_thinking
 from rewards import gold, preference, scorer
 
 
@@ -294,7 +349,7 @@ class Pair:
 def lengths_of(pair: Pair) -> tuple[int, int]:
     """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded.
 
-    policy.micro_batches reckons with these two lengths.
+    micro_batches reckons with these two lengths.
     """
     return 2 * len(pair.prompt_ids), 2 * pair.longest
 
@@ -304,14 +359,14 @@ def n_padded(pair: Pair) -> int:
     return sum(lengths_of(pair))
 
 
-def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
+def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
     """Reads the pairs of the preference file `args.pairs`, and lists the rows that gave none: {id, reason}.
 
-    The reasons: malformed, a completion has a flaw (templates.flaw_of); tie, both completions are equal; too_long,
-    the prompt or a completion is; and those of rows.to_pair.
+    The reasons: malformed, a completion has a flaw (flaw_of); tie, both completions are equal; too_long,
+    the prompt or a completion is; and those of to_pair.
     """
-    has_thinking = bool(utils.THINK_FORMATS[args.think_format].thinking_tags)
-    preferences, dropped = rows.read_pairs(args.pairs)
+    has_thinking = bool(THINK_FORMATS[args.think_format].thinking_tags)
+    preferences, dropped = read_pairs(args.pairs)
     pairs = []
     for row in preferences:
         texts = []
@@ -319,14 +374,14 @@ def read_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
             text = row[side]
             thinking = row.get(f"{side}_thinking")
             if has_thinking and thinking:
-                text = utils.join_thinking(thinking, text, args.think_format)
+                text = join_thinking(thinking, text, args.think_format)
             texts.append(text)
-        if any(templates.flaw_of(tokenizer, text, args.think_format) for text in texts):
+        if any(flaw_of(tokenizer, text, args.think_format) for text in texts):
             dropped.append({"id": row["id"], "reason": "malformed"})
             continue
 
-        prompt_ids = templates.encode_prompt(tokenizer, row["messages"])
-        chosen_ids, rejected_ids = [templates.encode_completion(tokenizer, text) for text in texts]
+        prompt_ids = encode_prompt(tokenizer, row["messages"])
+        chosen_ids, rejected_ids = [encode_completion(tokenizer, text) for text in texts]
         pair = Pair(row["id"], prompt_ids, chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
             dropped.append({"id": row["id"], "reason": "tie"})
@@ -352,22 +407,22 @@ class Data:
 def read_completions(args: Args, tokenizer) -> list[dict]:
     """Reads --completions; exits with 2 if they were not written with the tokenizer and format of this run."""
     fields = ("messages", "prompt_ids", "text", "status", "cut_off", "ids", "step")
-    completions = rows.read_rows(args.completions, *fields)
+    completions = read_rows(args.completions, *fields)
     for row in completions[:100]:
-        if templates.encode_prompt(tokenizer, row["messages"]) != row["prompt_ids"]:
-            runs.fail(
+        if encode_prompt(tokenizer, row["messages"]) != row["prompt_ids"]:
+            fail(
                 f"--completions {args.completions}: the prompt of {row['id']} was another text, as its token ids say; "
                 "pass the --chat-template that it was sampled with"
             )
-        sample = rollout.Sample(row["ids"], None, finished=not row["cut_off"])
-        if rollout.text_of(tokenizer, sample) != row["text"]:
-            runs.fail(
+        sample = Sample(row["ids"], None, finished=not row["cut_off"])
+        if text_of(tokenizer, sample) != row["text"]:
+            fail(
                 f"--completions {args.completions}: the token ids of {row['id']} are not its text with the tokenizer "
                 f"of {args.model}; pass the --model that wrote them"
             )
-        status = utils.split_thinking(row["text"], args.think_format, sample.finished).status
+        status = split_thinking(row["text"], args.think_format, sample.finished).status
         if status != row["status"]:
-            runs.fail(
+            fail(
                 f"--completions {args.completions}: {row['id']} is {row['status']}, but {status} with --think-format "
                 f"{args.think_format}; pass the format that they were written in"
             )
@@ -378,13 +433,13 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     data = Data()
     if args.pairs:
-        data.pairs, data.dropped = read_pairs(args, tokenizer)
+        data.pairs, data.dropped = load_pairs(args, tokenizer)
         data.skipped = Counter(row["reason"] for row in data.dropped)
         reasons = dict(data.skipped) or "none"
         accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {reasons}")
         if not data.pairs:
-            layout = utils.THINK_FORMATS[args.think_format].layout
-            runs.fail(
+            layout = THINK_FORMATS[args.think_format].layout
+            fail(
                 f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons}); "
                 "answers without thinking need --think-format plain"
             )
@@ -392,13 +447,11 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         accelerator.print(f"pairs are made of {args.completions}; nothing is sampled or scored")
         data.completions = read_completions(args, tokenizer)
     else:
-        data.prompts, data.dropped = rows.load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+        data.prompts, data.dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         if not data.prompts:
-            runs.fail(
-                f"{args.prompts}: all prompts are longer than --max-prompt-tokens {args.max_prompt_tokens}"
-            )
+            fail(f"{args.prompts}: all prompts are longer than --max-prompt-tokens {args.max_prompt_tokens}")
         if len(data.prompts) < args.prompts_per_round:
-            runs.fail(
+            fail(
                 f"{args.prompts}: {len(data.prompts)} prompts are fewer than --prompts-per-round "
                 f"{args.prompts_per_round}"
             )
@@ -408,10 +461,10 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     if args.gold_prompts and not data.prompts:
         rows_of_file = data.completions
         if args.pairs:
-            rows_of_file, _ = rows.read_pairs(args.pairs)
+            rows_of_file, _ = read_pairs(args.pairs)
         for row in rows_of_file:
-            trained_on.append({"prompt": templates.without_control(tokenizer, row["messages"])})
-    data.held_out = rows.load_held_out(args, tokenizer, trained_on)
+            trained_on.append({"prompt": without_control(tokenizer, row["messages"])})
+    data.held_out = load_held_out(args, tokenizer, trained_on)
     return data
 
 
@@ -435,32 +488,32 @@ def read_parts(folder: Path, name: str) -> dict[int, dict]:
     """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
     parts = {}
     for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        for row in runs.read_log(path):
+        for row in read_log(path):
             parts[row["place"]] = row
     return parts
 
 
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
-) -> list[rollout.Completion]:
+) -> list[Completion]:
     """Samples a completion of a saved model for each prompt; returns all of them, on every process.
 
     Each process samples its share into samples-<process>.jsonl, without those that are there already.
     """
     places = own_places(len(prompts), accelerator)
     path = folder / f"samples-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in runs.read_log(path)}
-    sampling = rollout.Sampling(
-        args.temperature, args.max_completion_tokens, stop=utils.THINK_FORMATS[args.think_format].stop
+    on_disk = {row["place"] for row in read_log(path)}
+    sampling = Sampling(
+        args.temperature, args.max_completion_tokens, stop=THINK_FORMATS[args.think_format].stop
     )
-    with watchdog.watched():
+    with watched():
         if not on_disk.issuperset(places):
-            samples = rollout.generate(
+            samples = generate(
                 model,
                 [prompts[place]["prompt_ids"] for place in places],
                 tokenizer,
                 sampling,
-                rollout.use_vllm(args.rollout),
+                wants_vllm(args.rollout),
                 seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
                 batch_size=args.rollout_batch_size,
                 vllm_memory=args.vllm_memory,
@@ -471,18 +524,18 @@ def sample(
                 for i, one in samples:
                     row = {"place": places[i], "ids": one.ids, "finished": one.finished}
                     file.write(json.dumps(row) + "\n")
-                    watchdog.beat()
+                    beat()
         accelerator.wait_for_everyone()
 
     completions = []
     sampled = read_parts(folder, "samples")
     for place, prompt in enumerate(prompts):
-        one = rollout.Sample(sampled[place]["ids"], None, sampled[place]["finished"])
-        completions.append(rollout.read_completion(tokenizer, args.think_format, prompt, one))
+        one = Sample(sampled[place]["ids"], None, sampled[place]["finished"])
+        completions.append(read_completion(tokenizer, args.think_format, prompt, one))
     return completions
 
 
-def score(completions: list[rollout.Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
+def score(completions: list[Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
     Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the chunks
@@ -491,10 +544,10 @@ def score(completions: list[rollout.Completion], folder: Path, run: Path, args: 
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in runs.read_log(path)}
+    on_disk = {row["place"] for row in read_log(path)}
     chunks = [places[start : start + SCORED_AT_ONCE] for start in range(0, len(places), SCORED_AT_ONCE)]
     waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
-    with watchdog.watched():
+    with watched():
         if waiting:
             device = str(accelerator.device)
             reward_model = preference.load_reward_model(args, device)
@@ -534,11 +587,11 @@ def pair_up(
             pair["chosen"]["pair"] = "chosen"
             pair["rejected"]["pair"] = "rejected"
         log = run / "completions.jsonl"
-        checkpoint.cut_log(log, number - 1)
-        runs.append_jsonl(log, completions)
+        cut_log(log, number - 1)
+        append_jsonl(log, completions)
     if not best_and_worst:
         source = args.completions or run / "completions.jsonl"
-        runs.fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {source}")
+        fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {source}")
 
     pairs = []
     for pair in best_and_worst:
@@ -594,7 +647,7 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 
     Each is the sum over the completion's tokens.
     """
-    batch = policy.collate_ids(
+    batch = collate_ids(
         [pair.prompt_ids for pair in pairs] * 2,
         [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs],
         pad_token_id,
@@ -615,8 +668,8 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     own_logps = []
     model.eval()
     own = deal(pairs, accelerator)
-    for members in policy.micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
-        watchdog.beat()
+    for members in micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
+        beat()
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
     model.train()
@@ -636,15 +689,15 @@ def accumulate_gradients(
     The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
     """
     sums = {}
-    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths=lengths_of)
+    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths=lengths_of)
     for i, members in enumerate(batches):
-        watchdog.beat()
+        beat()
         device = accelerator.device
         weights = torch.tensor([pair.weight for pair in members], device=device)
         reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
         reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
 
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
             losses, chosen_rewards, rejected_rewards = dpo_loss(
                 chosen_logps, rejected_logps, reference_chosen, reference_rejected, args.beta
@@ -664,37 +717,37 @@ def accumulate_gradients(
         }
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + (value * weights).sum()
-    return policy.sum_and_divide(sums, n_pairs, accelerator)
+    return sum_and_divide(sums, n_pairs, accelerator)
 
 
 def train(
-    pairs: list[Pair], learner: policy.Learner, logger, number: int, tokenizer, args: Args, accelerator
+    pairs: list[Pair], learner: Learner, logger, number: int, tokenizer, args: Args, accelerator
 ) -> None:
     """Trains on the pairs of round `number`, for the steps of `logger`."""
     model, optimizer = learner
     for step in range(logger.first_step, logger.steps):
         started = time.monotonic()
-        checkpoint.seed_step(args.seed, step, accelerator)
-        rate = policy.cosine_rate(args.learning_rate, step, logger.steps, args.warmup_ratio)
+        seed_step(args.seed, step, accelerator)
+        rate = cosine_rate(args.learning_rate, step, logger.steps, args.warmup_ratio)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
         members = pairs_of_step(pairs, step, number, args)
         own = deal(members, accelerator)
         means = accumulate_gradients(own, len(members), model, args, tokenizer.pad_token_id, accelerator)
-        means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-        policy.check_finite(means, own, step + 1, logger.run)
+        means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+        check_finite(means, own, step + 1, logger.run)
         optimizer.step()
         optimizer.zero_grad()
 
         metrics = {"epoch": (step + 1) / steps_per_epoch(len(pairs), args), "learning_rate": rate, **means}
         n_tokens = sum(pair.n_tokens for pair in members)
         logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-        stopping = checkpoint.stop_requested(accelerator)
+        stopping = stop_requested(accelerator)
         if stopping or (step + 1) % args.save_steps == 0 or step + 1 == logger.steps:
-            checkpoint.save(logger.run, step + 1, {"model": learner}, tokenizer, args, accelerator)
+            save_checkpoint(logger.run, step + 1, {"model": learner}, tokenizer, args, accelerator)
         if stopping:
-            raise checkpoint.Stopped(step + 1)
+            raise Stopped(step + 1)
 
 
 # --- rounds
@@ -720,17 +773,17 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     accelerator.free_memory()
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
-            checkpoint.cut_log(run / log, number - 1)  # an earlier start may have logged this round
+            cut_log(run / log, number - 1)  # an earlier start may have logged this round
         is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
-            checkpoint.copy_model(Path(model), run / "best_by_gold")
+            copy_model(Path(model), run / "best_by_gold")
 
 
 def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
     """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
     folder = run / f"round-{number}"
     folder.mkdir(exist_ok=True)
-    laps = runs.Laps()
+    laps = Timer()
     start_model = model_of_round(number - 1, run, args)
 
     completions = data.completions
@@ -749,7 +802,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         for one in sampled:
             ids = {"prompt_ids": one.prompt_ids, "ids": one.ids}
             completions.append({"step": number, **one.row(), **ids, "pair": None})
-        metrics |= rollout.completion_metrics(sampled)
+        metrics |= completion_metrics(sampled)
         accelerator.free_memory()  # of the sampler and the reward model
         laps.end("reward")
 
@@ -762,32 +815,32 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics |= pair_metrics
     metrics["steps"] = steps_of_round(len(pairs), args)
     accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
-    policy.check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
+    check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
     laps.end("pairs")
 
-    saved, first_step = checkpoint.start_or_resume(folder, args, accelerator)
+    saved, first_step = start_or_resume(folder, args, accelerator)
     betas = (ADAM_BETA1, ADAM_BETA2)
-    learner = policy.load_learner(args, start_model, saved, accelerator, betas=betas)
-    checkpoint.load_optimizers(saved, {"model": learner})
-    checkpoint.warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
-    with checkpoint.guard(folder, accelerator):
+    learner = load_learner(args, start_model, saved, accelerator, betas=betas)
+    load_optimizers(saved, {"model": learner})
+    warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
+    with guarded(folder, accelerator):
         # 4. reference: the policy before its first update
         if saved:  # the weights of a checkpoint are no reference any more; the file has its log-probabilities
-            pairs = [Pair(**row) for row in runs.read_log(folder / "pairs.jsonl")]
+            pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
         else:
             pairs = sorted(pairs, key=n_padded, reverse=True)
             set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
-            runs.write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
+            write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
         laps.end("reference")
 
         # 5. update
-        logger = runs.StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
+        logger = StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
         train(pairs, learner, logger, number, tokenizer, args, accelerator)
         laps.end("update")
     logger.close()
 
     end_model = model_of_round(number, run, args)
-    checkpoint.save_model(Path(end_model), learner.model, tokenizer, accelerator)
+    save_model(Path(end_model), learner.model, tokenizer, accelerator)
     del learner
     accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
 
@@ -796,10 +849,10 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     laps.end("other")
     metrics |= laps.metrics
     if accelerator.is_main_process:
-        metrics["loss"] = fmean(row["loss"] for row in runs.read_log(folder / "metrics.jsonl"))
-    runs.write_summary(folder, metrics)
+        metrics["loss"] = fmean(row["loss"] for row in read_log(folder / "metrics.jsonl"))
+    write_summary(folder, metrics)
     if accelerator.is_main_process and args.keep_checkpoints:
-        for finished in checkpoint.numbered(folder):
+        for finished in numbered(folder):
             shutil.rmtree(finished)
     return metrics
 
@@ -810,30 +863,30 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 def check_arguments(args: Args) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.completions and args.pairs:
-        runs.fail("--completions and --pairs are two ways to get pairs; give one of them")
+        fail("--completions and --pairs are two ways to get pairs; give one of them")
     if args.epochs <= 0 or args.prompts_per_round < 0 or args.beta <= 0:
-        runs.fail("--epochs and --beta must be above 0, --prompts-per-round 0 or more")
+        fail("--epochs and --beta must be above 0, --prompts-per-round 0 or more")
     from_file = args.completions or args.pairs
     if from_file and args.rounds > 1:
-        runs.fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
+        fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
     if not from_file and args.samples_per_prompt < max(2, args.min_valid):
-        runs.fail(
+        fail(
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
         )
     if args.load_in_4bit and args.rounds > 1:
-        runs.fail(
+        fail(
             f"--load-in-4bit --rounds {args.rounds}: each round would load the last one's model in 4 bit again, "
             "which rounds most of what it learned away; leave --rounds at 1, or leave --load-in-4bit out"
         )
     if not args.gold.startswith("judge:"):
         reason = "without --gold judge:MODEL"
-        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
+        refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
 
 
 def warn_of_rounding(args: Args, accelerator) -> None:
     """Warns if rounds start from models whose weights are too coarse for what LoRA changes."""
-    if args.lora_r and args.rounds > 1 and utils.compute_dtype(args.dtype) == "bfloat16":
+    if args.lora_r and args.rounds > 1 and compute_dtype(args.dtype) == "bfloat16":
         accelerator.print(
             "WARNING: each round starts from the last one's model, saved in bfloat16: where LoRA changed a weight "
             "by less than a 512th of itself, the change is lost, which may be most of a round at a low rate. "
@@ -848,36 +901,36 @@ def check_steps(data: Data, args: Args) -> None:
         n_pairs = len(data.pairs)
     elif args.completions:
         n_pairs = len({(row["step"], row["id"]) for row in data.completions})
-    policy.check_rate(args, steps_of_round(n_pairs, args))
+    check_rate(args, steps_of_round(n_pairs, args))
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args)
     warn_of_rounding(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = policy.load_policy_tokenizer(args)
+    tokenizer = load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
     check_steps(data, args)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
         preference.check(args)
         gold.check(args)
-        use_vllm = rollout.use_vllm(args.rollout)
+        use_vllm = wants_vllm(args.rollout)
         sampler = "vLLM" if use_vllm else "transformers"
         accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
-        accelerator.print(plan.check_memory(plan.dpo_gib(args, use_vllm), args, at_once=False))
+        accelerator.print(check_memory(dpo_gib(args, use_vllm), args, at_once=False))
     else:
-        accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
-    start = runs.check_run(args, "dpo", args.model, runs.constants(globals()))
+        accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
+    start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
         gold.try_judge(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
-    checkpoint.check_shared_disk(run, accelerator)  # before a round samples
-    runs.write_jsonl(run / "dropped.jsonl", data.dropped)
+    run = start_run(start)
+    check_shared_disk(run, accelerator)  # before a round samples
+    write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before
     if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
@@ -892,12 +945,12 @@ def main(args: Args) -> None:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
         lines.append({"step": number, **metrics})
-        runs.write_jsonl(run / "metrics.jsonl", lines)
+        write_jsonl(run / "metrics.jsonl", lines)
 
     if accelerator.is_main_process:
-        checkpoint.copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
+        copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
-    checkpoint.finish(run, summary)
+    finish_run(run, summary)
 
 
 # --- presets: rows of table 3, and small runs
@@ -962,4 +1015,4 @@ RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS, RELEASED))

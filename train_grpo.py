@@ -44,21 +44,65 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.memory import check_memory, rl_gib
+from rlmt.model import (
+    check_finite,
+    clip_gradients,
+    collate,
+    compute_reference_logprobs,
+    count_trained_tokens,
+    gradient_exchange,
+    load_learner,
+    load_policy_tokenizer,
+    load_reference,
+    micro_batches,
+    n_tokens_of,
+    set_old_logprobs,
+    start_accelerator,
+    sum_and_divide,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    Timer,
+    check_run,
+    constants,
+    finish_run,
+    guarded,
+    parse_args,
+    refuse_unused,
+    rows_of_step,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+)
+from rlmt.sampler import (
+    Completion,
+    FormatGuard,
+    Sampler,
+    Sampling,
+    check_any_reward,
+    completion_metrics,
+    gather_rewards,
+    mini_batches,
+    reward_metrics,
+    sample_completions,
+    share_of,
+    wants_vllm,
+)
+from rlmt.vllm import Server
+from rlmt.watchdog import beat
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-import checkpoint
-import plan
-import policy
 import rewards
-import rollout
-import rows
-import utils
-import vllm_server
-import watchdog
+from utils import THINK_FORMATS, fail
 from rewards import dense, gold, shaping, unsupervised
 from rewards.scorer import Scorer
 
@@ -91,7 +135,7 @@ class Args:
     allow_truncation: bool = False
     """Go on although in each of the first three steps most completions are cut off, or none has the format."""
     vllm_server_url: str = ""
-    """A vLLM server on other GPUs samples, see vllm_server.py. Empty: vLLM shares the GPUs that train.
+    """A vLLM server on other GPUs samples, see rlmt/vllm.py. Empty: vLLM shares the GPUs that train.
     --key-env names the key of a server that was started with --api-key."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
@@ -341,7 +385,7 @@ def grpo_loss(
 
     too_low = (ratio < lowest) & (advantages < 0)
     too_high = (ratio > highest) & (advantages > 0)
-    sums = {  # sums here; policy.sum_and_divide makes the means that the names promise
+    sums = {  # sums here; sum_and_divide makes the means that the names promise
         "kl": (kl * mask).sum(),
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
@@ -371,10 +415,10 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[rollout.Completion]:
+def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[Completion]:
     """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return rollout.sample_completions(repeated, sampler, args.think_format, scorer.enqueue)
+    return sample_completions(repeated, sampler, args.think_format, scorer.enqueue)
 
 
 def replace_flat_groups(
@@ -413,7 +457,7 @@ def replace_flat_groups(
         generator = np.random.default_rng((args.seed, step, n_attempts))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
         seen.update(prompt["id"] for prompt in drawn)
-        sampled = sample_groups(rollout.share_of(drawn, accelerator), sampler, scorer, args)
+        sampled = sample_groups(share_of(drawn, accelerator), sampler, scorer, args)
         scorer.set_rewards(sampled, args.group_size, model)
         for n, place in enumerate(flat):
             new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
@@ -428,7 +472,7 @@ def set_advantages(
 
     `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
     """
-    own_advantages = rollout.share_of(advantages_P_G.flatten().tolist(), accelerator)
+    own_advantages = share_of(advantages_P_G.flatten().tolist(), accelerator)
     for completion, advantage in zip(completions, own_advantages, strict=True):
         completion.advantages = [advantage] * len(completion.ids)
 
@@ -448,14 +492,14 @@ def accumulate_gradients(
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
     completions are in; see `mean_weights`.
     """
-    n_trained_tokens = policy.count_trained_tokens(completions, accelerator)
+    n_trained_tokens = count_trained_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
 
     sums = {}
-    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
+    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, micro_batch in enumerate(batches):
-        watchdog.beat()  # a run without a beat for --stall-minutes ends
-        batch = policy.collate(micro_batch, pad_token_id, accelerator.device)
+        beat()  # a run without a beat for --stall-minutes ends
+        batch = collate(micro_batch, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
         token_weights = mean_weights(
@@ -463,9 +507,9 @@ def accumulate_gradients(
         )
         reference_logprobs = None
         if args.beta:
-            reference_logprobs = policy.reference_logprobs(model, reference, inputs)
+            reference_logprobs = compute_reference_logprobs(model, reference, inputs)
 
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of log pi
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -499,7 +543,7 @@ def accumulate_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return policy.sum_and_divide(sums, n_trained_tokens, accelerator)
+    return sum_and_divide(sums, n_trained_tokens, accelerator)
 
 
 # --- before the loop
@@ -508,34 +552,34 @@ def accumulate_gradients(
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.group_size < 2:
-        runs.fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
+        fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
-        runs.fail(
+        fail(
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
             f"processes; use a multiple of {accelerator.num_processes}"
         )
     own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
     if own_completions % args.updates_per_rollout:
-        runs.fail(
+        fail(
             f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
             f"{args.updates_per_rollout} equal parts"
         )
     if args.loss_type == "cispo" and args.epsilon_high is not None and args.epsilon_high <= 1:
-        runs.fail(
+        fail(
             f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
             f"above 1; {CISPO_CAP} is usual"
         )
     if args.vllm_server_url and not torch.cuda.is_available():
-        runs.fail(
+        fail(
             "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
         )
     if args.dynamic_sampling and args.normalise == "batch":
-        runs.fail(
+        fail(
             "--normalise batch with --dynamic-sampling: the groups that are sampled again would be standardised by "
             "themselves, not over the step; use --normalise group"
         )
     unused = {}  # flags, and why they would do nothing
-    if not args.vllm_server_url and not rollout.use_vllm(args.rollout):
+    if not args.vllm_server_url and not wants_vllm(args.rollout):
         unused["--importance-correction"] = "without --rollout vllm"
     if args.updates_per_rollout * args.num_iterations == 1:
         unused["--epsilon"] = unused["--epsilon-high"] = (
@@ -546,7 +590,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     # with the reward `process` it still divides that one's advantages
     if args.pass_at_k and "process" not in rewards.reward_names(args):
         unused["--scale-rewards"] = "with --pass-at-k"
-    runs.refuse_unused(unused)
+    refuse_unused(unused)
 
 
 def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
@@ -557,50 +601,50 @@ def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = policy.load_policy_tokenizer(args)
-    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
-    use_vllm = not args.vllm_server_url and rollout.use_vllm(args.rollout)
+    tokenizer = load_policy_tokenizer(args)
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
+    use_vllm = not args.vllm_server_url and wants_vllm(args.rollout)
     announce(args, use_vllm, accelerator)
     has_reference = bool(args.beta)
     rewards.check(args)
     dense.check(args, has_reference)
-    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
-    accelerator.print(plan.check_memory(memory, args))
-    start = runs.check_run(args, "grpo", args.model, runs.constants(globals()))
+    memory = rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    accelerator.print(check_memory(memory, args))
+    start = check_run(args, "grpo", args.model, constants(globals()))
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     server = None
     if args.vllm_server_url:  # exits with 2 if no server answers
-        server = vllm_server.Server(args.vllm_server_url, max_length, args.key_env)
+        server = Server(args.vllm_server_url, max_length, args.key_env)
     rewards.try_judges(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
+    run = start_run(start)
+    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    last_checkpoint, first_step = checkpoint.start_or_resume(run, args, accelerator)
-    learner = policy.load_learner(args, args.model, last_checkpoint, accelerator, args.temperature)
+    last_checkpoint, first_step = start_or_resume(run, args, accelerator)
+    learner = load_learner(args, args.model, last_checkpoint, accelerator, args.temperature)
     model, optimizer = learner
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
+        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, last_checkpoint, reference, tokenizer, accelerator)  # some of them learn
     learners = {"model": learner}  # by their names in a checkpoint
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
-    checkpoint.load_optimizers(last_checkpoint, learners)
-    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
+    load_optimizers(last_checkpoint, learners)
+    warn_of_full_disk(run, learners, args, first_step, args.steps)
     scorer = Scorer(args, tokenizer, run, accelerator)
-    sampling = rollout.Sampling(
+    sampling = Sampling(
         temperature=args.temperature,
         max_tokens=args.max_completion_tokens,
         top_p=args.top_p,
-        stop=utils.THINK_FORMATS[args.think_format].stop,
+        stop=THINK_FORMATS[args.think_format].stop,
     )
-    sampler = rollout.Sampler(
+    sampler = Sampler(
         args.model,
         tokenizer,
         sampling,
@@ -614,20 +658,20 @@ def main(args: Args) -> None:
     )
 
     # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    logger = StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
+    format_guard = FormatGuard(args)  # ends a run whose first steps can teach nothing
     can_collapse = bool(rewards.UNSUPERVISED & set(rewards.reward_names(args)))
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     collapse_reason = ""  # not empty once the policy has collapsed and the run must end
     number = first_step  # of the last step that is trained
-    with checkpoint.guard(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
+    with guarded(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # measures the model before training
-            checkpoint.seed_step(args.seed, 0, accelerator)
+            seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
             number = step + 1  # of this step in logs and checkpoints, where the first is 1
-            laps = runs.Laps()
-            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+            laps = Timer()
+            seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": number / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
@@ -635,8 +679,8 @@ def main(args: Args) -> None:
 
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
-            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            completions = sample_groups(rollout.share_of(chosen, accelerator), sampler, scorer, args)
+            chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
+            completions = sample_groups(share_of(chosen, accelerator), sampler, scorer, args)
             laps.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion
@@ -646,9 +690,9 @@ def main(args: Args) -> None:
                     completions, chosen, prompts, step, sampler, scorer, model, args, accelerator
                 )
             sampler.sleep()  # its GPU memory is for the update
-            rewards_P_G = rollout.gather_rewards(completions, accelerator).view(-1, args.group_size)
-            rollout.check_any_reward(rewards_P_G)
-            metrics |= rollout.reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
+            rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)
+            check_any_reward(rewards_P_G)
+            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
             flat_P = is_flat(rewards_P_G)
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
             laps.end("reward")
@@ -670,19 +714,19 @@ def main(args: Args) -> None:
             # 4. update
             if args.updates_per_rollout * args.num_iterations > 1:
                 # later updates compare the policy with what it was before the first
-                policy.set_old_logprobs(
+                set_old_logprobs(
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
             updates = []
             for iteration in range(args.num_iterations):
                 seed = (args.seed, step, iteration)
-                for mini_batch in rollout.mini_batches(completions, args.updates_per_rollout, seed):
+                for mini_batch in mini_batches(completions, args.updates_per_rollout, seed):
                     update_metrics = accumulate_gradients(
                         mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
                     )
-                    update_metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
+                    update_metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
                     # before it reaches the weights
-                    policy.check_finite(update_metrics, mini_batch, number, run)
+                    check_finite(update_metrics, mini_batch, number, run)
                     optimizer.step()
                     optimizer.zero_grad()
                     updates.append(update_metrics)
@@ -691,12 +735,12 @@ def main(args: Args) -> None:
 
             # 5. log
             all_completions = gather_object(completions)
-            metrics |= rollout.completion_metrics(all_completions)
+            metrics |= completion_metrics(all_completions)
             if can_collapse:
                 rows_of_all = [completion.row() for completion in all_completions]
                 history.append(unsupervised.collapse_indicators(rows_of_all, args.group_size))
                 metrics |= {f"collapse/{name}": value for name, value in history[-1].items()}
-            n_tokens_read = sum(map(policy.n_tokens_of, all_completions))
+            n_tokens_read = sum(map(n_tokens_of, all_completions))
             laps.end("other")
             logger.log(number, metrics | laps.metrics, n_tokens_read, laps.seconds)
             logger.log_completions(number, all_completions)
@@ -706,7 +750,7 @@ def main(args: Args) -> None:
             format_guard.check(all_completions, number)
             if can_collapse:
                 collapse_reason = unsupervised.collapsed(history)
-            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
+            stopping = stop_requested(accelerator)  # SIGTERM came
 
             # 7. save
             is_last = number == args.steps
@@ -714,23 +758,23 @@ def main(args: Args) -> None:
                 # measure before saving: a run killed between the two repeats this step, and measures again
                 is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, number)
                 if is_best:
-                    checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
-                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
+                    save_model(run / "best_by_gold", model, tokenizer, accelerator)
+                save_checkpoint(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(number)
+                raise Stopped(number)
             if collapse_reason:
                 accelerator.print(f"{collapse_reason}; the run ends here")
                 break
 
     logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
+    save_model(run / "model", model, tokenizer, accelerator)
     summary = {
         "steps": number,
         "collapsed": collapse_reason,
         "prompts": len(prompts),
         "dropped": len(dropped),
     }
-    checkpoint.finish(run, summary, sampler)
+    finish_run(run, summary, sampler)
 
 
 # --- what --preset and --as-released set; most presets are a row of the paper's tables
@@ -969,4 +1013,4 @@ for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS, RELEASED))

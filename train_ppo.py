@@ -41,21 +41,69 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import load_tokenizer
+from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.memory import check_memory, critic_gib, rl_gib
+from rlmt.model import (
+    Learner,
+    check_finite,
+    check_weights,
+    clip_gradients,
+    collate,
+    count_trained_tokens,
+    gradient_exchange,
+    load_classifier,
+    load_learner,
+    load_policy_tokenizer,
+    load_reference,
+    micro_batches,
+    n_tokens_of,
+    pad,
+    prepare_trained,
+    set_old_logprobs,
+    set_reference_logprobs,
+    start_accelerator,
+    sum_and_divide,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    Timer,
+    check_run,
+    constants,
+    finish_run,
+    guarded,
+    parse_args,
+    refuse_unused,
+    rows_of_step,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+)
+from rlmt.sampler import (
+    FormatGuard,
+    check_any_reward,
+    completion_metrics,
+    gather_rewards,
+    mini_batches,
+    policy_sampler,
+    reward_metrics,
+    sample_completions,
+    share_of,
+    wants_vllm,
+)
+from rlmt.watchdog import beat
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
-import checkpoint
-import plan
-import policy
 import rewards
-import rollout
-import rows
-import utils
-import watchdog
+from utils import fail
 from rewards import dense, gold, unsupervised
 from rewards.scorer import Scorer
 
@@ -290,7 +338,7 @@ def policy_loss(
 
     too_low = (ratio < 1 - epsilon) & (advantages < 0)
     too_high = (ratio > 1 + epsilon) & (advantages > 0)
-    sums = {  # sums here; policy.sum_and_divide makes the means that the names promise
+    sums = {  # sums here; sum_and_divide makes the means that the names promise
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
         "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
@@ -328,11 +376,9 @@ def value_loss(
 def find_critic(args: Args, tokenizer) -> str:
     """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer, or lacks weights."""
     path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
-    if path != args.model and utils.load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        runs.fail(
-            f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy"
-        )
-    policy.check_weights(AutoModelForTokenClassification, path, new_head=True)
+    if path != args.model and load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        fail(f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy")
+    check_weights(AutoModelForTokenClassification, path, new_head=True)
     return path
 
 
@@ -341,9 +387,7 @@ def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
 
     A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    return policy.load_classifier(
-        AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True
-    )
+    return load_classifier(AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True)
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -366,9 +410,9 @@ def set_values(
     critic: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
-    for members in policy.micro_batches(completions, max_tokens, accelerator):
-        watchdog.beat()
-        batch = policy.collate(members, pad_token_id, accelerator.device)
+    for members in micro_batches(completions, max_tokens, accelerator):
+        beat()
+        batch = collate(members, pad_token_id, accelerator.device)
         for completion, row in zip(members, token_values(critic, batch).tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
 
@@ -381,7 +425,7 @@ def policy_mask(completions: list) -> torch.Tensor:
     masks = []
     for completion in completions:
         masks.append(completion.loss_mask or [1] * len(completion.ids))
-    return policy.pad(masks)
+    return pad(masks)
 
 
 def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
@@ -403,8 +447,8 @@ def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
 
 def kl_of_tokens(completions: list) -> torch.Tensor:
     """Returns log(policy / reference) (B, T), the estimate k1 of the KL; 0 on others' tokens."""
-    old_logprobs = policy.pad([completion.old_logprobs for completion in completions])
-    reference_logprobs = policy.pad([completion.reference_logprobs for completion in completions])
+    old_logprobs = pad([completion.old_logprobs for completion in completions])
+    reference_logprobs = pad([completion.reference_logprobs for completion in completions])
     return (old_logprobs - reference_logprobs) * policy_mask(completions)
 
 
@@ -419,7 +463,7 @@ def set_advantages(
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     mask = (policy_mask(completions) * has_reward).to(device)
-    values = policy.pad([completion.values for completion in completions]).to(device)
+    values = pad([completion.values for completion in completions]).to(device)
     advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)
     for completion, advantage_row, return_row in zip(
@@ -444,16 +488,16 @@ def accumulate_policy_gradients(
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    n_tokens = policy.count_trained_tokens(completions, accelerator)
+    n_tokens = count_trained_tokens(completions, accelerator)
     sums = {}
-    batches = policy.micro_batches(completions, args.micro_batch_tokens, accelerator)
+    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
-        watchdog.beat()
-        batch = policy.collate(members, pad_token_id, accelerator.device)
+        beat()
+        batch = collate(members, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
 
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
             # with one update a rollout, the policy that sampled is the policy that learns
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
@@ -480,7 +524,7 @@ def accumulate_policy_gradients(
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return policy.sum_and_divide(sums, n_tokens, accelerator)
+    return sum_and_divide(sums, n_tokens, accelerator)
 
 
 def accumulate_critic_gradients(
@@ -495,16 +539,16 @@ def accumulate_critic_gradients(
 
     Completions without a reward have no error.
     """
-    n_tokens = policy.count_trained_tokens(completions, accelerator)
+    n_tokens = count_trained_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    batches = policy.micro_batches(completions, max_tokens, accelerator)
+    batches = micro_batches(completions, max_tokens, accelerator)
     for i, members in enumerate(batches):
-        watchdog.beat()
-        batch = policy.collate(members, pad_token_id, accelerator.device)
+        beat()
+        batch = collate(members, pad_token_id, accelerator.device)
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
         mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
 
-        with policy.gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
+        with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
             errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
             loss = (errors * mask).sum()
@@ -512,7 +556,7 @@ def accumulate_critic_gradients(
 
         sums["value/loss"] += loss.detach()
         sums["value/clip_fraction"] += (is_clipped * mask).sum()
-    return policy.sum_and_divide(sums, n_tokens, accelerator)
+    return sum_and_divide(sums, n_tokens, accelerator)
 
 
 # --- before the loop
@@ -522,40 +566,40 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     parts = accelerator.num_processes * args.updates_per_rollout
     if args.prompts_per_step % parts:
-        runs.fail(
+        fail(
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
     unused = {}  # flags, and why they would do nothing
-    if not rollout.use_vllm(args.rollout):
+    if not wants_vllm(args.rollout):
         unused["--importance-correction"] = "without --rollout vllm"
     if args.updates_per_rollout * args.num_iterations == 1:
         unused["--epsilon"] = "with one update a rollout, where no ratio is clipped"
     if args.kl == "none":
         unused["--kl-coef"] = "with --kl none"
-    runs.refuse_unused(unused)
+    refuse_unused(unused)
 
 
 def load_learners(
     args: Args, critic_path: str, folder: Path | None, accelerator: Accelerator
-) -> dict[str, policy.Learner]:
+) -> dict[str, Learner]:
     """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
-    learners = {"model": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+    learners = {"model": load_learner(args, args.model, folder, accelerator, args.temperature)}
     critic = load_critic(critic_path, args, folder / "critic" if folder else None)
-    learners["critic"] = policy.prepare_trained(
+    learners["critic"] = prepare_trained(
         accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
     )
     return learners
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = policy.load_policy_tokenizer(args)
-    prompts, dropped, held_out = rows.load_rl_prompts(args, tokenizer)
-    use_vllm = rollout.use_vllm(args.rollout)
+    tokenizer = load_policy_tokenizer(args)
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
+    use_vllm = wants_vllm(args.rollout)
     critic_path = find_critic(args, tokenizer)
     samples_by = "vLLM" if use_vllm else "transformers"
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
@@ -563,50 +607,50 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     rewards.check(args)
     dense.check(args, has_reference)
-    memory = plan.rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
-    memory["critic"] = plan.critic_gib(critic_path, args)
-    accelerator.print(plan.check_memory(memory, args))
-    start = runs.check_run(args, "ppo", args.model, runs.constants(globals()))
+    memory = rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    memory["critic"] = critic_gib(critic_path, args)
+    accelerator.print(check_memory(memory, args))
+    start = check_run(args, "ppo", args.model, constants(globals()))
     rewards.try_judges(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
+    run = start_run(start)
+    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    folder, first_step = start_or_resume(run, args, accelerator)
     learners = load_learners(args, critic_path, folder, accelerator)
     model, optimizer = learners["model"]
     critic, critic_optimizer = learners["critic"]
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
+        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
     dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
-    checkpoint.load_optimizers(folder, learners)
-    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
+    load_optimizers(folder, learners)
+    warn_of_full_disk(run, learners, args, first_step, args.steps)
     scorer = Scorer(args, tokenizer, run, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
-    sampler = rollout.policy_sampler(
+    sampler = policy_sampler(
         args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
     )
 
     # --- the loop
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = rollout.FormatGuard(args)  # ends a run whose first steps can teach nothing
+    logger = StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
+    format_guard = FormatGuard(args)  # ends a run whose first steps can teach nothing
     can_collapse = bool(rewards.UNSUPERVISED & set(rewards.reward_names(args)))
     history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     pad_token_id = tokenizer.pad_token_id
     collapse_reason = ""  # not empty once the policy has collapsed and the run must end
     number = first_step  # of the last step that is trained
-    with checkpoint.guard(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
+    with guarded(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
         if first_step == 0:  # where held_out.jsonl's curves begin
-            checkpoint.seed_step(args.seed, 0, accelerator)
+            seed_step(args.seed, 0, accelerator)
             gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
         for step in range(first_step, args.steps):
             number = step + 1  # of this step in logs and checkpoints, where the first is 1
-            laps = runs.Laps()
-            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+            laps = Timer()
+            seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": number / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
@@ -614,29 +658,27 @@ def main(args: Args) -> None:
 
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
-            chosen = checkpoint.rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            own_prompts = rollout.share_of(chosen, accelerator)
-            completions = rollout.sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
+            chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
+            own_prompts = share_of(chosen, accelerator)
+            completions = sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
             laps.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion a prompt, floors
             # and --normalise compare within the whole step
             scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
-            rewards_P = rollout.gather_rewards(completions, accelerator)
-            rollout.check_any_reward(rewards_P)
-            metrics |= rollout.reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
+            rewards_P = gather_rewards(completions, accelerator)
+            check_any_reward(rewards_P)
+            metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
             laps.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
-                policy.set_old_logprobs(
-                    model, completions, args.micro_batch_tokens, pad_token_id, accelerator
-                )
+                set_old_logprobs(model, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if has_reference:
-                policy.set_reference_logprobs(
+                set_reference_logprobs(
                     model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
                 )
             rewards_B_T = token_rewards(completions, dense_rewards)
@@ -645,9 +687,9 @@ def main(args: Args) -> None:
             if args.kl == "reward":
                 kl_B_T = kl_of_tokens(completions)
                 rewards_B_T -= args.kl_coef * kl_B_T
-                n_trained = policy.count_trained_tokens(completions, accelerator)
+                n_trained = count_trained_tokens(completions, accelerator)
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
-                metrics |= policy.sum_and_divide(kl_sum, n_trained, accelerator)
+                metrics |= sum_and_divide(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
             laps.end("advantage")
 
@@ -655,14 +697,14 @@ def main(args: Args) -> None:
             updates = []
             for iteration in range(args.num_iterations):
                 seed = (args.seed, step, iteration)
-                for members in rollout.mini_batches(completions, args.updates_per_rollout, seed):
+                for members in mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
                     means |= accumulate_critic_gradients(
                         members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
                     )
-                    means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-                    means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
-                    policy.check_finite(means, members, number, run)  # before it reaches the weights
+                    means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+                    means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
+                    check_finite(means, members, number, run)  # before it reaches the weights
                     for each in (optimizer, critic_optimizer):
                         each.step()
                         each.zero_grad()
@@ -672,12 +714,12 @@ def main(args: Args) -> None:
 
             # 5. log
             everyone = gather_object(completions)
-            metrics |= rollout.completion_metrics(everyone)
+            metrics |= completion_metrics(everyone)
             if can_collapse:
                 rows_of_all = [completion.row() for completion in everyone]
                 history.append(unsupervised.collapse_indicators(rows_of_all, args.prompts_per_step))
                 metrics |= {f"collapse/{name}": value for name, value in history[-1].items()}
-            n_tokens = sum(map(policy.n_tokens_of, everyone))
+            n_tokens = sum(map(n_tokens_of, everyone))
             laps.end("other")
             logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
             logger.log_completions(number, everyone)
@@ -687,7 +729,7 @@ def main(args: Args) -> None:
             format_guard.check(everyone, number)
             if can_collapse:
                 collapse_reason = unsupervised.collapsed(history)
-            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
+            stopping = stop_requested(accelerator)  # SIGTERM came
 
             # 7. save
             is_last = number == args.steps
@@ -695,23 +737,23 @@ def main(args: Args) -> None:
                 # measure before saving: a run killed between the two repeats this step, and measures again
                 is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, number)
                 if is_best:
-                    checkpoint.save_model(run / "best_by_gold", model, tokenizer, accelerator)
-                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
+                    save_model(run / "best_by_gold", model, tokenizer, accelerator)
+                save_checkpoint(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(number)
+                raise Stopped(number)
             if collapse_reason:
                 accelerator.print(f"{collapse_reason}; the run ends here")
                 break
 
     logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
+    save_model(run / "model", model, tokenizer, accelerator)
     summary = {
         "steps": number,
         "collapsed": collapse_reason,
         "prompts": len(prompts),
         "dropped": len(dropped),
     }
-    checkpoint.finish(run, summary, sampler)
+    finish_run(run, summary, sampler)
 
 
 # --- presets: rows of table 3, another paper, and the toy
@@ -802,4 +844,4 @@ for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS, RELEASED))

@@ -29,20 +29,46 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, without_control
+from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.data import read_pairs, write_jsonl
+from rlmt.memory import check_memory, frozen_gib, trained_gib
+from rlmt.model import (
+    Learner,
+    check_finite,
+    check_rate,
+    check_weights,
+    clip_gradients,
+    cosine_rate,
+    gradient_exchange,
+    load_classifier,
+    micro_batches,
+    prepare_trained,
+    start_accelerator,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    check_run,
+    constants,
+    finish_run,
+    guarded,
+    parse_args,
+    rows_of_step,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+)
+from rlmt.watchdog import beat
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
-import checkpoint
-import plan
-import policy
-import rows
-import templates
-import utils
-import watchdog
+from utils import fail, join_thinking, or_fail
 from rewards.preference import RewardModel
 
 
@@ -234,7 +260,7 @@ def n_padded(pair: Pair) -> int:
 
 
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns a pair's tokens for policy.micro_batches: prompt and answer are one text, which is padded once."""
+    """Returns a pair's tokens for micro_batches: prompt and answer are one text, which is padded once."""
     return n_padded(pair), 0
 
 
@@ -242,9 +268,9 @@ def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
     """Returns the token ids of a row's conversation with its chosen or rejected answer."""
     text = row[side]
     if reward_on == "think+response":
-        text = utils.join_thinking(row[f"{side}_thinking"], text, "think")
+        text = join_thinking(row[f"{side}_thinking"], text, "think")
     messages = [*row["messages"], {"role": "assistant", "content": text}]
-    return tokenizer.apply_chat_template(templates.without_control(tokenizer, messages), return_dict=False)
+    return tokenizer.apply_chat_template(without_control(tokenizer, messages), return_dict=False)
 
 
 def build_pairs(
@@ -282,13 +308,13 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     return train, held_out
 
 
-def load_tokenizer(args: Args, accelerator):
+def load_reward_tokenizer(args: Args, accelerator):
     """Loads the tokenizer with the chat template that renders both sides of a pair."""
-    tokenizer = utils.load_tokenizer(args.model)
+    tokenizer = load_tokenizer(args.model)
     think_format = "plain"
     if args.reward_on == "think+response":
         think_format = "think"
-    accelerator.print(runs.or_fail(templates.prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    accelerator.print(or_fail(prepare_tokenizer, tokenizer, think_format, args.chat_template))
     del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
     return tokenizer
 
@@ -298,7 +324,7 @@ def check_thinking(path: str, preferences: list[dict]) -> None:
     for row in preferences:
         for side in ("chosen", "rejected"):
             if row.get(f"{side}_thinking") is None:
-                runs.fail(
+                fail(
                     f"{path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
                     f"{side!r}; use --reward-on response"
                 )
@@ -309,7 +335,7 @@ def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
     trained = {json.dumps(row["messages"]) for row in train}
     for row in held_out:
         if json.dumps(row["messages"]) in trained:
-            runs.fail(
+            fail(
                 f"--held-out-pairs {args.held_out_pairs}: the prompt of row {row['id']} is in "
                 f"--pairs {args.pairs} as well; take it out of one of them"
             )
@@ -317,10 +343,10 @@ def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
 
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
-    train_rows, unread = rows.read_pairs(args.pairs)
+    train_rows, unread = read_pairs(args.pairs)
     held_out_source = args.held_out_pairs or args.pairs
     if args.held_out_pairs:
-        held_out_rows, unread_held_out = rows.read_pairs(args.held_out_pairs, "--held-out-pairs")
+        held_out_rows, unread_held_out = read_pairs(args.held_out_pairs, "--held-out-pairs")
         check_disjoint(args, train_rows, held_out_rows)
         unread += unread_held_out
     else:
@@ -337,13 +363,13 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
         f"{len(train)} to train on, {len(held_out)} held out"
     )
     if not held_out:
-        runs.fail(f"{held_out_source}: no pair is left to hold out; raise --max-length or hold out more")
+        fail(f"{held_out_source}: no pair is left to hold out; raise --max-length or hold out more")
     if len(train) < args.batch_size:
-        runs.fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
+        fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
     longest = max(pair.longest for pair in train + held_out)
-    context = utils.context_length(utils.load_config(args.model))
+    context = context_length(load_config(args.model))
     if longest > context:
-        runs.fail(
+        fail(
             f"{args.pairs}: {longest} tokens are more than the {context} of {args.model}'s context; "
             f"--max-length {context} leaves longer pairs out"
         )
@@ -356,7 +382,7 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
     """Loads the classifier with one output; a resumed run loads the checkpoint in `folder`."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
-    model = policy.load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", args.model, args, folder)
+    model = load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", args.model, args, folder)
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -364,13 +390,11 @@ def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
     return model
 
 
-def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> policy.Learner:
+def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Learner:
     """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
     model = load_model(args, folder, tokenizer)
-    learner = policy.prepare_trained(
-        accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim
-    )
-    checkpoint.load_optimizers(folder, {"model": learner})
+    learner = prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
+    load_optimizers(folder, {"model": learner})
     return learner
 
 
@@ -387,13 +411,13 @@ def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[to
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = policy.micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
+    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
     losses = []
     all_chosen = []
     all_rejected = []
     for i, members in enumerate(batches):
-        watchdog.beat()
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+        beat()
+        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
             loss = bradley_terry_loss(chosen, rejected)
             # DDP and FSDP2 average gradients over processes; we want their sum
@@ -439,7 +463,7 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.batch_size % accelerator.num_processes:
-        runs.fail(
+        fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
@@ -452,48 +476,48 @@ def set_rate(optimizer, learning_rate: float) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = load_tokenizer(args, accelerator)
-    policy.check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
+    tokenizer = load_reward_tokenizer(args, accelerator)
+    check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
-    policy.check_rate(args, steps)
+    check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
-    memory = plan.trained_gib(args.model, args, AutoModelForSequenceClassification)
-    measured = plan.frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
+    memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
+    measured = frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
     parts = {"training": memory, "held-out pairs": measured}
-    accelerator.print(plan.check_memory(parts, args, at_once=False))
-    start = runs.check_run(args, "reward", args.model, runs.constants(globals()))
+    accelerator.print(check_memory(parts, args, at_once=False))
+    start = check_run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
+    run = start_run(start)
+    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    folder, first_step = start_or_resume(run, args, accelerator)
     learner = load_learner(args, folder, tokenizer, accelerator)
     model, optimizer = learner
-    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
+    warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
-    logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
-    with checkpoint.guard(run, accelerator):
+    logger = StepLogger(run, first_step, steps, COLUMNS, args.report_to)
+    with guarded(run, accelerator):
         for step in range(first_step, steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
-            members = checkpoint.rows_of_step(pairs, step, args.batch_size, args.seed)
+            seed_step(args.seed, step, accelerator)
+            members = rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
             members.sort(key=n_padded, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-            learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            learning_rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
             set_rate(optimizer, learning_rate)
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
-            metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(metrics, own_members, step + 1, run)
+            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+            check_finite(metrics, own_members, step + 1, run)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -501,21 +525,21 @@ def main(args: Args) -> None:
             metrics["epoch"] = (step + 1) * args.batch_size / len(pairs)
             n_tokens = sum(pair.n_tokens for pair in members)
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
+                save_checkpoint(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
+                raise Stopped(step + 1)
 
     # --- save and measure
     logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
+    save_model(run / "model", model, tokenizer, accelerator)
     del learner, model, optimizer
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
         summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
-    checkpoint.finish(run, summary)
+    finish_run(run, summary)
 
 
 # --- presets: one card, and small runs
@@ -550,4 +574,4 @@ PRESETS: dict[str, dict] = {
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(parse_args(Args, PRESETS))

@@ -45,21 +45,61 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import encode_completion, encode_prompt, without_control
+from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.memory import check_memory, critic_gib, policies_gib
+from rlmt.model import (
+    Learner,
+    check_finite,
+    clip_gradients,
+    load_learner,
+    load_policy_tokenizer,
+    load_reference,
+    n_tokens_of,
+    set_reference_logprobs,
+    start_accelerator,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    Timer,
+    check_run,
+    constants,
+    finish_run,
+    guarded,
+    load_function,
+    parse_args,
+    refuse_unused,
+    rows_of_step,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+)
+from rlmt.sampler import (
+    Completion,
+    FormatGuard,
+    Sample,
+    Sampler,
+    check_any_reward,
+    completion_metrics,
+    gather_rewards,
+    policy_sampler,
+    reward_metrics,
+    share_of,
+    text_of,
+    wants_vllm,
+)
+from rlmt.watchdog import beat
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-import checkpoint
-import plan
-import policy
-import rollout
-import templates
 import train_grpo
 import train_ppo
-import utils
-import watchdog
-from endpoint import Endpoint, call_timeout, try_endpoint
+from utils import fail, join_thinking, or_fail
 from rewards import simulated_user
 
 
@@ -202,7 +242,7 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 
 
 @dataclass
-class Conversation(rollout.Completion):
+class Conversation(Completion):
     """A conversation that has ended, as one completion.
 
     `text` is everything after the prompt, `thinking` that of all replies, `response` what the last one says.
@@ -251,9 +291,9 @@ class Talk:
     def context(self) -> list[int]:
         return self.user["prompt_ids"] + self.ids
 
-    def add_reply(self, sample: rollout.Sample, setting: dict, think_format: str, tokenizer) -> None:
+    def add_reply(self, sample: Sample, setting: dict, think_format: str, tokenizer) -> None:
         """Adds what the policy wrote; a malformed reply ends the conversation."""
-        text = rollout.text_of(tokenizer, sample)
+        text = text_of(tokenizer, sample)
         simulated_user.add_model_turn(self.dialogue, setting, text, think_format, sample.finished)
         self.cut_off = not sample.finished
         self.ids += sample.ids
@@ -284,7 +324,7 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
         {"role": "assistant", "content": mark},
         {"role": "user", "content": content},
     ]
-    messages = templates.without_control(tokenizer, messages)
+    messages = without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     after_reply = text.partition(mark)[2]
     ids = tokenizer(after_reply, add_special_tokens=False)["input_ids"]
@@ -295,13 +335,13 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
 
 def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
     """Exits with 2 if the template gives a whole conversation other tokens than its turns one by one."""
-    reply = utils.join_thinking("a", "b", think_format)
-    turn_by_turn = templates.encode_prompt(tokenizer, prompt)
-    turn_by_turn += templates.encode_completion(tokenizer, reply)
+    reply = join_thinking("a", "b", think_format)
+    turn_by_turn = encode_prompt(tokenizer, prompt)
+    turn_by_turn += encode_completion(tokenizer, reply)
     turn_by_turn += turn_ids(tokenizer, "c", after_end=True)
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "c"}]
-    if turn_by_turn != templates.encode_prompt(tokenizer, prompt + more):
-        runs.fail(
+    if turn_by_turn != encode_prompt(tokenizer, prompt + more):
+        fail(
             "the chat template renders a whole conversation differently from its turns; pass --chat-template "
             "chatml, llama3, or a file"
         )
@@ -386,7 +426,7 @@ def converse(
     users: list[dict],
     simulator: simulated_user.User,
     setting: dict,
-    sampler: rollout.Sampler,
+    sampler: Sampler,
     tokenizer,
     args: Args,
 ) -> list[Conversation]:
@@ -402,7 +442,7 @@ def converse(
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
         simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
-        watchdog.beat()
+        beat()
 
         for talk in live:
             if not talk.dialogue["ended"]:
@@ -412,7 +452,7 @@ def converse(
 
 
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
-    """Returns the metrics that conversations have on top of rollout.completion_metrics.
+    """Returns the metrics that conversations have on top of completion_metrics.
 
     `rollout.check_any_reward` has raised an error already if none of them has a reward.
     """
@@ -437,7 +477,7 @@ def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
     return metrics
 
 
-def warm_up(learners: dict[str, policy.Learner], step: int, args: Args) -> float:
+def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
     """Sets the learning rates of a step (from 0), and returns the policy's."""
     share = min(1.0, (step + 1) / max(1, args.warmup_steps))
     rates = {"model": args.learning_rate * share, "critic": args.critic_learning_rate * share}
@@ -474,23 +514,23 @@ def loss_arguments(args: Args) -> SimpleNamespace:
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.algorithm == "grpo" and args.group_size < 2:
-        runs.fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
+        fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
     if args.prompts_per_step % accelerator.num_processes:
-        runs.fail(
+        fail(
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
             f"processes; use a multiple of {accelerator.num_processes}"
         )
     if args.ask_thinking and args.think_format != "think":
-        runs.fail("--ask-thinking needs --think-format think: its line asks for that format")
+        fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
-        runs.fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
+        fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
     load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
 
     if args.algorithm == "ppo":
         unused = {"--group-size": "with --algorithm ppo"}
     else:
         unused = {"--critic-learning-rate": "without --algorithm ppo"}
-    runs.refuse_unused(unused)
+    refuse_unused(unused)
 
 
 def simulator_setting(args: Args) -> dict:
@@ -509,19 +549,17 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
-        prompt_ids = runs.or_fail(templates.encode_prompt, tokenizer, prompt)
+        prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
         users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
-        runs.fail(
+        fail(
             f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply of "
             f"--max-turn-tokens {args.max_turn_tokens}"
         )
     if len(users) < args.prompts_per_step:
-        runs.fail(
-            f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}"
-        )
+        fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
     check_turns(tokenizer, users[0]["prompt"], args.think_format)
     return users
 
@@ -535,10 +573,10 @@ def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accel
         n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)
         cost = simulated_user.estimate(profiles, setting, n_conversations, args.price)
         accelerator.print(f"simulator {args.simulator}: {cost}")
-    memory = plan.policies_gib(args, use_vllm, has_reference=bool(args.beta))
+    memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
-        memory["critic"] = plan.critic_gib(args.model, args)
-    accelerator.print(plan.check_memory(memory, args))
+        memory["critic"] = critic_gib(args.model, args)
+    accelerator.print(check_memory(memory, args))
 
 
 def conversations_per_user(args: Args) -> int:
@@ -551,7 +589,7 @@ def conversations_per_user(args: Args) -> int:
 def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated_user.User:
     """Loads what plays the users. The processes share the budget."""
     if ".py:" in args.simulator:
-        return runs.load_function(args.simulator)
+        return load_function(args.simulator)
     return Endpoint(
         args.simulator,
         run / f"simulator-{accelerator.process_index}.jsonl",
@@ -575,52 +613,52 @@ def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- users, checked before anything is loaded
-    tokenizer = policy.load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
+    tokenizer = load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     # every checkpoint says it, so that eval_sentient.py gives the model the context that it was trained in
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
-    use_vllm = rollout.use_vllm(args.rollout)
+    use_vllm = wants_vllm(args.rollout)
     announce(args, users, setting, use_vllm, accelerator)
-    start = runs.check_run(args, "rlver", args.model, runs.constants(globals()))
+    start = check_run(args, "rlver", args.model, constants(globals()))
     try_simulator(args, accelerator, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
+    run = start_run(start)
     simulator = load_simulator(args, run, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    folder, first_step = start_or_resume(run, args, accelerator)
     critic = None
     if args.algorithm == "ppo":
         learners = train_ppo.load_learners(args, args.model, folder, accelerator)
         critic = learners["critic"].model
     else:
-        learners = {"model": policy.load_learner(args, args.model, folder, accelerator, args.temperature)}
+        learners = {"model": load_learner(args, args.model, folder, accelerator, args.temperature)}
     model = learners["model"].model
-    checkpoint.load_optimizers(folder, learners)
+    load_optimizers(folder, learners)
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
-        reference = policy.load_reference(args.model, args.temperature, accelerator, args.dtype)
-    checkpoint.warn_of_full_disk(run, learners, args, first_step, args.steps)
-    sampler = rollout.policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
+        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
+    warn_of_full_disk(run, learners, args, first_step, args.steps)
+    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     loss_args = loss_arguments(args)
-    logger = runs.StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = rollout.FormatGuard(args, "max_turn_tokens")
+    logger = StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
+    format_guard = FormatGuard(args, "max_turn_tokens")
     pad_token_id = tokenizer.pad_token_id
     number = first_step  # of the last step that is trained
-    with checkpoint.guard(run, accelerator, sampler):
+    with guarded(run, accelerator, sampler):
         for step in range(first_step, args.steps):
             number = step + 1  # of this step in logs and checkpoints, where the first is 1
-            laps = runs.Laps()
-            checkpoint.seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+            laps = Timer()
+            seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
             metrics = {
                 "epoch": number / (len(users) // args.prompts_per_step),
                 "learning_rate": warm_up(learners, step, args),
@@ -628,25 +666,25 @@ def main(args: Args) -> None:
 
             # 1. rollout, 2. reward: every process talks with its share of the users
             sampler.sync(model)
-            chosen = checkpoint.rows_of_step(users, step, args.prompts_per_step, args.seed)
+            chosen = rows_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = []
-            for user in rollout.share_of(chosen, accelerator):
+            for user in share_of(chosen, accelerator):
                 own_users += [user] * conversations_per_user(args)
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
-            rewards = rollout.gather_rewards(conversations, accelerator)
-            rollout.check_any_reward(rewards)
+            rewards = gather_rewards(conversations, accelerator)
+            check_any_reward(rewards)
             laps.end("rollout")
 
             # 3. advantage
             if args.algorithm == "grpo":
                 rewards_P_G = rewards.view(-1, args.group_size)
-                metrics |= rollout.reward_metrics(rewards_P_G, "total")
+                metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
                 train_grpo.set_advantages(
                     conversations, advantages_P_G, dense_rewards, loss_args, accelerator
                 )
             else:
-                metrics |= rollout.reward_metrics(rewards.view(1, -1), "total")
+                metrics |= reward_metrics(rewards.view(1, -1), "total")
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
@@ -661,7 +699,7 @@ def main(args: Args) -> None:
                 )
             else:
                 if args.beta:
-                    policy.set_reference_logprobs(
+                    set_reference_logprobs(
                         model, reference, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                     )
                 means = train_ppo.accumulate_policy_gradients(
@@ -670,9 +708,9 @@ def main(args: Args) -> None:
                 means |= train_ppo.accumulate_critic_gradients(
                     conversations, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
                 )
-                means["value/grad_norm"] = policy.clip_gradients(critic, MAX_GRAD_NORM)
-            means["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(means, conversations, number, run)  # before it reaches the weights
+                means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
+            means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+            check_finite(means, conversations, number, run)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
@@ -681,9 +719,9 @@ def main(args: Args) -> None:
 
             # 5. log
             everyone = gather_object(conversations)
-            metrics |= rollout.completion_metrics(everyone) | dialogue_metrics(everyone)
+            metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
             metrics |= simulator_metrics(simulator)
-            n_tokens = sum(map(policy.n_tokens_of, everyone))
+            n_tokens = sum(map(n_tokens_of, everyone))
             laps.end("other")
             logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
             logger.log_completions(number, everyone)
@@ -691,17 +729,17 @@ def main(args: Args) -> None:
             # 6. checks that end the run
             sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
             format_guard.check(everyone, number)
-            stopping = checkpoint.stop_requested(accelerator)  # SIGTERM came
+            stopping = stop_requested(accelerator)  # SIGTERM came
 
             # 7. save
             if stopping or number == args.steps or number % args.save_steps == 0:
-                checkpoint.save(run, number, learners, tokenizer, args, accelerator)
+                save_checkpoint(run, number, learners, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(number)
+                raise Stopped(number)
 
     logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    checkpoint.finish(run, {"steps": number, "users": len(users)}, sampler)
+    save_model(run / "model", model, tokenizer, accelerator)
+    finish_run(run, {"steps": number, "users": len(users)}, sampler)
 
 
 # --- presets: the runs of the paper, and the toy
@@ -744,4 +782,4 @@ PRESETS: dict[str, dict] = {  # the other defaults are RLVER's GRPO; its appendi
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS))
+    main(parse_args(Args, PRESETS))

@@ -28,18 +28,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import (
+    context_length,
+    encode_completion,
+    encode_prompt,
+    flaw_of,
+    load_config,
+    load_tokenizer,
+    prepare_tokenizer,
+)
+from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.data import read_log, read_traces, write_jsonl
+from rlmt.memory import check_memory, trained_gib
+from rlmt.model import (
+    check_finite,
+    check_rate,
+    check_weights,
+    clip_gradients,
+    collate_ids,
+    collate_packed,
+    cosine_rate,
+    gradient_exchange,
+    lengths_of,
+    load_learner,
+    micro_batches,
+    n_tokens_of,
+    start_accelerator,
+    sum_and_divide,
+    unwrap,
+)
+from rlmt.run import (
+    StepLogger,
+    Stopped,
+    check_run,
+    constants,
+    finish_run,
+    guarded,
+    parse_args,
+    rows_of_step,
+    seed_step,
+    start_or_resume,
+    start_run,
+    stop_requested,
+)
+from rlmt.watchdog import beat
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
-import checkpoint
-import plan
-import policy
-import rows
-import templates
-import utils
-import watchdog
+from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
@@ -139,8 +177,8 @@ def flaw_of_trace(trace: dict, tokenizer, think_format: str, needs_thinking: boo
     A trace with flawed thinking is dropped without thinking too, so that both twins see the same rows.
     """
     for name in ("think", think_format):
-        text = utils.join_thinking(trace["thinking"], trace["response"], name)
-        flaw = templates.flaw_of(tokenizer, text, name)
+        text = join_thinking(trace["thinking"], trace["response"], name)
+        flaw = flaw_of(tokenizer, text, name)
         if flaw:
             return flaw
     if needs_thinking and not trace["thinking"].strip():
@@ -158,7 +196,7 @@ def build_rows(
     plain format then trains on all of them.
     """
     some_think = any(trace["thinking"].strip() for trace in traces)
-    needs_thinking = some_think or utils.THINK_FORMATS[think_format].thinking_tags is not None
+    needs_thinking = some_think or THINK_FORMATS[think_format].thinking_tags is not None
     kept = []
     dropped = []
     for trace in traces:
@@ -166,13 +204,13 @@ def build_rows(
         if flaw:
             dropped.append({"id": trace["id"], "reason": flaw})
             continue
-        prompt_ids = templates.encode_prompt(tokenizer, trace["messages"])
-        text = utils.join_thinking(trace["thinking"], trace["response"], think_format)
-        row = TokenRow(trace["id"], prompt_ids, templates.encode_completion(tokenizer, text))
-        n_tokens = policy.n_tokens_of(row)
+        prompt_ids = encode_prompt(tokenizer, trace["messages"])
+        text = join_thinking(trace["thinking"], trace["response"], think_format)
+        row = TokenRow(trace["id"], prompt_ids, encode_completion(tokenizer, text))
+        n_tokens = n_tokens_of(row)
         if trace["thinking"].strip() and think_format != "think":  # else it is in the row
-            with_thinking = utils.join_thinking(trace["thinking"], trace["response"], "think")
-            n_with_thinking = len(prompt_ids) + len(templates.encode_completion(tokenizer, with_thinking))
+            with_thinking = join_thinking(trace["thinking"], trace["response"], "think")
+            n_with_thinking = len(prompt_ids) + len(encode_completion(tokenizer, with_thinking))
             n_tokens = max(n_tokens, n_with_thinking)
         if n_tokens > max_length:
             dropped.append({"id": trace["id"], "reason": "too_long", "tokens": n_tokens})
@@ -183,32 +221,32 @@ def build_rows(
 
 def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[dict]]:
     """Reads the traces and prints how many are dropped; exits with 2 if too many are."""
-    traces, dropped = rows.read_traces(args.traces)
+    traces, dropped = read_traces(args.traces)
     n_traces = len(traces) + len(dropped)
     kept, dropped_later = build_rows(traces, tokenizer, args.think_format, args.max_length)
     dropped += dropped_later
     reasons = dict(Counter(row["reason"] for row in dropped))
-    lengths = [policy.n_tokens_of(row) for row in kept]
+    lengths = [n_tokens_of(row) for row in kept]
     accelerator.print(
         f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
         f"{sum(lengths) / max(1, len(kept)):.0f} tokens a row"
     )
     if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
-        runs.fail(
+        fail(
             f"{reasons['too_long']} of {n_traces} traces are longer than --max-length {args.max_length}; "
             f"{longest} fits all"
         )
     if len(kept) < n_traces / 2:
-        runs.fail(
+        fail(
             f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}); "
             "data/README.md explains the reasons, and the forms of a trace"
         )
     if len(kept) < args.batch_size:
-        runs.fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
-    context = utils.context_length(utils.load_config(args.model))
+        fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
+    context = context_length(load_config(args.model))
     if max(lengths) > context:
-        runs.fail(
+        fail(
             f"{args.traces}: {max(lengths)} tokens are more than the {context} of {args.model}'s context; "
             f"leave longer traces out, by --max-length {context} if they are few"
         )
@@ -219,8 +257,8 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
 
 
 def packed_length(row: TokenRow) -> tuple[int, int]:
-    """Returns a row's tokens for policy.micro_batches: packed, prompt and answer are one text."""
-    return policy.n_tokens_of(row), 0
+    """Returns a row's tokens for micro_batches: packed, prompt and answer are one text."""
+    return n_tokens_of(row), 0
 
 
 def accumulate_gradients(
@@ -234,20 +272,20 @@ def accumulate_gradients(
     n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
 
     sums = torch.zeros(3, device=accelerator.device)
-    lengths = policy.lengths_of
+    lengths = lengths_of
     if args.packing:  # nothing is padded
         lengths = packed_length
-    batches = policy.micro_batches(token_rows, args.micro_batch_tokens, accelerator, lengths)
+    batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator, lengths)
     for i, members in enumerate(batches):
-        watchdog.beat()
+        beat()
         prompt_ids = [row.prompt_ids for row in members]
         completion_ids = [row.ids for row in members]
         if args.packing:
-            batch = policy.collate_packed(prompt_ids, completion_ids, accelerator.device)
+            batch = collate_packed(prompt_ids, completion_ids, accelerator.device)
         else:
-            batch = policy.collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+            batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
 
-        with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             # (B, T), 0 where there is no completion token
             logprobs, entropies, likeliest = model(**batch, extra="likeliest")
             loss = -logprobs.sum() / n_tokens
@@ -256,7 +294,7 @@ def accumulate_gradients(
         sums += torch.stack([-logprobs.detach().sum(), entropies.sum(), likeliest.sum()])
 
     named_sums = dict(zip(("loss", "entropy", "mean_token_accuracy"), sums, strict=True))
-    return policy.sum_and_divide(named_sums, n_tokens, accelerator)
+    return sum_and_divide(named_sums, n_tokens, accelerator)
 
 
 # --- the run
@@ -268,9 +306,9 @@ def summarize(run: Path, steps: int, token_rows: list[TokenRow], dropped: list[d
         "steps": steps,
         "n_rows": len(token_rows),
         "dropped": dict(Counter(row["reason"] for row in dropped)),
-        "tokens": sum(policy.n_tokens_of(row) for row in token_rows),
+        "tokens": sum(n_tokens_of(row) for row in token_rows),
     }
-    losses = [row["loss"] for row in runs.read_log(run / "metrics.jsonl")]
+    losses = [row["loss"] for row in read_log(run / "metrics.jsonl")]
     if losses:
         summary["loss"] = sum(losses) / len(losses)
     return summary
@@ -285,85 +323,83 @@ def show_row(row: TokenRow, tokenizer) -> str:
 
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    runs.or_fail(utils.check_think_format, args.think_format)
-    if utils.THINK_FORMATS[args.think_format].instruction:
-        runs.fail(
+    or_fail(check_think_format, args.think_format)
+    if THINK_FORMATS[args.think_format].instruction:
+        fail(
             f"--think-format {args.think_format} is asked for by an instruction, without a warm start; "
             "use think or plain"
         )
     if args.batch_size % accelerator.num_processes:
-        runs.fail(
+        fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
             "use a multiple"
         )
 
 
 def main(args: Args) -> None:
-    accelerator = policy.start_accelerator(args.dtype)
+    accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
     # --- data, checked before anything is loaded
-    tokenizer = utils.load_tokenizer(args.model)
-    accelerator.print(
-        runs.or_fail(templates.prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
-    )
-    policy.check_weights(AutoModelForCausalLM, args.model)
+    tokenizer = load_tokenizer(args.model)
+    accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
+    check_weights(AutoModelForCausalLM, args.model)
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(token_rows) // args.batch_size)))
-    policy.check_rate(args, steps)
+    check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
-    accelerator.print(plan.check_memory({"model": plan.trained_gib(args.model, args)}, args))
-    start = runs.check_run(args, "sft", args.model, runs.constants(globals()))
+    accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
+    start = check_run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(token_rows[0], tokenizer)}")
         return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
+    run = start_run(start)
+    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = checkpoint.start_or_resume(run, args, accelerator)
+    folder, first_step = start_or_resume(run, args, accelerator)
     betas = (ADAM_BETA_1, ADAM_BETA_2)
-    learner = policy.load_learner(args, args.model, folder, accelerator, betas=betas)
-    checkpoint.load_optimizers(folder, {"model": learner})
+    learner = load_learner(args, args.model, folder, accelerator, betas=betas)
+    load_optimizers(folder, {"model": learner})
     model, optimizer = learner
     if args.packing and is_flash_attn_2_available():
-        policy.unwrap(model).set_attn_implementation("flash_attention_2")
-    checkpoint.warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
+        unwrap(model).set_attn_implementation("flash_attention_2")
+    warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
-    logger = runs.StepLogger(run, first_step, steps, COLUMNS, args.report_to)
-    with checkpoint.guard(run, accelerator):
+    logger = StepLogger(run, first_step, steps, COLUMNS, args.report_to)
+    with guarded(run, accelerator):
         for step in range(first_step, steps):
             started = time.monotonic()
-            checkpoint.seed_step(args.seed, step, accelerator)
-            members = checkpoint.rows_of_step(token_rows, step, args.batch_size, args.seed)
+            seed_step(args.seed, step, accelerator)
+            members = rows_of_step(token_rows, step, args.batch_size, args.seed)
             # sorted, so that the processes get rows of about equal length
-            members.sort(key=policy.n_tokens_of, reverse=True)
+            members.sort(key=n_tokens_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-            learning_rate = policy.cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            learning_rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
-            metrics["grad_norm"] = policy.clip_gradients(model, MAX_GRAD_NORM)
-            policy.check_finite(metrics, own_members, step + 1, run)
+            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+            check_finite(metrics, own_members, step + 1, run)
             optimizer.step()
             optimizer.zero_grad()
 
             metrics["learning_rate"] = learning_rate
             metrics["epoch"] = (step + 1) * args.batch_size / len(token_rows)
-            n_tokens = sum(policy.n_tokens_of(row) for row in members)
+            n_tokens = sum(n_tokens_of(row) for row in members)
             logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = checkpoint.stop_requested(accelerator)
+            stopping = stop_requested(accelerator)
             if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                checkpoint.save(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
+                save_checkpoint(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
             if stopping:
-                raise checkpoint.Stopped(step + 1)
+                raise Stopped(step + 1)
 
     # --- save
     logger.close()
-    checkpoint.save_model(run / "model", model, tokenizer, accelerator)
-    checkpoint.finish(run, summarize(run, steps, token_rows, dropped))
+    save_model(run / "model", model, tokenizer, accelerator)
+    finish_run(run, summarize(run, steps, token_rows, dropped))
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs
@@ -434,4 +470,4 @@ RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("tabl
 
 
 if __name__ == "__main__":
-    main(runs.parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS, RELEASED))

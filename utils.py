@@ -4,20 +4,13 @@ To add a think format, add one entry to THINK_FORMATS: the parser, the templates
 `--think-format` read it from there. Styles of thinking that are only evaluated are in benchmarks/foreign.py.
 """
 
-import contextlib
-import functools
-import json
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
+import jinja2
 import torch
-from accelerate import PartialState
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-from transformers import PreTrainedTokenizerBase as Tokenizer
-from transformers.utils import cached_file
-
-from runs import fail, or_fail
+from safetensors import SafetensorError
 
 # every model is loaded with these: no pickled weights, and no code that comes with a model
 SAFE = {"use_safetensors": True, "trust_remote_code": False}
@@ -32,15 +25,6 @@ def compute_dtype(choice: str) -> str:
     if choice == "auto":
         return DTYPE
     return choice
-
-
-def warn_of_slow_dtype(choice: str) -> None:
-    """Prints a warning if `--dtype` means bfloat16 on a CPU that has no instructions for it."""
-    if DEVICE == "cuda" or compute_dtype(choice) == "float32":
-        return
-    abilities = torch.cpu.get_capabilities()
-    if not any(abilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
-        PartialState().print("WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions")
 
 
 # --- 1. think formats
@@ -217,103 +201,33 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
     return layout.format(z=thinking.strip(), y=response.strip())
 
 
-# --- 2. checkpoints, models, tokenizers
+# --- 2. errors
 
 
-def read_trained_as(model: str) -> dict:
-    """Returns how a model (a folder or hub name) was trained, as its files say; {} if they say nothing.
-
-    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
-    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
-    """
-    ours = _find_file(model, "think_format.json")
-    if ours:
-        return json.loads(ours.read_text())
-    longcot = _find_file(model, "longcot_config.json")
-    if not longcot:
-        return {}
-    return {"think_format": _format_of_longcot(model, or_fail(json.loads, longcot.read_text()))}
+def fail(message: str) -> None:
+    """Prints a one-line error and exits with code 2."""
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    sys.exit(2)
 
 
-def _format_of_longcot(model: str, config: dict) -> str:
-    """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
-    if not config.get("longcot", True):
-        return "plain"
-    opens_thinking = (config.get("start_think_marker") or "").strip()
-    opens_response = (config.get("longcot_delimiter") or "").strip()
-    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
-    # whose chat template, unlike that of Zero, does not ask for a response in tags.
-    if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
-        return "think"
-    for name, known in THINK_FORMATS.items():
-        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
-        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
-            return name
-    fail(
-        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
-        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
-    )
-
-
-def _template_has(model: str, tag: str) -> bool:
-    """Tells whether a tag is in a checkpoint's chat template."""
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        path = _find_file(model, name)
-        if path and tag in path.read_text():
-            return True
-    return False
-
-
-def _find_file(model: str, name: str) -> Path | None:
-    """Returns a file of a model folder or hub name; None if there is none."""
-    if not Path(model).is_dir():
-        return _find_on_hub(model, name)
-    path = Path(model) / name
-    return path if path.exists() else None
-
-
-@functools.cache  # an evaluation asks once an answer
-def _find_on_hub(model: str, name: str) -> Path | None:
+def or_fail(function, *args):
+    """Calls function(*args); an error about the input becomes one line and exit code 2."""
     try:
-        return Path(cached_file(model, name))
-    except OSError:  # it is not there, or nothing can be reached: loading the model says which
-        return None
+        return function(*args)
+    except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        fail(lines[0])
 
 
-def load_config(path: str):
-    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
-    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
-
-
-def context_length(config) -> int:
-    """Returns how many tokens a model reads at most; 10**9 if its config names no maximum."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
-
-
-def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
-
-    Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
-    `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
-    """
-    pickled = sorted(Path(path).glob("*model*.bin"))
-    if pickled and not any(Path(path).glob("*.safetensors")):
-        fail(
-            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. "
-            "Convert it if you trust it"
-        )
+def or_warn(what: str, function, *args) -> None:
+    """Calls function(*args); an error becomes one line on stderr that begins with `what`, as nothing depends on it."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        fail(
-            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({reason})"
-        )
+        function(*args)
+    except Exception as error:
+        print(f"WARNING: {what}: {in_one_line(error)}", file=sys.stderr, flush=True)
 
-    tokenizer.own_ends = []
-    with contextlib.suppress(OSError):
-        ends = GenerationConfig.from_pretrained(path).eos_token_id
-        if isinstance(ends, int):
-            ends = [ends]
-        tokenizer.own_ends = ends or []
-    return tokenizer
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the type of an error and the first 300 characters of its message."""
+    reason = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {reason}"

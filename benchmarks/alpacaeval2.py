@@ -14,7 +14,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-import runs
+from utils import fail
 from benchmarks.judge_template import Placeholders, fill_messages
 from benchmarks.scoring import (
     bootstrap,
@@ -67,9 +67,7 @@ def check(tasks: list[dict], data: Path) -> None:
     known = set(load_gamed_baselines(data)["index"])
     for task in tasks:
         if task["position"] not in known:
-            runs.fail(
-                f"--data {data}: the annotations of the gamed baselines lack instruction {task['position']}"
-            )
+            fail(f"--data {data}: the annotations of the gamed baselines lack instruction {task['position']}")
 
 
 # --- 2. the judge
@@ -221,7 +219,7 @@ def row_preference(row: dict, where: str) -> float:
         raise ValueError("no output_2")
     if "judge_text" in row:
         if get_field(row, where, "model_is") not in ("A", "B"):
-            runs.fail(f"{where}: field model_is must be A or B, not {row['model_is']}")
+            fail(f"{where}: field model_is must be A or B, not {row['model_is']}")
         winner = parse_ranking(get_field(row, where, "judge_text") or "")
         return 2.0 if winner == row["model_is"] else 1.0
     preference = get_field(row, where, "preference", kind=(int, float))

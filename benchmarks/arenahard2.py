@@ -23,8 +23,8 @@ import numpy as np
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-import runs
-from rows import read_rows
+from rlmt.data import read_rows
+from utils import fail
 from benchmarks.judge_template import Placeholders, fill_messages
 from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
 
@@ -102,7 +102,7 @@ def load_baseline(folder: Path, model: str) -> dict[str, dict]:
                 row["answer"] = messages[-1].get("content", {}).get("answer")
             uid = row["uid"]
             if uid in rows and rows[uid]["answer"] != row["answer"]:
-                runs.fail(
+                fail(
                     f"{file}: another answer to prompt {uid} than in an earlier row or file; "
                     f"keep one file of {model}"
                 )
@@ -115,7 +115,7 @@ def check_names(folder: Path) -> None:
     known = tuple(f"baseline_{model}" for model in BASELINES.values())
     for file in sorted(folder.glob("baseline_*")):
         if not file.name.startswith(known):
-            runs.fail(f"{file}: begin its name with {' or '.join(known)}, the model whose answers it has")
+            fail(f"{file}: begin its name with {' or '.join(known)}, the model whose answers it has")
 
 
 def check(tasks: list[dict], data: Path) -> None:
@@ -125,7 +125,7 @@ def check(tasks: list[dict], data: Path) -> None:
     for task in load_tasks(data):
         baseline = task["baseline"] or {}
         if task["category"] in asked and not baseline.get("answer"):
-            runs.fail(
+            fail(
                 f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt "
                 f"{task['uid']}, but to others of {task['category']}; data/README.md says where the files are from"
             )
@@ -326,7 +326,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     """
     tasks = load_tasks(data)
     if len({row.get("model") for row in rows}) > 1:
-        runs.fail(f"{source}: rows of several models; score one at a time")
+        fail(f"{source}: rows of several models; score one at a time")
 
     results = match_rows(rows, tasks, KEYS, source)
     for row, result in zip(rows, results):

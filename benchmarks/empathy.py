@@ -25,7 +25,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import runs
+from rlmt.data import append_jsonl
+from rlmt.run import load_function
+from utils import fail, or_fail
 from benchmarks import shared
 from benchmarks.scoring import bootstrap, mean, read_object
 from rewards import simulated_user
@@ -293,7 +295,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
     """
     dialogues = judged_dialogues(dialogues)
     if not dialogues:
-        runs.fail("--judge: no dialogue has a score and a reply")
+        fail("--judge: no dialogue has a score and a reply")
     rows = [{"id": dialogue["id"]} for dialogue in dialogues]
 
     codes = find_strategies(args, dialogues, run)
@@ -316,7 +318,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
 
     path = run / f"judged{suffix}.jsonl"
     path.unlink(missing_ok=True)
-    runs.append_jsonl(path, rows)
+    append_jsonl(path, rows)
     return scores
 
 
@@ -324,10 +326,10 @@ def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[st
     """Returns for each dialogue the codes of its replies, by --judge; None where it failed."""
     counts = [simulated_user.count_replies(dialogue) for dialogue in dialogues]
     if ".py:" in args.judge:
-        program = runs.load_function(args.judge)
+        program = load_function(args.judge)
         codes = []
         for dialogue, n_replies in zip(dialogues, counts, strict=True):
-            codes.append(runs.or_fail(check_codes, program(dialogue), n_replies))
+            codes.append(or_fail(check_codes, program(dialogue), n_replies))
         return codes
 
     asked = requests(args, dialogues, strategy_prompt)

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import runs
+from utils import fail, or_fail
 from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, task_means
 
 KEYS = ("key", "prompt")  # the official files have the prompt only
@@ -40,7 +40,7 @@ def ifeval_checkers() -> tuple[dict, Callable]:
     try:
         nltk.data.find("tokenizers/punkt_tab")
     except LookupError:
-        runs.fail(
+        fail(
             "IFEval needs nltk's punkt_tab: run python -m nltk.downloader punkt_tab, or set NLTK_DATA to where it is"
         )
 
@@ -95,16 +95,16 @@ def check_ifeval(tasks: list[dict], data: Path | None = None) -> None:
         unknown = set(task["instruction_id_list"]) - set(known)
         if unknown:
             names = ", ".join(sorted(unknown))
-            runs.fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
+            fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
 
 
 def check_ifbench(tasks: list[dict], data: Path | None = None) -> None:
     """Does the same for IFBench, and checks the arguments of the instructions."""
     from benchmarks import ifbench
 
-    runs.or_fail(ifbench.require_nltk_data)
+    or_fail(ifbench.require_nltk_data)
     for task in tasks:
-        runs.or_fail(ifbench.bind, task)
+        or_fail(ifbench.bind, task)
 
 
 def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
@@ -123,7 +123,7 @@ def ifbench_check(task: dict, response: str) -> dict[str, list[bool]]:
     """Returns the same for IFBench; exits with 2 for an unknown instruction, or if nltk's data is missing."""
     from benchmarks import ifbench
 
-    return runs.or_fail(bounded, ifbench.check, task, response)
+    return or_fail(bounded, ifbench.check, task, response)
 
 
 def score_ifeval(rows: list[dict], data: Path, source: str) -> dict:

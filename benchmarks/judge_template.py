@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import runs
+from utils import fail, or_fail
 
 OUR_WORDING = "our own"
 PLACEHOLDER = re.compile(r"\{(\$?)(\w+)\}")
@@ -36,7 +36,7 @@ def read_template(path: str, placeholders: Placeholders, where: str = "") -> str
 
     `where` ends the error message, such as " with --protocol paper".
     """
-    text = runs.or_fail(Path(path).read_text)
+    text = or_fail(Path(path).read_text)
     known = placeholders.needed + placeholders.optional
     listed = ", ".join(map(as_placeholder, known))
     found = set()
@@ -44,12 +44,12 @@ def read_template(path: str, placeholders: Placeholders, where: str = "") -> str
         if name in known:
             found.add(name)
         elif dollar:  # without a dollar it may be LaTeX or code
-            runs.fail(f"--template {path}: cannot fill {as_placeholder(name)}{where}; it knows {listed}")
+            fail(f"--template {path}: cannot fill {as_placeholder(name)}{where}; it knows {listed}")
 
     missing = [name for name in placeholders.needed if name not in found]
     if missing:
         lacking = ", ".join(map(as_placeholder, missing))
-        runs.fail(f"--template {path}: no {lacking}{where}; it knows {listed}")
+        fail(f"--template {path}: no {lacking}{where}; it knows {listed}")
     return text
 
 

@@ -14,14 +14,14 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import policy
-import rollout
-import runs
-import templates
-import utils
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.shipped import use_as_shipped
-from endpoint import Reply
+from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
+from rlmt.data import append_jsonl, read_log
+from rlmt.endpoint import Reply
+from rlmt.model import check_weights
+from rlmt.sampler import Sampling, generate, text_of, wants_vllm
+from utils import fail, or_fail
 
 RETRY_TEMPERATURE = 0.7  # the first attempt is greedy; asking greedily again would give the same text
 
@@ -46,18 +46,18 @@ def ask(
         requests: bodies as for an endpoint. Only `messages` are read, and `max_tokens` of the first request.
         parse: reads a text; raises ValueError if it cannot, and the request is asked again, `attempts` times in all.
         backend: "auto", "vllm" or "hf", as --rollout.
-        gpus, dtype: see rollout.generate.
+        gpus, dtype: see generate.
     """
     if not requests:  # as where every comparison is decided without a judge
         return []
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_judge_tokenizer(model)
     max_tokens = requests[0]["max_tokens"]
     keys = [request_key(model, request) for request in requests]
     prompts = {}  # by key: equal requests get one reply
     for key, request in zip(keys, requests):
-        prompts[key] = templates.encode_prompt(tokenizer, request["messages"])
+        prompts[key] = encode_prompt(tokenizer, request["messages"])
     texts = {}  # by key and attempt
-    for row in runs.read_log(store):
+    for row in read_log(store):
         texts[row["key"], row["attempt"]] = row["text"]
 
     replies = refuse_long(model, prompts, max_tokens)
@@ -67,12 +67,12 @@ def ask(
         done = {place for place, key in enumerate(unread) if (key, attempt) in texts}
         if len(done) < len(unread):
             temperature = RETRY_TEMPERATURE if attempt else 0.0
-            samples = rollout.generate(
+            samples = generate(
                 model,
                 [prompts[key] for key in unread],
                 tokenizer,
-                rollout.Sampling(temperature, max_tokens),
-                use_vllm=rollout.use_vllm(backend),
+                Sampling(temperature, max_tokens),
+                use_vllm=wants_vllm(backend),
                 seed=attempt,
                 gpus=gpus,
                 done=done,
@@ -80,9 +80,9 @@ def ask(
             )
             for place, sample in samples:
                 key = unread[place]
-                text = rollout.text_of(tokenizer, sample)
+                text = text_of(tokenizer, sample)
                 texts[key, attempt] = text
-                runs.append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
+                append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
 
         for key in unread:
             replies[key] = read_reply(tokenizer, texts[key, attempt], parse)
@@ -92,7 +92,7 @@ def ask(
 
 def refuse_long(model: str, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, Reply]:
     """Returns an invalid reply to each prompt that leaves no room for a verdict; exits with 2 if none does."""
-    context = utils.context_length(utils.load_config(model))
+    context = context_length(load_config(model))
     refused = {}
     for key, prompt in prompts.items():
         if len(prompt) + max_tokens > context:
@@ -102,7 +102,7 @@ def refuse_long(model: str, prompts: dict[str, list[int]], max_tokens: int) -> d
             )
             refused[key] = Reply(None, "", error, (0, 0), {})
     if refused and len(refused) == len(prompts):
-        runs.fail(f"--judge local:{model}: every request is {error}; use another judge, or fewer tokens")
+        fail(f"--judge local:{model}: every request is {error}; use another judge, or fewer tokens")
     return refused
 
 
@@ -111,32 +111,32 @@ def check(model: str, max_tokens: int) -> None:
 
     Also if its context has no room for `max_tokens` and a prompt.
     """
-    load_tokenizer(model)
-    context = utils.context_length(utils.load_config(model))
-    policy.check_weights(AutoModelForCausalLM, model)
+    load_judge_tokenizer(model)
+    context = context_length(load_config(model))
+    check_weights(AutoModelForCausalLM, model)
     if max_tokens >= context:
-        runs.fail(
+        fail(
             f"--judge-max-tokens {max_tokens} leaves no room for a prompt in the {context} tokens of {model}'s context; "
             "use less"
         )
 
 
 @functools.cache  # `check` loads it first, then `ask`
-def load_tokenizer(model: str) -> Tokenizer:
+def load_judge_tokenizer(model: str) -> Tokenizer:
     """Loads the judge's tokenizer, to be used as it ships; exits with 2 if it has no chat template.
 
     The first call prints how the judge is prompted, where it ends and how its thinking is recognised.
     """
     if not model:
-        runs.fail("--judge local: names no model; write local:FOLDER or local:HUB-NAME")
-    tokenizer = utils.load_tokenizer(model)
+        fail("--judge local: names no model; write local:FOLDER or local:HUB-NAME")
+    tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:
-        runs.fail(f"--judge local:{model} has no chat template; name an instruct model")
+        fail(f"--judge local:{model} has no chat template; name an instruct model")
     think_format = "auto"  # as its template shows
-    stored_format = utils.read_trained_as(model).get("think_format")
+    stored_format = read_trained_as(model).get("think_format")
     if stored_format == "think":  # trained here, with a template that does not show it
         think_format = "tags"
-    line = runs.or_fail(use_as_shipped, tokenizer, think_format, "auto", {})
+    line = or_fail(use_as_shipped, tokenizer, think_format, "auto", {})
     print(f"judge {model}: {line}", flush=True)
     return tokenizer
 

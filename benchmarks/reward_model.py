@@ -5,8 +5,7 @@ import math
 
 import torch
 
-import runs
-import utils
+from utils import join_thinking, or_fail
 from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
 from rewards.preference import RewardModel
@@ -15,7 +14,7 @@ from rewards.preference import RewardModel
 def check(args) -> None:
     """Exits with 2 if --reward-model cannot score the model's answers; does nothing without one."""
     if args.reward_model:
-        runs.or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+        or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
 
 
 def scored_format(args) -> str:
@@ -32,7 +31,7 @@ def scored_text(args, row: dict) -> str:
         return row["text"]
     if not row["thinking"]:
         return row["response"]
-    return utils.join_thinking(row["thinking"], row["response"], "think")
+    return join_thinking(row["thinking"], row["response"], "think")
 
 
 def add_rewards(args, rows: list[dict]) -> None:

@@ -6,11 +6,11 @@ A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names th
 import math
 from pathlib import Path
 
-import runs
 from benchmarks import empathy
 from benchmarks.scoring import bootstrap, task_means
 from rewards import simulated_user
-from rows import read_rows
+from rlmt.data import append_jsonl, read_log, read_rows
+from utils import fail
 
 
 # --- 1. stored dialogues
@@ -34,16 +34,16 @@ def read(path: str) -> list[dict]:
     for number, dialogue in enumerate(dialogues, 1):
         where = f"{path}:{number}: "
         if not is_number(dialogue["emo_point"]):
-            runs.fail(f"{where}emo_point is {dialogue['emo_point']!r}, not a number")
+            fail(f"{where}emo_point is {dialogue['emo_point']!r}, not a number")
         history = dialogue["history"]
         if not isinstance(history, list) or not all(map(is_turn, history)):
-            runs.fail(f"{where}'history' must be a list of {{'role', 'content', a text}}")
+            fail(f"{where}'history' must be a list of {{'role', 'content', a text}}")
         emotions = [turn.get("emotion-point") for turn in turns_of_user(dialogue)]
         if not emotions or not all(map(is_number, emotions)):
-            runs.fail(f"{where}every turn of the user needs 'emotion-point', a number, and there must be one")
+            fail(f"{where}every turn of the user needs 'emotion-point', a number, and there must be one")
         dialogue.setdefault("ended", "")
         if not isinstance(dialogue["ended"], str):
-            runs.fail(f"{where}'ended' is not a text")
+            fail(f"{where}'ended' is not a text")
     return dialogues
 
 
@@ -82,7 +82,7 @@ def progress(dialogue: dict) -> tuple[int, str]:
 def restore(dialogues: list[dict], path: Path) -> None:
     """Brings dialogues to where an earlier start left them; `path` may not exist."""
     by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
-    for step in runs.read_log(path):
+    for step in read_log(path):
         for row in step["dialogues"]:
             dialogue = by_id[row["id"]]
             new_turns = row.pop("history")
@@ -105,4 +105,4 @@ def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path
         rows.append(row)
         saved[dialogue["id"]] = progress(dialogue)
     if rows:
-        runs.append_jsonl(path, [{"dialogues": rows}])
+        append_jsonl(path, [{"dialogues": rows}])

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-import runs
-import sources
-from rows import read_rows
+from rlmt.data import is_hub_name, no_such_file, read_hub, read_rows
+from utils import fail
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
@@ -36,13 +35,13 @@ def load(data: Path, pattern: str, *fields: str) -> list:
     if data.exists():
         source = find_file(data, pattern)
         tasks = read_file(source)
-    elif sources.is_hub_name(str(data)):
+    elif is_hub_name(str(data)):
         source = data
         hub_name, _, configuration = str(data).partition(":")
-        numbered_tasks = sources.read_hub(hub_name, configuration or None, None, None, "--data")
+        numbered_tasks = read_hub(hub_name, configuration or None, None, None, "--data")
         tasks = [task for _, task in numbered_tasks]
     else:
-        runs.fail(f"--data {data}: {sources.no_such_file(str(data))}")
+        fail(f"--data {data}: {no_such_file(str(data))}")
 
     for number, task in enumerate(tasks, 1):
         for name in fields:
@@ -63,7 +62,7 @@ def find_file(data: Path, pattern: str) -> Path:
     files = sorted(data.glob(pattern))
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
-        runs.fail(
+        fail(
             f"{data}: {len(files)} files match {pattern} ({names}); exactly one is needed, see data/README.md"
         )
     return files[0]
@@ -86,7 +85,7 @@ def read_file(path: Path) -> list:
     try:
         content = json.loads(text)
     except ValueError as error:
-        runs.fail(f"{path}: not JSON ({error})")
+        fail(f"{path}: not JSON ({error})")
     if isinstance(content, dict):
         content = list(content.values())
     return content
@@ -105,9 +104,9 @@ def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
             continue
         value = row[name]
         if value is not None and not isinstance(value, kind):
-            runs.fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
+            fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
         return value
-    runs.fail(
+    fail(
         f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
         "benchmarks/table.py lists the fields of each benchmark"
     )
@@ -128,13 +127,13 @@ def match_rows(
         if len(found) != 1:
             given = [f"{key} {str(row[key])[:40]!r}" for key in keys if key in row]
             number = "several tasks" if found else "no task"
-            runs.fail(
+            fail(
                 f"{source}:{line}: {', '.join(given) or 'the row'} fits {number} of the data; "
                 f"a task is found by its {' or '.join(keys)}"
             )
         position = found[0]
         if position in first_lines and not several_samples:
-            runs.fail(f"{source}:{line}: the task of line {first_lines[position]} again; keep one of them")
+            fail(f"{source}:{line}: the task of line {first_lines[position]} again; keep one of them")
         first_lines.setdefault(position, line)
         results.append({"task": position, "key": tasks[position].get(keys[0], position), "line": line})
     return results

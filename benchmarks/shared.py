@@ -15,18 +15,26 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-import policy
-import rollout
-import runs
-import templates
-import utils
-import vllm_engine
 from benchmarks import local_judge
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign
 from benchmarks.scoring import mean
 from benchmarks.shipped import use_as_shipped
-from endpoint import Endpoint, Reply, call_timeout, has_no_reply, resolve_url, try_endpoint, was_refused
-from thinking_budget import ThinkingBudget
+from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
+from rlmt.data import append_jsonl, read_log
+from rlmt.endpoint import (
+    Endpoint,
+    Reply,
+    call_timeout,
+    has_no_reply,
+    resolve_url,
+    try_endpoint,
+    was_refused,
+)
+from rlmt.model import check_weights
+from rlmt.run import digest_files, load_function
+from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of, wants_vllm
+from rlmt.vllm import gpu_groups
+from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
 
 # --- 1. the tested model
 
@@ -38,11 +46,11 @@ def given_think_format(args) -> str:
     """
     stored = None
     if not args.model_url:
-        stored = utils.read_trained_as(args.model).get("think_format")
+        stored = read_trained_as(args.model).get("think_format")
     if args.think_format == "auto":
         return stored or "auto"
     if stored not in (None, args.think_format):
-        runs.fail(
+        fail(
             f"{args.model} was trained to the format {stored!r}, not {args.think_format!r}; leave out --think-format"
         )
     return args.think_format
@@ -58,10 +66,10 @@ def think_format(args) -> str:
         return given
     if args.model_url:
         return "plain"
-    return load_tokenizer(args).think_format
+    return load_model_tokenizer(args).think_format
 
 
-def load_tokenizer(args):
+def load_model_tokenizer(args):
     """Loads the model's tokenizer, to be used as it ships; exits with 2 if that cannot be.
 
     The first call prints how the model is prompted, and how its thinking is recognised.
@@ -71,9 +79,9 @@ def load_tokenizer(args):
 
 @functools.cache  # every reply of a conversation asks for it
 def _load_tokenizer(model: str, given_format: str, chat_template: str, chat_template_args: tuple[str, ...]):
-    tokenizer = utils.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     template_args = read_template_args(chat_template_args)
-    line = runs.or_fail(use_as_shipped, tokenizer, given_format, chat_template, template_args)
+    line = or_fail(use_as_shipped, tokenizer, given_format, chat_template, template_args)
     print(f"{model}: {line}", flush=True)
     return tokenizer
 
@@ -84,7 +92,7 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
     for pair in pairs:
         key, _, value = pair.partition("=")
         if not key or not value:
-            runs.fail(f"--chat-template-args {pair}: write KEY=VALUE, such as enable_thinking=false")
+            fail(f"--chat-template-args {pair}: write KEY=VALUE, such as enable_thinking=false")
         try:
             template_args[key] = json.loads(value)
         except ValueError:
@@ -92,25 +100,25 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
     return template_args
 
 
-def split_thinking(text: str, format_name: str, finished: bool = True) -> utils.ThinkParts:
+def split_answer(text: str, format_name: str, finished: bool = True) -> ThinkParts:
     """Splits a completion into thinking and response, both stripped; `format_name` as `think_format` returns it."""
     if format_name in FOREIGN_STYLES:
         return split_foreign(text, FOREIGN_STYLES[format_name], finished)
-    return utils.split_thinking(text, format_name, finished)
+    return split_thinking(text, format_name, finished)
 
 
-def shows_response(text: str, format_name: str) -> bool:
+def answer_shows_response(text: str, format_name: str) -> bool:
     """Tells whether a completion has the tag after which its response begins."""
     if format_name in FOREIGN_STYLES:
         return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
-    return utils.shows_response(text, format_name)
+    return shows_response(text, format_name)
 
 
 def stop_string(format_name: str) -> str:
     """Returns the string at which sampling stops, apart from the end of turn; "" for foreign styles."""
     if format_name in FOREIGN_STYLES:
         return ""
-    return utils.THINK_FORMATS[format_name].stop
+    return THINK_FORMATS[format_name].stop
 
 
 def thinking_budget(args) -> ThinkingBudget | None:
@@ -122,22 +130,22 @@ def thinking_budget(args) -> ThinkingBudget | None:
         return None
     limit = f"--max-thinking-tokens {args.max_thinking_tokens}"
     if args.max_thinking_tokens < 0:
-        runs.fail(f"{limit}: use 0 or more")
+        fail(f"{limit}: use 0 or more")
     if args.model_url:
-        runs.fail(f"{limit}: only a model that runs here can be made to answer; leave out --model-url")
-    tokenizer = load_tokenizer(args)
+        fail(f"{limit}: only a model that runs here can be made to answer; leave out --model-url")
+    tokenizer = load_model_tokenizer(args)
     name = think_format(args)
     if name in FOREIGN_STYLES:
         opening_tag = FOREIGN_STYLES[name].opens_thinking
         closed_pattern = FOREIGN_STYLES[name].opens_answer
         closes = FOREIGN_STYLES[name].closes_thinking
-    elif utils.THINK_FORMATS[name].thinking_tags:
-        opening_tag, closing_tag = utils.THINK_FORMATS[name].thinking_tags
+    elif THINK_FORMATS[name].thinking_tags:
+        opening_tag, closing_tag = THINK_FORMATS[name].thinking_tags
         closed_pattern = re.escape(closing_tag)
-        between = utils.join_thinking("@@", "@@", name).split("@@")[1]
+        between = join_thinking("@@", "@@", name).split("@@")[1]
         closes = between.rstrip(" ")  # the answer's first token begins with its space
     else:
-        runs.fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
+        fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
 
     close_at = args.max_thinking_tokens
     if not tokenizer.opening:  # the model writes the tag itself
@@ -145,7 +153,7 @@ def thinking_budget(args) -> ThinkingBudget | None:
     closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
     budget = ThinkingBudget(close_at, opening_tag, closed_pattern, closing, tokenizer.opening)
     if budget.close_at + len(budget.closing) >= args.max_tokens:
-        runs.fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
+        fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
     return budget
 
 
@@ -157,7 +165,7 @@ def whole_turn(args, text: str, finished: bool) -> str:
     """
     opening = ""
     if not args.model_url:
-        opening = load_tokenizer(args).opening
+        opening = load_model_tokenizer(args).opening
     elif think_format(args) == "tags" and not finished and "</think>" not in text:
         opening = "<think>\n"
     if text.lstrip().startswith(opening.strip()):
@@ -173,7 +181,7 @@ def check_plain(args, text: str) -> None:
     if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
     marks = {}  # regular expressions for the end of the thinking, by format
-    for name, known in utils.THINK_FORMATS.items():
+    for name, known in THINK_FORMATS.items():
         if known.thinking_tags:
             marks[name] = re.escape(known.thinking_tags[1])
     for name, style in FOREIGN_STYLES.items():
@@ -185,7 +193,7 @@ def check_plain(args, text: str) -> None:
             found[name] = match[0]
     if found:
         first = next(iter(found.values()))
-        runs.fail(
+        fail(
             f"an answer of {args.model} contains {first}, but nothing says that this model thinks, so its thinking "
             f"would be judged; pass --think-format {', '.join(found)}, or plain if the whole text is meant"
         )
@@ -206,7 +214,7 @@ def model_endpoint(args, run: Path) -> Endpoint:
 def check_not_all_refused(model: Endpoint, replies: list[Reply]) -> None:
     """Exits with 2 if --model-url has refused every request: the model's name or a parameter is wrong."""
     if replies and all(was_refused(reply.error) for reply in replies):
-        runs.fail(f"{model.base_url} refuses every request to {model.model}: {replies[0].error}")
+        fail(f"{model.base_url} refuses every request to {model.model}: {replies[0].error}")
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -229,7 +237,7 @@ Completion = tuple[dict, str | None, bool, int, bool]
 FIRST_REQUESTS = 5  # asked one after another, until one is answered: a fault shows before all are paid for
 
 
-def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
+def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
     Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2 if
@@ -246,11 +254,11 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
-    rows = {row["id"]: row for row in runs.read_log(path) if row["temperature"] == temperature}
+    rows = {row["id"]: row for row in read_log(path) if row["temperature"] == temperature}
     for task in tasks:
         stored = rows.get(task["id"])
         if stored and stored["messages"] != task["messages"]:
-            runs.fail(
+            fail(
                 f"--resume: {path} has an answer to task {task['id']} that was given to another prompt, so the "
                 "data have changed since then; take the data of the first start, or --overwrite starts anew"
             )
@@ -258,7 +266,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         tokenizer = None
         completions = complete_by_endpoint(args, tasks, temperature, run)
     else:
-        tokenizer = load_tokenizer(args)
+        tokenizer = load_model_tokenizer(args)
         completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
 
     for task, text, finished, n_tokens, used_up in completions:
@@ -266,11 +274,11 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
             continue
         if text is None:
             text = ""
-            parts = utils.ThinkParts("", "", "refused")
+            parts = ThinkParts("", "", "refused")
         else:
             check_plain(args, text)
             text = whole_turn(args, text, finished)
-            parts = split_thinking(text, model_format, finished)
+            parts = split_answer(text, model_format, finished)
         row = {
             "id": task["id"],
             "temperature": temperature,
@@ -285,7 +293,7 @@ def generate(args, tasks: list[dict], temperature: float, run: Path) -> list[dic
         if args.max_thinking_tokens:
             row["budget_used_up"] = used_up
         rows[task["id"]] = row
-        runs.append_jsonl(path, [row])
+        append_jsonl(path, [row])
     return [rows[task["id"]] for task in tasks]
 
 
@@ -300,20 +308,20 @@ def complete_here(
     prompts = check_prompts(args, [task["messages"] for task in tasks])
     stop = stop_string(think_format(args))
     budget = thinking_budget(args)
-    samples = rollout.generate(
+    samples = generate(
         args.model,
         prompts,
         tokenizer,
-        rollout.Sampling(temperature, args.max_tokens, args.top_p, stop, budget),
-        use_vllm=rollout.use_vllm(args.rollout),
+        Sampling(temperature, args.max_tokens, args.top_p, stop, budget),
+        use_vllm=wants_vllm(args.rollout),
         seed=args.seed,
         batch_size=args.batch_size,
-        gpus=vllm_engine.gpu_groups(args.tensor_parallel, args.data_parallel),
+        gpus=gpu_groups(args.tensor_parallel, args.data_parallel),
         done=done_positions,
         dtype=args.dtype,
     )
     for position, sample in samples:
-        text = rollout.text_of(tokenizer, sample)
+        text = text_of(tokenizer, sample)
         used_up = budget is not None and budget.was_used_up(sample.ids, tokenizer)
         yield tasks[position], text, sample.finished, len(sample.ids), used_up
 
@@ -329,7 +337,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
     for place, task in enumerate(tasks):
         request = {"messages": task["messages"], **sampling}
         if args.seed or task.get("sample"):  # equal requests would share one reply
-            request["seed"] = args.seed * 1_000_003 + place  # as rollout.generate
+            request["seed"] = args.seed * 1_000_003 + place  # as generate
         requests.append(request)
 
     for request in requests[:FIRST_REQUESTS]:
@@ -349,7 +357,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
             yield task, None, True, 0, False
             continue
         if reply.error:
-            runs.fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
+            fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
         finished = reply.choice.get("finish_reason") != "length"
         yield task, reply.text, finished, reply.usage[1], False
 
@@ -449,7 +457,7 @@ def ask_judge(
     """
     if is_local(args.judge):
         model = args.judge.removeprefix("local:")
-        gpus = vllm_engine.gpu_groups(args.judge_tensor_parallel, args.data_parallel)
+        gpus = gpu_groups(args.judge_tensor_parallel, args.data_parallel)
         dtype = getattr(args, "dtype", "auto")  # a script that generates nothing has no such flag
         store = run / "judge.jsonl"
         return local_judge.ask(model, requests, parse, store, rollout_of(args), gpus, dtype, attempts)
@@ -473,7 +481,7 @@ def check_answered(errors: list[str], who: str) -> None:
     """
     unanswered = [error for error in errors if has_no_reply(error)]
     if unanswered:
-        runs.fail(
+        fail(
             f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks again for these "
             f"alone. The first: {unanswered[0]}"
         )
@@ -494,7 +502,7 @@ def require(args, **what: str) -> None:
     """Exits with 2 if a flag is missing. `what` says, by the names of the flags, what each one takes."""
     missing = [f"--{name} is missing: {text}" for name, text in what.items() if not getattr(args, name)]
     if missing:
-        runs.fail("; ".join(missing))
+        fail("; ".join(missing))
 
 
 def check_model(args) -> None:
@@ -504,23 +512,23 @@ def check_model(args) -> None:
     """
     if args.model_url:
         if args.chat_template != "auto":
-            runs.fail(
+            fail(
                 f"--chat-template {args.chat_template}: the server at --model-url applies its own; start it with "
                 f"`vllm serve {args.model} --chat-template FILE`, and leave the flag out here"
             )
         model_endpoint(args, Path())
         return
-    load_tokenizer(args)
-    utils.load_config(args.model)
-    policy.check_weights(AutoModelForCausalLM, args.model)
+    load_model_tokenizer(args)
+    load_config(args.model)
+    check_weights(AutoModelForCausalLM, args.model)
     check_engines(args, args.model, "tensor_parallel")
     check_length(args, 1)
 
 
 def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
     """Returns the token ids of the prompts of a model that runs here; exits with 2 if one does not fit its context."""
-    tokenizer = load_tokenizer(args)
-    prompts = [runs.or_fail(templates.encode_prompt, tokenizer, messages) for messages in conversations]
+    tokenizer = load_model_tokenizer(args)
+    prompts = [or_fail(encode_prompt, tokenizer, messages) for messages in conversations]
     check_length(args, max(map(len, prompts), default=0))
     return prompts
 
@@ -530,12 +538,12 @@ def check_length(args, longest_prompt: int) -> None:
 
     vLLM would refuse the prompt, and transformers would sample beyond what the model was trained for.
     """
-    context = utils.context_length(utils.load_config(args.model))
+    context = context_length(load_config(args.model))
     if longest_prompt + args.max_tokens > context:
         advice = f"use --max-tokens {context - longest_prompt} or less"
         if longest_prompt >= context:
             advice = "leave this prompt out"
-        runs.fail(
+        fail(
             f"a prompt (tokens: {longest_prompt}) and --max-tokens {args.max_tokens} are more than the {context} tokens "
             f"of {args.model}'s context; {advice}"
         )
@@ -554,15 +562,15 @@ def check_engines(args, model: str, flag: str) -> None:
     n_gpus = getattr(args, flag)
     named = f"--{flag.replace('_', '-')} {n_gpus}"
     if args.data_parallel < 0:
-        runs.fail(f"--data-parallel {args.data_parallel}: use 0 or more")
-    if not rollout.use_vllm(rollout_of(args)):
+        fail(f"--data-parallel {args.data_parallel}: use 0 or more")
+    if not wants_vllm(rollout_of(args)):
         if n_gpus > 1 or args.data_parallel > 1:
-            runs.fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
+            fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
         return
-    vllm_engine.gpu_groups(n_gpus)  # exits if there are not as many GPUs
-    n_heads = utils.load_config(model).get_text_config().num_attention_heads
+    gpu_groups(n_gpus)  # exits if there are not as many GPUs
+    n_heads = load_config(model).get_text_config().num_attention_heads
     if n_heads % n_gpus:
-        runs.fail(f"{named} does not divide the {n_heads} attention heads of {model}")
+        fail(f"{named} does not divide the {n_heads} attention heads of {model}")
 
 
 def check_judge(args, max_tokens: int = 0) -> None:
@@ -577,7 +585,7 @@ def check_judge(args, max_tokens: int = 0) -> None:
     elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
     elif args.judge:
-        runs.load_function(args.judge)
+        load_function(args.judge)
 
 
 def try_judge(args, run: Path) -> None:
@@ -630,7 +638,7 @@ def digests_of(judge: str) -> list[str]:
     """
     if is_behind_endpoint(judge):
         return []
-    return list(runs.digest_files({"judge": judge}).values())
+    return list(digest_files({"judge": judge}).values())
 
 
 def short_hash(text: str) -> str:

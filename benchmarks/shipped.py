@@ -1,7 +1,7 @@
 """Prompts a model as it ships: with its own chat template and ends of turn, whatever the template does to thinking.
 
 Only evaluations do so. A policy that is trained needs a template that keeps thinking: see
-templates.prepare_tokenizer.
+prepare_tokenizer.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from benchmarks.foreign import FOREIGN_STYLES
-from templates import check_writable, choose_template, ends_of_template, render
+from rlmt.chat import check_writable, choose_template, ends_of_template, render
 from utils import THINK_FORMATS
 
 

@@ -46,11 +46,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 from benchmarks import shared, trait_judging
 from benchmarks.judge_template import OUR_WORDING, describe_wording
 from benchmarks.scoring import add_to_index
-from rows import read_rows
+from rlmt.data import read_rows, write_jsonl
+from rlmt.run import check_run, start_run, write_summary
+from utils import fail, or_fail
 
 
 @dataclass
@@ -146,7 +147,7 @@ def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
         ours = model_plans[prompt_id]
         theirs = baseline_plans[prompt_id]
         if ours["messages"] != theirs["messages"]:
-            runs.fail(
+            fail(
                 f"id {prompt_id!r} has other 'messages' in {ours['file']}:{ours['line']} than in "
                 f"{theirs['file']}:{theirs['line']}; the files must be of the same prompts"
             )
@@ -164,7 +165,7 @@ def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
 def check_temperatures(args: Args, rows: list[dict]) -> None:
     found = {row["temperature"] for row in rows if row.get("temperature") is not None}
     if args.temperature is None and len(found) > 1:
-        runs.fail(
+        fail(
             f"{args.generations} and {args.baseline} have rows of several temperatures; "
             f"choose one with --temperature: {sorted(found)}"
         )
@@ -216,7 +217,7 @@ def load_traits(path: str) -> dict:
             raise ValueError("'traits' is empty, or 'prompts' is not a list of ids")
     except (ValueError, OSError) as e:
         wanted = '{"traits": [{"name": "...", "description": "..."}, ...]}'
-        runs.fail(f"--traits {path}: {e}; it must hold {wanted}")
+        fail(f"--traits {path}: {e}; it must hold {wanted}")
     return stored
 
 
@@ -229,7 +230,7 @@ def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list
     extracted = pairs[:n_extracted]
     rest = [pair for pair in pairs[n_extracted:] if pair["id"] not in used_prompts]
     if not rest:
-        runs.fail(
+        fail(
             f"none of {len(pairs)} pairs is left to compare, as {len(extracted)} are for the extraction of "
             "traits; use a smaller --extract-pairs, or files with more plans"
         )
@@ -245,7 +246,7 @@ def check_templates(args: Args) -> None:
         return
     files = [trait_judging.template_file(args, step) for step in trait_judging.TEMPLATES]
     if not any(files):
-        runs.fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
+        fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
     for step, file in zip(trait_judging.TEMPLATES, files):
         trait_judging.step_template(args, step)
         print(f"instructions to {step}: {file or OUR_WORDING}")
@@ -281,10 +282,10 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
         f"{len(trait_lists)} of {len(rows)} batches have traits; {n_invalid} replies are invalid", flush=True
     )
     if not trait_lists:
-        runs.fail(f"no traits to merge; {run / 'judge.jsonl'} has what the judge said")
+        fail(f"no traits to merge; {run / 'judge.jsonl'} has what the judge said")
     merged = shared.ask_judge(args, [trait_judging.merge_request(args, trait_lists)], parse, run)[0]
     if not merged.value:
-        runs.fail(
+        fail(
             f"the reply that merges the traits is invalid: {merged.error or 'no traits'}; "
             f"{run / 'judge.jsonl'} has it. --traits takes a list of your own"
         )
@@ -377,7 +378,7 @@ def main(args: Args) -> None:
     for field, least in (("max_traits", 1), ("extract_pairs", 1), ("batch_pairs", 1), ("compare_pairs", 0)):
         value = getattr(args, field)
         if value < least:
-            runs.fail(f"--{field.replace('_', '-')} {value}: use {least} or more")
+            fail(f"--{field.replace('_', '-')} {value}: use {least} or more")
     found = {"traits": [], "prompts": []}
     if args.traits:
         found = load_traits(args.traits)
@@ -386,17 +387,17 @@ def main(args: Args) -> None:
     print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(reasons)}")
     extracted, compared = split_pairs(args, pairs, found["prompts"])
     if not args.judge or ".py:" in args.judge:
-        runs.fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
+        fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
     shared.check_judge(args)
     check_templates(args)
-    start = runs.check_run(args, "traits", str(Path(args.generations).parent))
+    start = check_run(args, "traits", str(Path(args.generations).parent))
     if args.dry_run:
         print_estimate(args, extracted, compared, found["traits"])
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
-    run = runs.start_run(start)
-    runs.write_jsonl(run / "dropped.jsonl", dropped)
+    run = start_run(start)
+    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- traits, verdicts, win rates
     if not args.traits:
@@ -404,8 +405,8 @@ def main(args: Args) -> None:
     traits = found["traits"]
     (run / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
     verdicts = compare(args, compared, traits, run)
-    runs.write_jsonl(run / "verdicts.jsonl", verdicts)
-    numbers = runs.or_fail(trait_judging.score_verdicts, verdicts, traits, args.max_invalid, args.seed)
+    write_jsonl(run / "verdicts.jsonl", verdicts)
+    numbers = or_fail(trait_judging.score_verdicts, verdicts, traits, args.max_invalid, args.seed)
     summary = {
         "model": args.generations,
         "baseline": args.baseline,
@@ -414,5 +415,5 @@ def main(args: Args) -> None:
         "fingerprint": fingerprint(args, traits, compared),
     }
     add_to_index(run, index_rows(args, summary))  # first, as a run with a summary is complete
-    runs.write_summary(run, summary)
+    write_summary(run, summary)
     print(table(summary))

@@ -24,7 +24,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import runs
+from utils import fail, or_fail
 from benchmarks.accuracy import accuracy, vote_as_read
 from benchmarks.scoring import check_rows, load, mean
 
@@ -41,7 +41,7 @@ def load_popqa(data: Path) -> list[dict]:
         try:
             accepted_names(task)
         except ValueError as error:
-            runs.fail(f"{data}, row {number}: {error}")
+            fail(f"{data}, row {number}: {error}")
     return tasks
 
 
@@ -288,7 +288,7 @@ def load_zebralogic(data: Path) -> list[dict]:
         for row in task["solution"]["rows"]:
             cells.update(row[1:])
     if cells <= {HIDDEN}:
-        runs.fail(
+        fail(
             f"{data}: the solutions are masked ({HIDDEN}); the hub gives the full file on request, see data/README.md"
         )
     return tasks
@@ -428,7 +428,7 @@ def check_humaneval(tasks: list[dict], data: Path) -> None:
     """Exits with 2 if programs cannot be run here; see rewards/sandbox.py."""
     from rewards import sandbox  # here, as rewards imports this package
 
-    runs.or_fail(sandbox.strongest)
+    or_fail(sandbox.strongest)
 
 
 def humaneval_check(task: dict, text: str) -> dict:

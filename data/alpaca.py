@@ -23,8 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import sources
-from rows import BadInput, check_object
+from rlmt.data import BadInput, check_object, read_local
 
 REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
 COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
@@ -72,7 +71,7 @@ def read_answers(folder: Path) -> dict[str, list[Answer]]:
         path = folder / ANNOTATIONS.format(model=model)
         if not path.is_file():
             raise BadInput(f"{path} is missing; give the root of a copy of {REPOSITORY}")
-        for number, row in sources.read_local(str(path)):
+        for number, row in read_local(str(path)):
             check_object(row)
             instruction = row.get("instruction")
             text = row.get("output_2")

@@ -20,10 +20,10 @@ from pathlib import Path
 import langdetect
 import tyro
 
-import runs
 from benchmarks import scoring
 from data import constraints
-from rows import read_prompts
+from rlmt.data import read_prompts, write_jsonl
+from utils import fail
 
 
 @dataclass
@@ -142,7 +142,7 @@ def read_usable(args: Args) -> list[dict]:
     for reason, count in dropped.most_common():
         print(f"  left out {count:6d}  {reason}")
     if not usable:
-        runs.fail(f"--prompts {args.prompts}: none of its prompts can carry a constraint; give others")
+        fail(f"--prompts {args.prompts}: none of its prompts can carry a constraint; give others")
     return usable
 
 
@@ -201,14 +201,14 @@ def make_rows(args: Args) -> list[dict]:
 
 def main(args: Args) -> None:
     if args.out.exists():
-        runs.fail(f"{args.out} exists; name another file with --out")
+        fail(f"{args.out} exists; name another file with --out")
     if args.n < 1:
-        runs.fail(f"--n {args.n}: use 1 or more")
+        fail(f"--n {args.n}: use 1 or more")
     if args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
-        runs.fail(f"--max-characters {args.max_characters}: use 500 or more, or some constraints do not fit")
+        fail(f"--max-characters {args.max_characters}: use 500 or more, or some constraints do not fit")
     rows = make_rows(args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_jsonl(args.out, rows)
+    write_jsonl(args.out, rows)
     families = Counter(name for row in rows for name in row["instruction_id_list"])
     for name, count in families.most_common():
         print(f"  {count:6d}  {name}")

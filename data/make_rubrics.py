@@ -13,10 +13,10 @@ from pathlib import Path
 
 import tyro
 
-import runs
-from endpoint import Endpoint, call_timeout, try_endpoint
 from rewards.judged import write_rubrics
-from rows import read_rows
+from rlmt.data import append_jsonl, read_rows
+from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from utils import fail, or_fail
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Args:
 
 def main(args: Args) -> None:
     if args.out.exists():
-        runs.fail(f"{args.out} exists; name another file with --out")
+        fail(f"{args.out} exists; name another file with --out")
     rows = read_rows(args.prompts, "messages", "reference")
     store = args.out.with_suffix(".replies.jsonl")
     judge = Endpoint(
@@ -64,12 +64,12 @@ def main(args: Args) -> None:
         print(f"{len(rows)} prompts, one call each")
         return
 
-    rubrics = runs.or_fail(write_rubrics, rows, judge, args.judge_max_tokens)
+    rubrics = or_fail(write_rubrics, rows, judge, args.judge_max_tokens)
     rows_with_rubric = []
     for row, rubric in zip(rows, rubrics, strict=True):
         if rubric:
             rows_with_rubric.append({**row, "rubric": rubric})
-    runs.append_jsonl(args.out, rows_with_rubric)
+    append_jsonl(args.out, rows_with_rubric)
     print(
         f"{len(rows_with_rubric)} of {len(rows)} prompts have a rubric now, in {args.out}; ${judge.cost:.2f}"
     )

@@ -28,12 +28,10 @@ from pathlib import Path
 
 import tyro
 
-import runs
-import utils
-import watchdog
 from data.prepare import SURROGATE, count_ids
-from endpoint import Endpoint, Reply, try_endpoint
-from rows import check_ids, read_prompts
+from rlmt.data import check_ids, read_prompts, write_file
+from rlmt.endpoint import Endpoint, Reply, try_endpoint
+from utils import THINK_FORMATS, fail, or_fail, split_thinking
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -185,7 +183,7 @@ def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
         thinking = reasoning.strip()
         response = text.strip()
     else:
-        thinking, response, status = utils.split_thinking(text, "zero_think")
+        thinking, response, status = split_thinking(text, "zero_think")
         if status == "ok" and text.count("</response>") > 1:  # the parser stops reading at the first one
             status = "nested"
         if status == "ok" and not text.rstrip().endswith("</response>"):
@@ -266,11 +264,11 @@ def read_instruction(path: Path | None) -> str:
     """Returns what the teacher is told; exits with 2 if a file cannot be read or does not name the four tags."""
     if path is None:
         return INSTRUCTION
-    text = runs.or_fail(path.read_text)
-    tags_of_reply = sorted(utils.THINK_FORMATS["zero_think"].tags)  # split_reply reads that format
+    text = or_fail(path.read_text)
+    tags_of_reply = sorted(THINK_FORMATS["zero_think"].tags)  # split_reply reads that format
     missing = [tag for tag in tags_of_reply if tag not in text]
     if missing:
-        runs.fail(f"--instruction {path}: does not ask for {', '.join(missing)}, so no reply could be read")
+        fail(f"--instruction {path}: does not ask for {', '.join(missing)}, so no reply could be read")
     return text
 
 
@@ -330,14 +328,14 @@ def make_traces(
 
         if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
             seen = replies[0].error or replies[0].text[:200]
-            runs.fail(
+            fail(
                 f"none of the first {n_asked} prompts got a usable reply: {count_ids(dropped)}; "
                 f"the first reply: {seen!r}"
             )
         n_unanswered = len(dropped.get("no_reply", []))
         if n_unanswered > max(1, args.n // 100):
             last_error = [reply.error for reply in replies if reply.error.startswith("no reply")][-1]
-            runs.fail(
+            fail(
                 f"{n_unanswered} prompts got no reply, more than 1 % of --n ({last_error}); "
                 "the same command with --resume asks only them again"
             )
@@ -355,21 +353,21 @@ def output_files(args: Args) -> tuple[Path, Path, Path]:
 def check_arguments(args: Args) -> None:
     """Exits with 2 if the arguments contradict each other or the disk."""
     if args.out.suffix != ".jsonl":
-        runs.fail(f"--out {args.out}: the name has to end in .jsonl")
+        fail(f"--out {args.out}: the name has to end in .jsonl")
     if args.out.resolve() == args.prompts.resolve():
-        runs.fail(f"--out {args.out} holds the prompts; choose another")
+        fail(f"--out {args.out} holds the prompts; choose another")
     if args.n < 1 or args.max_tokens < 1:
-        runs.fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
+        fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
     if args.reasoning_field and args.instruction:
-        runs.fail("--reasoning-field sends the prompt alone; leave --instruction out")
+        fail("--reasoning-field sends the prompt alone; leave --instruction out")
     read_instruction(args.instruction)
     if args.resume and args.overwrite:
-        runs.fail("--resume keeps the replies that --overwrite deletes; use one of the two")
+        fail("--resume keeps the replies that --overwrite deletes; use one of the two")
     if args.resume or args.overwrite:
         return
     for path in output_files(args):
         if path.exists():
-            runs.fail(
+            fail(
                 f"{path} exists; --resume goes on from there, --overwrite deletes it, or choose another --out"
             )
 
@@ -380,7 +378,7 @@ def main(args: Args) -> None:
     _, report_path, store = output_files(args)
     rows, repeated_ids = load_prompts(args.prompts)
     if len(rows) < args.n:
-        runs.fail(
+        fail(
             f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; "
             "add prompts or lower --n"
         )
@@ -428,8 +426,8 @@ def main(args: Args) -> None:
         "instruction": read_instruction(args.instruction),
         "args": vars(args),
     }
-    watchdog.write(args.out, text)
-    watchdog.write(report_path, json.dumps(report, indent=1, default=str) + "\n")
+    write_file(args.out, text)
+    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
     cost = f"${teacher.cost:.2f} over all starts" if any(args.price) else "no price given"
     print(
         f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls in this start, {cost}"

@@ -23,17 +23,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
 import langdetect
 import tyro
 
-import sources
-import watchdog
 from data import alpaca
 from data.plans import plan_of
-from rows import BadInput, Dropped, check_object, first_field, messages_of, prompt_of, to_pair, to_trace
-from rows import without_answer
-from utils import TAGS
+from rlmt.data import (
+    BadInput,
+    Dropped,
+    check_object,
+    first_field,
+    is_local,
+    messages_of,
+    prompt_of,
+    read_local,
+    read_source,
+    to_pair,
+    to_trace,
+    without_answer,
+    write_file,
+)
+from utils import TAGS, fail
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
 
@@ -228,7 +238,7 @@ def verifiable_row(row: dict, args: Args) -> dict:
 
 
 def pair_row(row: dict, args: Args) -> dict:
-    """Converts a pair, in any form that rows.to_pair reads.
+    """Converts a pair, in any form that to_pair reads.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
     """
@@ -257,7 +267,7 @@ def pair_row(row: dict, args: Args) -> dict:
 
 
 def trace_row(row: dict, args: Args) -> dict:
-    """Converts a trace, in any form that rows.to_trace reads."""
+    """Converts a trace, in any form that to_trace reads."""
     trace = to_trace(row)
     if row.get("teacher") is None and args.teacher:
         teacher = args.teacher
@@ -349,10 +359,10 @@ def resolve(args: Args) -> Args:
         raise BadInput(f"{args.kind} has no hub data set; give --input FILE")
     if args.n is not None and args.n < 1:
         raise BadInput(f"--n {args.n}: keep at least 1 row")
-    if args.revision and sources.is_local(name):
+    if args.revision and is_local(name):
         raise BadInput("--revision is for hub data sets; leave it out")
     for file in args.exclude:
-        if not sources.is_local(str(file)):
+        if not is_local(str(file)):
             raise BadInput(f"--exclude {file}: no such file or folder; correct the path")
     for file in (name, *args.exclude):
         if Path(file).resolve() == args.out.resolve():
@@ -381,7 +391,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     hashes = set()
     n_in = 0
     n_renamed = 0
-    for number, source_row in sources.read_source(args.input, "--input", args.revision):
+    for number, source_row in read_source(args.input, "--input", args.revision):
         n_in += 1
         row_id = None
         try:
@@ -446,7 +456,7 @@ def read_excluded(paths: tuple[Path, ...]) -> set:
     """Returns the first user turns of the rows in these files. Ids say nothing: many files count theirs from 0."""
     turns = set()
     for path in paths:
-        for number, row in sources.read_local(str(path)):
+        for number, row in read_local(str(path)):
             try:
                 check_object(row)
                 messages = read_prompt(row)
@@ -537,11 +547,11 @@ def main(args: Args) -> None:
         args = resolve(args)
         rows, report = convert(args)
     except BadInput as error:
-        runs.fail(str(error))
+        fail(str(error))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    watchdog.write(args.out, text)
-    watchdog.write(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
+    write_file(args.out, text)
+    write_file(report_path(args.out), json.dumps(report, indent=1, default=str) + "\n")
     print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
     for reason, n_dropped in report["dropped"].items():
         print(f"  dropped {n_dropped:7d}  {reason}  (first: {', '.join(report['examples'][reason][:2])})")

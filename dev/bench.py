@@ -11,7 +11,7 @@
 | sft | train_sft_warmstart.py | trl.SFTTrainer, padded batches |
 | dpo | train_dpo.py --pairs | trl.DPOTrainer |
 | reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
-| judge | endpoint.py | the limit: c calls in flight, each taking 0.2 s |
+| judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 0.2 s |
 
 Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does.
 
@@ -45,12 +45,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import read_log
+from rlmt.endpoint import Endpoint
+from rlmt.run import installed_packages
 import torch
 import tyro
 
-import endpoint
-import runs
-import utils
+from utils import compute_dtype, fail
 from dev.bench_work import SIZES, copy_models, copy_prompts, operations_per_token
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,7 +170,7 @@ def read_run(out: Path, first_counts: bool, peak_gib: float) -> Run:
     metrics = out / "round-1" / "metrics.jsonl"  # where train_dpo.py writes it
     if not metrics.exists():
         metrics = out / "metrics.jsonl"
-    logged = runs.read_log(metrics)
+    logged = read_log(metrics)
 
     seconds_at = [0.0]  # before the first step, and after each
     tokens_at = [0.0]
@@ -318,7 +320,7 @@ def compare(case: str, folder: Path, args: Args) -> dict:
     if case == "grpo":
         _, of_step = operations_per_token(folder, lora=bool(SIZES[args.size]["lora_r"]))
         result["operations_per_token"] = of_step
-        dtype = utils.compute_dtype(args.dtype)
+        dtype = compute_dtype(args.dtype)
         result["matrix_rate"] = float(printed_by("print(bench_work.matrix_rate(sys.argv[1]))", dtype))
     result["largest_difference"] = largest_differences(taken["ours"], taken["peer"])
     our_tokens = [run.tokens for run in taken["ours"]]
@@ -386,7 +388,7 @@ def judge(folder: Path, args: Args) -> dict:
             cpu = []
             for pair in range(args.pairs):
                 store = folder / f"judge-{in_flight}-{pair}.jsonl"
-                client = endpoint.Endpoint("m", store, url, concurrency=in_flight)
+                client = Endpoint("m", store, url, concurrency=in_flight)
                 rate, cpu_ms = time_calls(client)
                 share = rate / limit
                 shares.append(share)
@@ -400,7 +402,7 @@ def judge(folder: Path, args: Args) -> dict:
     return result
 
 
-def time_calls(client: endpoint.Endpoint) -> tuple[float, float]:
+def time_calls(client: Endpoint) -> tuple[float, float]:
     """Returns calls a second and milliseconds of CPU per call; exits if a reply is lost."""
     requests = []
     for i in range(CALLS):
@@ -521,7 +523,7 @@ def commit_of(checkout: Path) -> str:
 
 def installed_versions() -> dict[str, str]:
     """Returns {package: version} of those in PACKAGES that are installed."""
-    versions = dict(package.split("==", 1) for package in runs.installed_packages())
+    versions = dict(package.split("==", 1) for package in installed_packages())
     return {name: versions[name] for name in PACKAGES if name in versions}
 
 
@@ -531,15 +533,15 @@ def installed_versions() -> dict[str, str]:
 def check_args(args: Args) -> None:
     """Exits with 2 if the arguments do not fit together."""
     if args.pairs < 1 or args.steps < 1:
-        runs.fail("--pairs and --steps must be 1 or more")
+        fail("--pairs and --steps must be 1 or more")
     if args.against and (not args.cases or not set(args.cases) <= {"grpo", "sft"}):
-        runs.fail("--against compares grpo and sft: name those you want")
+        fail("--against compares grpo and sft: name those you want")
     if args.size == "small":
         if set(args.cases) != {"grpo"}:
-            runs.fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
+            fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
         if not args.model.is_dir():
             remedy = f"python -m data.prepare smollm2 --out {args.model} makes it"
-            runs.fail(f"--model {args.model}: no such folder; {remedy}")
+            fail(f"--model {args.model}: no such folder; {remedy}")
 
 
 def make_work(folder: Path, args: Args) -> None:
@@ -576,7 +578,7 @@ def main(args: Args) -> None:
                 result = compare(case, folder, args)
         label = case  # of the table line and of the file
         if args.size == "small":
-            label = f"{case}-small-{utils.compute_dtype(args.dtype)}"
+            label = f"{case}-small-{compute_dtype(args.dtype)}"
         elif ON_GPU and case != "judge":  # a card runs several sizes
             label = f"{case}-{args.size}"
         about = {

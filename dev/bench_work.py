@@ -22,10 +22,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import policy
-import rows
-import runs
-import utils
+from rlmt.chat import load_config, load_tokenizer
+from rlmt.data import read_prompts, write_jsonl
+from rlmt.model import without_weights
+from utils import DEVICE, DTYPE, SAFE, fail
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m.role + '|> ' + m.content + ' <|end|> ' }}{% endfor %}"
@@ -227,11 +227,11 @@ def make_models(folder: Path, size: dict, seed: int) -> None:
             bos_token_id=None,
         )
         torch.manual_seed(seed)
-        with torch.device(utils.DEVICE):
+        with torch.device(DEVICE):
             model = model_class(config)
         if name == "policy":
             give_lengths(model, size["median_tokens"])
-        model.to(getattr(torch, utils.DTYPE)).save_pretrained(folder / name)
+        model.to(getattr(torch, DTYPE)).save_pretrained(folder / name)
         make_tokenizer(folder / name, shape["vocab_size"])
 
 
@@ -248,32 +248,32 @@ def copy_models(folder: Path, model: Path, seed: int) -> None:
     (folder / "policy").symlink_to(model.resolve())
     torch.manual_seed(seed)
     reward_model = AutoModelForSequenceClassification.from_pretrained(
-        model, num_labels=1, dtype="float32", **utils.SAFE
+        model, num_labels=1, dtype="float32", **SAFE
     )
     reward_model.save_pretrained(folder / "reward")
-    utils.load_tokenizer(str(model)).save_pretrained(folder / "reward")
+    load_tokenizer(str(model)).save_pretrained(folder / "reward")
 
 
 def copy_prompts(folder: Path, prompts: str, model: Path, size: dict) -> None:
     """Writes the first 64 prompts that are short enough to prompts.jsonl; exits with 2 if there are fewer."""
-    tokenizer = utils.load_tokenizer(str(model))
+    tokenizer = load_tokenizer(str(model))
     chosen = []
-    for row in rows.read_prompts(prompts):
+    for row in read_prompts(prompts):
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
         if len(tokenizer(text, add_special_tokens=False).input_ids) <= size["max_prompt_tokens"]:
             chosen.append({"id": row["id"], "messages": row["messages"]})
         if len(chosen) == N_PROMPTS:
             break
     if len(chosen) < N_PROMPTS:
-        runs.fail(
+        fail(
             f"--prompts {prompts}: fewer than {N_PROMPTS} of them have {size['max_prompt_tokens']} tokens or less"
         )
-    runs.write_jsonl(folder / "prompts.jsonl", chosen)
+    write_jsonl(folder / "prompts.jsonl", chosen)
 
 
 def n_multiplied(auto_class, path: Path) -> int:
     """Counts a model's weights that a token is multiplied with: all but the table of embeddings."""
-    model = policy.without_weights(auto_class, utils.load_config(str(path)))
+    model = without_weights(auto_class, load_config(str(path)))
     table = model.get_input_embeddings().weight
     count = sum(weight.numel() for weight in model.parameters() if weight is not table)
     head = model.get_output_embeddings()
@@ -298,10 +298,10 @@ def operations_per_token(folder: Path, lora: bool) -> tuple[float, float]:
 
 def matrix_rate(dtype: str) -> float:
     """Measures the operations a second of this machine in a product of two large matrices."""
-    width = 8192 if utils.DEVICE == "cuda" else 2048
+    width = 8192 if DEVICE == "cuda" else 2048
     # random: of equal numbers a card takes less power, and so it computes faster than it does in a model
-    matrix = torch.randn(width, width, dtype=getattr(torch, dtype), device=utils.DEVICE)
-    n_products = 10 if utils.DEVICE == "cuda" else 1  # on a card one takes a millisecond
+    matrix = torch.randn(width, width, dtype=getattr(torch, dtype), device=DEVICE)
+    n_products = 10 if DEVICE == "cuda" else 1  # on a card one takes a millisecond
 
     def seconds_of_a_product() -> float:
         started = time.perf_counter()
@@ -344,21 +344,21 @@ def make_rows(folder: Path, size: dict, seed: int) -> None:
         return [random_text(length, vocabulary, generator) for length in lengths]
 
     prompts = [{"id": str(i), "messages": question(i)} for i in range(N_PROMPTS)]
-    runs.write_jsonl(folder / "prompts.jsonl", prompts)
+    write_jsonl(folder / "prompts.jsonl", prompts)
 
     traces = []
     for i, answer in enumerate(answers(size["traces"])):
         trace = {"id": str(i), "messages": question(i), "thinking": "w20", "response": answer}
         traces.append(trace | {"teacher": "none"})
-    runs.write_jsonl(folder / "traces.jsonl", traces)
+    write_jsonl(folder / "traces.jsonl", traces)
 
     pairs = []
     both = zip(answers(size["pairs"]), answers(size["pairs"]), strict=True)
     for i, (chosen, rejected) in enumerate(both):
         pairs.append({"id": str(i), "messages": question(i), "chosen": chosen, "rejected": rejected})
-    runs.write_jsonl(folder / "pairs.jsonl", pairs)
+    write_jsonl(folder / "pairs.jsonl", pairs)
 
     texts = []
     for i, answer in enumerate(answers(size["texts"], longest=2 * size["max_tokens"])):
         texts.append({"id": str(i), "messages": question(i), "text": answer})
-    runs.write_jsonl(folder / "texts.jsonl", texts)
+    write_jsonl(folder / "texts.jsonl", texts)

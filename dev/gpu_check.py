@@ -13,9 +13,9 @@
 | fsdp-grpo | GRPO's loop runs under FSDP2 |
 | vllm, vllm-sleep, vllm-lora | a colocated engine gets the weights, gives its memory back, works with LoRA |
 | logprob-gap | vLLM and trainer agree on the toy model, on 0.5B, and on the folders in --models |
-| tests | pytest -m gpu tests/test_gpu.py: a card's numbers are a CPU's; a second engine in one process |
+| tests | pytest -m gpu tests/project/test_gpu.py: a card's numbers are a CPU's; a second engine in one process |
 | second-engine | two rounds of DPO with vLLM: engine, reward model, policy, and again |
-| memory, memory-lora | a GRPO step of 0.5B holds plan.py's bytes, within 10 %; the peak of each phase |
+| memory, memory-lora | a GRPO step of 0.5B holds rlmt/memory.py's bytes, within 10 %; the peak of each phase |
 | step-0.5b, step-1.5b, step-8b-lora | seconds of a GRPO step with random weights; its share of the card's rate |
 
 Prints PASS, FAIL or SKIP with the reason. Writes <card>.json and table.md into --out after each step. The output
@@ -36,19 +36,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import read_log
+from rlmt.memory import GIB
+from rlmt.run import parse_args
+from rlmt.sampler import MAX_LOGPROB_GAP
 import torch
 import tyro
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import plan
-import rollout
 import train_grpo
-import utils
+from utils import DEVICE, DTYPE, fail, in_one_line
 from dev import bench, bench_work
 
 ROOT = Path(__file__).resolve().parent.parent
-ON_GPU = utils.DEVICE == "cuda"
+ON_GPU = DEVICE == "cuda"
 STEP_SECONDS = 480  # of one step of the check, at most
 # relative differences that a step passes with
 MEMORY_TOLERANCE = 0.1
@@ -145,7 +147,7 @@ class Runner:
             raise Failed(f"took longer than {STEP_SECONDS} s")
 
     def run(self, name: str, words: list) -> None:
-        """Runs `python WORDS`. Raises Failed if it exits with an error, Skipped if it does not fit by plan.py."""
+        """Runs `python WORDS`. Raises Failed if it exits with an error, Skipped if it does not fit by rlmt/memory.py."""
         process = self.start(name, words)
         try:
             while process.poll() is None:
@@ -155,18 +157,18 @@ class Runner:
             kill(process)
         if process.returncode:
             error = error_line((self.folder / f"{name}.log").read_text())
-            if "GiB are needed of a GPU's" in error:  # plan.check_memory refused to start
+            if "GiB are needed of a GPU's" in error:  # check_memory refused to start
                 raise Skipped(error)
             raise Failed(f"{error} (exit code {process.returncode}, {name}.log)")
 
     def train(self, name: str, *words, launch: tuple = ()) -> list[dict]:
         """Runs a training script and returns its log. Raises Failed if a loss or a norm is not finite."""
         out = self.folder / name
-        self.run(name, [*launch, *words, "--dtype", utils.DTYPE, "--out", out, "--overwrite"])
+        self.run(name, [*launch, *words, "--dtype", DTYPE, "--out", out, "--overwrite"])
         logs = sorted(out.glob("round-*/metrics.jsonl"))  # train_dpo.py logs its steps by round
         lines = []
         for log in logs or [out / "metrics.jsonl"]:
-            lines += runs.read_log(log)
+            lines += read_log(log)
         for line in lines:
             for key in ("loss", "grad_norm"):
                 if key in line and (line[key] is None or not math.isfinite(line[key])):
@@ -241,7 +243,7 @@ def kill(process: subprocess.Popen) -> None:
 def sft(runner: Runner, name: str) -> dict:
     shutil.rmtree(runner.folder / name, ignore_errors=True)  # else `warm_start` keeps an earlier run
     runner.warm_start()
-    losses = [line["loss"] for line in runs.read_log(runner.folder / name / "metrics.jsonl")]
+    losses = [line["loss"] for line in read_log(runner.folder / name / "metrics.jsonl")]
     if losses[-1] >= losses[0]:
         raise Failed(f"the loss did not fall: {losses[0]:.3f}, {losses[-1]:.3f}")
     return {"first loss": losses[0], "last loss": losses[-1]}
@@ -351,7 +353,7 @@ def killed_and_resumed(runner: Runner, name: str, words: list) -> list[dict]:
     # one, that Adam's moments did.
     out = runner.folder / name
     shutil.rmtree(out, ignore_errors=True)  # n_logged would count the log of an earlier run
-    words = [*words, "--dtype", utils.DTYPE, "--out", out]
+    words = [*words, "--dtype", DTYPE, "--out", out]
     process = runner.start(f"{name}-killed", words)
     try:
         while n_logged(out) < 3:  # when the third step is logged, the second checkpoint is whole
@@ -362,7 +364,7 @@ def killed_and_resumed(runner: Runner, name: str, words: list) -> list[dict]:
     finally:
         kill(process)
     runner.run(name, [*words, "--resume"])
-    lines = runs.read_log(out / "metrics.jsonl")
+    lines = read_log(out / "metrics.jsonl")
     if len(lines) != N_RESUMED:
         raise Failed(f"{len(lines)} steps are logged in place of {N_RESUMED}")
     return lines
@@ -410,20 +412,22 @@ def fsdp_grpo(runner: Runner, name: str) -> dict:
 
 
 def compare_with_plan(runner: Runner, name: str, *words) -> dict:
-    """Compares the memory that is allocated as the optimizer steps with what plan.py says; the run prints both."""
+    """Compares the memory that is allocated as the optimizer steps with what rlmt/memory.py says; the run prints both."""
     if not ON_GPU:
-        raise Skipped("torch counts the memory of a GPU alone; tests/test_grpo.py compares a CPU's")
+        raise Skipped("torch counts the memory of a GPU alone; tests/scripts/test_grpo.py compares a CPU's")
     # without vLLM: an engine's memory would be counted
     lines = grpo_of_random_models(runner, name, "0.5b", *words, use_vllm=False)
     printed = (runner.folder / f"{name}.log").read_text()
-    # "policy 7.4, reference 0.9, ...", as plan.check_memory returns it
+    # "policy 7.4, reference 0.9, ...", as check_memory returns it
     listed = re.search(r"GiB a GPU, without activations: (.*?);", printed)[1]
     planned = sum(float(part.split()[-1]) for part in listed.split(", "))
     held = float(re.findall(r"held ([\d.]+) GiB", printed)[-1])
     numbers = {"planned GiB": planned, "held GiB": held}
     numbers |= {key: value for key, value in lines[-1].items() if key.startswith("memory/")}
     if abs(held / planned - 1) > MEMORY_TOLERANCE:
-        raise Failed(f"a step holds {held:.2f} GiB, and plan.py says {planned:.2f} ({listed})", numbers)
+        raise Failed(
+            f"a step holds {held:.2f} GiB, and rlmt/memory.py says {planned:.2f} ({listed})", numbers
+        )
     return numbers
 
 
@@ -435,19 +439,19 @@ def train_grpo_and_print_memory() -> None:
     """
 
     def print_memory(*_) -> None:
-        print(f"held {torch.cuda.memory_allocated() / plan.GIB:.3f} GiB", flush=True)
+        print(f"held {torch.cuda.memory_allocated() / GIB:.3f} GiB", flush=True)
         if ON_GPU:
             # asked of the driver: torch counts the memory of an engine also while it sleeps and has given it back
             free, total = torch.cuda.mem_get_info()
-            print(f"used {(total - free) / plan.GIB:.3f} GiB", flush=True)
+            print(f"used {(total - free) / GIB:.3f} GiB", flush=True)
 
     register_optimizer_step_pre_hook(print_memory)
-    train_grpo.main(runs.parse_args(train_grpo.Args, train_grpo.PRESETS, train_grpo.RELEASED))
+    train_grpo.main(parse_args(train_grpo.Args, train_grpo.PRESETS, train_grpo.RELEASED))
 
 
 def grpo_of_random_models(runner: Runner, name: str, size: str, *words, use_vllm: bool) -> list[dict]:
     """Runs two steps of GRPO with random weights, of which the first warms up. Returns what they logged."""
-    bench_args = bench.Args(size=size, dtype=utils.DTYPE, steps=1)  # one, behind that which warms up
+    bench_args = bench.Args(size=size, dtype=DTYPE, steps=1)  # one, behind that which warms up
     _, *flags = bench.our_command("grpo", runner.random_models(size), runner.folder / name, bench_args)
     if not use_vllm:
         # transformers samples slowly, and goes on for all completions until the longest has ended
@@ -470,7 +474,7 @@ def share_of_rate(runner: Runner, name: str, size: str) -> dict:
     seconds = lines[-1]["step_time"]
     lora = bool(bench_work.SIZES[size]["lora_r"])
     of_update, of_step = bench_work.operations_per_token(runner.random_models(size), lora)
-    rate = float(bench.printed_by("print(bench_work.matrix_rate(sys.argv[1]))", utils.DTYPE))
+    rate = float(bench.printed_by("print(bench_work.matrix_rate(sys.argv[1]))", DTYPE))
     numbers = {
         "seconds": seconds,
         "tokens": n_tokens,
@@ -496,7 +500,7 @@ def logprob_gap(runner: Runner, name: str) -> dict:
         # LoRA: a trained model of 8B would not fit on one card
         words = [*TOY_GRPO, "--model", model, "--think-format", "plain", "--lora-r", 8, *flags]
         numbers[model] = largest_gap(runner.train(f"{name}-{number}", *words))
-    limit = rollout.MAX_LOGPROB_GAP[utils.DTYPE]
+    limit = MAX_LOGPROB_GAP[DTYPE]
     for model, gap in numbers.items():
         if gap > limit:  # the run itself ends only when two steps in a row exceed it
             raise Failed(f"{model}: {gap:.4f} nat a token, more than {limit}", numbers)
@@ -522,7 +526,7 @@ def vllm_sleep(runner: Runner, name: str) -> dict:
     lines = runner.train(name, *GRPO_THAT_PRINTS_MEMORY, *flags, *WITH_VLLM, "--vllm-sleep")
     numbers = {"logprob gap": largest_gap(lines)}
     if ON_GPU:  # vLLM cannot sleep on a CPU
-        reserved = VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / plan.GIB
+        reserved = VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / GIB
         printed = (runner.folder / f"{name}.log").read_text()
         numbers["used GiB in the update"] = used_asleep(printed, reserved)
     return numbers
@@ -554,7 +558,7 @@ def tests(runner: Runner, name: str) -> dict:
         raise Skipped("needs a GPU")
     if not importlib.util.find_spec("pytest"):
         raise Skipped("pytest is not installed")
-    runner.run(name, ["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/test_gpu.py"])
+    runner.run(name, ["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/project/test_gpu.py"])
     return {}
 
 
@@ -641,7 +645,7 @@ def try_step(runner: Runner, name: str) -> dict:
     except OutOfTime:
         raise
     except Exception as error:  # a fault of this script; the other steps are tried all the same
-        entry |= {"result": "FAIL", "reason": runs.in_one_line(error)}
+        entry |= {"result": "FAIL", "reason": in_one_line(error)}
     entry["seconds"] = time.monotonic() - started
     return entry
 
@@ -649,11 +653,11 @@ def try_step(runner: Runner, name: str) -> dict:
 def main(args: Args) -> int:
     unknown = set(args.steps) - set(STEPS)
     if unknown:
-        runs.fail(f"--steps {' '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
+        fail(f"--steps {' '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
     if not ON_GPU and not args.cpu:
-        runs.fail("torch sees no GPU here; --cpu tries the steps at toy size without one")
+        fail("torch sees no GPU here; --cpu tries the steps at toy size without one")
     if ON_GPU and args.cpu:
-        runs.fail("--cpu: hide the GPU as well, by CUDA_VISIBLE_DEVICES= (empty) before the command")
+        fail("--cpu: hide the GPU as well, by CUDA_VISIBLE_DEVICES= (empty) before the command")
     if not args.out:
         args.out = "results/gpu" if ON_GPU else "results/gpu-cpu"
 
@@ -665,7 +669,7 @@ def main(args: Args) -> int:
         steps = json.loads(path.read_text())["steps"]  # those that are not asked for now stay in the table
     about = {"device": device, "versions": bench.installed_versions()}
     if ON_GPU:
-        about["GiB"] = torch.cuda.get_device_properties(0).total_memory / plan.GIB
+        about["GiB"] = torch.cuda.get_device_properties(0).total_memory / GIB
 
     runner = Runner(args)
     # as an exception, SIGTERM lets `Runner.run` end the command of a step

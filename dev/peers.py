@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import append_jsonl, read_rows
+from rlmt.model import whole_weights
+from rlmt.run import Timer, rows_of_step, seed_step
 import torch
 import tyro
 from datasets import Dataset
@@ -26,10 +29,7 @@ from transformers import (
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.generation import vllm_generation
 
-import checkpoint
-import policy
-import rows
-import utils
+from utils import DEVICE, SAFE, compute_dtype
 from dev.bench_work import SIZES
 from rewards.preference import RewardModel
 
@@ -61,7 +61,7 @@ class Log(TrainerCallback):
         self.args = args
         self.trainer = trainer
         self.started = 0.0
-        self.laps = runs.Laps()  # of the step
+        self.laps = Timer()  # of the step
 
     def watch(self, owner, name: str, phase: str, before: str) -> None:
         """Counts the time in the method `owner.name` for `phase` of a step, and the time before it for `before`.
@@ -81,17 +81,17 @@ class Log(TrainerCallback):
 
     def on_train_begin(self, trainer_args, state, control, **_):
         self.started = time.monotonic()
-        self.laps = runs.Laps()
+        self.laps = Timer()
 
     def on_step_begin(self, trainer_args, state, control, **_):
-        checkpoint.seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
+        seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
 
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
             self.laps.end("other")
             line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
-            runs.append_jsonl(self.args.out / "metrics.jsonl", [line | self.laps.metrics])
-            self.laps = runs.Laps()
+            append_jsonl(self.args.out / "metrics.jsonl", [line | self.laps.metrics])
+            self.laps = Timer()
 
 
 def load_policy(args: Args) -> dict:
@@ -101,9 +101,9 @@ def load_policy(args: Args) -> dict:
     dtype = torch.float32
     if rank:
         lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        dtype = getattr(torch, utils.compute_dtype(args.dtype))
+        dtype = getattr(torch, compute_dtype(args.dtype))
     return {
-        "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype, **utils.SAFE),
+        "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype, **SAFE),
         "processing_class": AutoTokenizer.from_pretrained(args.folder / "policy", trust_remote_code=False),
         "peft_config": lora,
     }
@@ -116,7 +116,7 @@ def shared_options(args: Args) -> dict:
         # by default TRL's trainers recompute activations, as ours do
         "gradient_checkpointing": SIZES[args.size]["gradient_checkpointing"],
         "output_dir": str(args.out),
-        "bf16": utils.compute_dtype(args.dtype) == "bfloat16",
+        "bf16": compute_dtype(args.dtype) == "bfloat16",
         "use_cpu": not on_gpu,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -130,10 +130,10 @@ def grpo(args: Args) -> None:
     """Trains with trl.GRPOTrainer and the same vLLM, the reward model given to TRL as a model."""
     size = SIZES[args.size]
     n_completions = size["prompts"] * size["group_size"]
-    prompts = rows.read_rows(args.folder / "prompts.jsonl", "messages")
+    prompts = read_rows(args.folder / "prompts.jsonl", "messages")
     in_order = []
     for step in range(args.steps):
-        for row in checkpoint.rows_of_step(prompts, step, size["prompts"], args.seed):
+        for row in rows_of_step(prompts, step, size["prompts"], args.seed):
             in_order.append({"prompt": row["messages"]})
 
     policy_and_tokenizer = load_policy(args)
@@ -159,12 +159,12 @@ def grpo(args: Args) -> None:
         generation_kwargs={"stop_token_ids": [policy_and_tokenizer["processing_class"].eos_token_id]},
     )
     # TRL has no argument for vLLM's dtype, which would be another one than the trainer's on a CPU
-    dtype = utils.compute_dtype(args.dtype)
+    dtype = compute_dtype(args.dtype)
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=dtype)
     trainer = GRPOTrainer(
         **policy_and_tokenizer,
         reward_funcs=AutoModelForSequenceClassification.from_pretrained(
-            args.folder / "reward", dtype=dtype, **utils.SAFE
+            args.folder / "reward", dtype=dtype, **SAFE
         ),
         reward_processing_classes=AutoTokenizer.from_pretrained(
             args.folder / "reward", trust_remote_code=False
@@ -188,7 +188,7 @@ def grpo(args: Args) -> None:
 def sync_on_cpu(trainer: GRPOTrainer) -> None:
     """Gives vLLM the policy's weights as our sampler does on a CPU, where TRL's own way raises an error."""
     llm = trainer.vllm_generation.llm
-    weights = ((name, weight.clone()) for name, weight in policy.whole_weights(trainer.model))
+    weights = ((name, weight.clone()) for name, weight in whole_weights(trainer.model))
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
@@ -196,7 +196,7 @@ def sync_on_cpu(trainer: GRPOTrainer) -> None:
 def sft(args: Args) -> None:
     """Trains with trl.SFTTrainer on padded batches; an epoch is one optimizer step."""
     traces = []
-    for row in rows.read_rows(args.folder / "traces.jsonl", "messages"):
+    for row in read_rows(args.folder / "traces.jsonl", "messages"):
         answer = {"role": "assistant", "content": row["response"]}
         traces.append({"prompt": row["messages"], "completion": [answer]})
     config = SFTConfig(
@@ -221,7 +221,7 @@ def dpo(args: Args) -> None:
     """Trains with trl.DPOTrainer, which runs the reference at every step; an epoch is one optimizer step."""
     size = SIZES[args.size]
     pairs = []
-    for row in rows.read_rows(args.folder / "pairs.jsonl", "messages"):
+    for row in read_rows(args.folder / "pairs.jsonl", "messages"):
         chosen = [{"role": "assistant", "content": row["chosen"]}]
         rejected = [{"role": "assistant", "content": row["rejected"]}]
         pairs.append({"prompt": row["messages"], "chosen": chosen, "rejected": rejected})
@@ -247,7 +247,7 @@ def dpo(args: Args) -> None:
 def reward(args: Args) -> None:
     """Scores texts as GRPOTrainer does: all of a step in one forward, padded to the longest."""
     model = AutoModelForSequenceClassification.from_pretrained(
-        args.folder / "reward", dtype=utils.compute_dtype(args.dtype), device_map=utils.DEVICE, **utils.SAFE
+        args.folder / "reward", dtype=compute_dtype(args.dtype), device_map=DEVICE, **SAFE
     )
     tokenizer = AutoTokenizer.from_pretrained(args.folder / "reward", trust_remote_code=False)
 
@@ -257,14 +257,14 @@ def reward(args: Args) -> None:
             answer = {"role": "assistant", "content": row["text"]}
             conversations.append(tokenizer.apply_chat_template(row["messages"] + [answer], tokenize=False))
         batch = tokenizer(conversations, return_tensors="pt", padding=True, add_special_tokens=False)
-        return model(**batch.to(utils.DEVICE)).logits[:, 0].tolist()
+        return model(**batch.to(DEVICE)).logits[:, 0].tolist()
 
     time_scores(args, score)
 
 
 def reward_ours(args: Args) -> None:
     """Scores the same texts by the reward model of our training scripts."""
-    model = RewardModel(str(args.folder / "reward"), device=utils.DEVICE, dtype=args.dtype)
+    model = RewardModel(str(args.folder / "reward"), device=DEVICE, dtype=args.dtype)
 
     def score(texts: list[dict]) -> list[float]:
         return model.score([row["messages"] for row in texts], [row["text"] for row in texts])
@@ -274,7 +274,7 @@ def reward_ours(args: Args) -> None:
 
 def time_scores(args: Args, score) -> None:
     """Calls score(texts) once for each step, and logs its time and the first 16 scores."""
-    texts = rows.read_rows(args.folder / "texts.jsonl", "messages", "text")
+    texts = read_rows(args.folder / "texts.jsonl", "messages", "text")
     n_tokens = sum(len(row["text"].split()) for row in texts)  # a word is a token
     score(texts[:4])  # warm-up
     started = time.monotonic()
@@ -283,7 +283,7 @@ def time_scores(args: Args, score) -> None:
         line = {"step": step, "seconds": time.monotonic() - started, "num_tokens": step * n_tokens}
         for i, value in enumerate(scores[:16]):
             line[f"score_{i}"] = value
-        runs.append_jsonl(args.out / "metrics.jsonl", [line])
+        append_jsonl(args.out / "metrics.jsonl", [line])
 
 
 CASES = {"grpo": grpo, "sft": sft, "dpo": dpo, "reward": reward, "reward-ours": reward_ours}

@@ -19,7 +19,7 @@ from statistics import fmean
 import tyro
 
 import reproduce
-import runs
+from utils import fail
 
 CHECKPOINT_SECONDS = 5  # from the step that is measured to the end of its checkpoint
 
@@ -62,7 +62,7 @@ def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Ar
     run = root / f"{block.row}-s{seed}"
     if gold_at(run, step) is not None:
         if not any(run.glob("checkpoint-*")) and not (run / "model").exists():
-            runs.fail(
+            fail(
                 f"{run} holds figures without weights, as they are in git; --results DIR makes them anew, or "
                 "delete it"
             )
@@ -81,7 +81,7 @@ def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Ar
         process.wait()
     gold = gold_at(run, step)
     if gold is None:
-        runs.fail(f"{run.name} ended before step {step}; its log is {log}")
+        fail(f"{run.name} ended before step {step}; its log is {log}")
     print(f"{run.name}: held-out gold at step {step}: {gold:.4f}", flush=True)
 
 
@@ -95,7 +95,7 @@ def find_training(row: reproduce.Block, blocks: dict[str, reproduce.Block], stop
     if "$GOLD_FLAGS" in training.text:
         measures_gold = "--gold-prompts" in os.environ.get("GOLD_FLAGS", "")
     if not stop_at or not measures_gold:
-        runs.fail("a sweep decides by held-out gold: give --stop-at, and --gold-prompts in GOLD_FLAGS")
+        fail("a sweep decides by held-out gold: give --stop-at, and --gold-prompts in GOLD_FLAGS")
     return training
 
 
@@ -125,7 +125,7 @@ def write_report(args: Args, root: Path, early: dict[str, float], survivors: lis
 
 def main(args: Args) -> None:
     if not args.row:
-        runs.fail("a sweep is over the seeds of one row; name it by --row")
+        fail("a sweep is over the seeds of one row; name it by --row")
     by_row = reproduce.Args(
         table=args.table, row=args.row, seeds=args.seeds, results=args.results, lanes=args.lanes
     )

@@ -22,17 +22,17 @@ import functools
 import json
 from pathlib import Path
 
-import runs  # first: it sets environment variables that the libraries below read  # isort: skip
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import closing_ids, load_tokenizer, without_control
+from rlmt.model import load_weights
+from rlmt.watchdog import beat
 import huggingface_hub
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
 from transformers import AutoModel
 
-import policy
-import templates
-import utils
-import watchdog
+from utils import DTYPE, fail, response_to_score
 from rewards.preference import TOKENS_PER_BATCH, longest_first
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
@@ -50,7 +50,7 @@ def armorm(rows, model=ARMORM, think_format="think", max_length=4096):
             there is no reward if nothing of it is left.
     """
     loaded = load(model)
-    completions = [utils.response_to_score(row["text"], think_format) for row in rows]
+    completions = [response_to_score(row["text"], think_format) for row in rows]
     return loaded.score([row["messages"] for row in rows], completions, max_length)
 
 
@@ -64,7 +64,7 @@ class ArmoRM:
 
     def __init__(self, path: str):
         device = PartialState().device
-        self.tokenizer = utils.load_tokenizer(path)
+        self.tokenizer = load_tokenizer(path)
         heads = read_heads(path, device)
         self.regression = heads["regression_layer.weight"]
         self.transform = heads["reward_transform_matrix"]
@@ -74,7 +74,7 @@ class ArmoRM:
             name = f"gating.layers.{len(self.gating)}"
             self.gating.append((heads[f"{name}.weight"], heads[f"{name}.bias"]))
 
-        trunk, _ = policy.load_weights(AutoModel, path, dtype=utils.DTYPE)
+        trunk, _ = load_weights(AutoModel, path, dtype=DTYPE)
         self.trunk = trunk.to(device).eval()
         self.temperature = getattr(trunk.config, "gating_temperature", 10)  # the default of its code
         self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
@@ -107,13 +107,13 @@ class ArmoRM:
         A conversation that is too long loses the end of its completion; None if that leaves nothing of it.
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
-        turns = templates.without_control(self.tokenizer, turns)
+        turns = without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
         end_of_prompt = last_place(self.header, ids)
         if len(ids) <= max_length:
             return ids, end_of_prompt
 
-        closing = templates.closing_ids(self.tokenizer)
+        closing = closing_ids(self.tokenizer)
         n_kept = max_length - len(closing)
         if n_kept <= end_of_prompt + len(self.header):
             return None
@@ -122,7 +122,7 @@ class ArmoRM:
     @torch.inference_mode()
     def forward(self, rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rewards and their gates, both (B, objectives), of rows (token ids, end of prompt)."""
-        watchdog.beat()
+        beat()
         device = self.trunk.device
         width = max(len(ids) for ids, _ in rows)
         padded = torch.zeros(len(rows), width, dtype=torch.long, device=device)
@@ -167,7 +167,7 @@ def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
                 if not name.startswith("model."):
                     heads[name] = file.get_tensor(name).float().to(device)
     if "regression_layer.weight" not in heads:
-        runs.fail(f"{path} is not an ArmoRM: its weights have no regression_layer.weight")
+        fail(f"{path} is not an ArmoRM: its weights have no regression_layer.weight")
     return heads
 
 

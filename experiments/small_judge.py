@@ -6,16 +6,14 @@ GOLD=results/small/runs/reward-gold/model DTYPE=auto python eval_wildbench.py --
 import os
 from functools import cache
 
-import runs
+from utils import fail, or_fail
 from rewards.preference import RewardModel
 
 # checked when this file is loaded, as the first answer is judged only after all of them are generated
 GOLD = os.environ.get("GOLD", "")
 if not GOLD:
-    runs.fail(
-        "experiments/small_judge.py reads the gold reward model's folder from the environment: GOLD=FOLDER"
-    )
-runs.or_fail(RewardModel.check, GOLD, "", "response", "plain")
+    fail("experiments/small_judge.py reads the gold reward model's folder from the environment: GOLD=FOLDER")
+or_fail(RewardModel.check, GOLD, "", "response", "plain")
 
 
 @cache

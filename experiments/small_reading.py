@@ -14,7 +14,8 @@ from pathlib import Path
 import pandas as pd
 import tyro
 
-import runs
+from rlmt.data import read_log
+from utils import fail
 from experiments.demo_tables import markdown_table
 from experiments.small_tables import MISSING, compare_at_equal_length
 
@@ -98,11 +99,11 @@ def read_completions(run_folders: Path, seeds: tuple[int, ...]) -> pd.DataFrame:
     lines = []
     for run, name in RUNS.items():
         for seed in seeds:
-            for row in runs.read_log(run_folders / name.format(seed=seed) / "held_out_completions.jsonl"):
+            for row in read_log(run_folders / name.format(seed=seed) / "held_out_completions.jsonl"):
                 if row["status"] == "ok" and row["step"] in STEPS:
                     lines.append({"run": run, "seed": seed} | measure(row))
     if not lines:
-        runs.fail(f"{run_folders} has no run of GRPO; STAGES=grpo bash experiments/small.sh makes them")
+        fail(f"{run_folders} has no run of GRPO; STAGES=grpo bash experiments/small.sh makes them")
     return pd.DataFrame(lines)
 
 
@@ -164,7 +165,7 @@ def tabulate_readings(completions: pd.DataFrame) -> str:
 
 def tabulate_rlvr(run: Path) -> str:
     """Lays out means of STEPS_A_LINE steps each."""
-    steps = pd.DataFrame(runs.read_log(run / "metrics.jsonl"), columns=["step", *RLVR])
+    steps = pd.DataFrame(read_log(run / "metrics.jsonl"), columns=["step", *RLVR])
     lines = []
     for _, part in steps.groupby((steps["step"] - 1) // STEPS_A_LINE):
         cells = [f"{part['step'].min()} to {part['step'].max()}"]

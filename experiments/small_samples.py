@@ -13,7 +13,8 @@ from pathlib import Path
 
 import tyro
 
-import runs
+from rlmt.data import read_log, write_jsonl
+from utils import fail
 
 SAMPLING = ("temperatures", "top_p", "seed", "max_tokens")  # flags of eval_wildbench.py that all models share
 
@@ -38,8 +39,8 @@ def read_samples(folder: Path, names: tuple[str, ...]) -> tuple[list[dict], dict
     for name in names:
         run = folder / f"samples-{name}"
         if not (run / "summary.json").exists():
-            runs.fail(f"{run} is not finished; STAGES=samples bash experiments/small.sh writes it")
-        rows = runs.read_log(run / "generations.jsonl")  # in the order in which they were finished
+            fail(f"{run} is not finished; STAGES=samples bash experiments/small.sh writes it")
+        rows = read_log(run / "generations.jsonl")  # in the order in which they were finished
         by_model[name] = sorted(rows, key=lambda row: row["id"])
         used = json.loads((run / "config.json").read_text())["args"]
         samplings[name] = {flag: used[flag] for flag in SAMPLING}
@@ -48,7 +49,7 @@ def read_samples(folder: Path, names: tuple[str, ...]) -> tuple[list[dict], dict
     prompts = [row["id"] for row in by_model[names[0]]]
     for name in names:
         if samplings[name] != sampling or [row["id"] for row in by_model[name]] != prompts:
-            runs.fail(f"samples-{name} has other prompts or other sampling than samples-{names[0]}")
+            fail(f"samples-{name} has other prompts or other sampling than samples-{names[0]}")
 
     samples = []
     for number in range(len(prompts)):
@@ -96,7 +97,7 @@ def markdown(samples: list[dict], sampling: dict, args: Args) -> str:
 
 def main(args: Args) -> None:
     samples, sampling = read_samples(args.results / "runs", args.names)
-    runs.write_jsonl(args.results / "samples.jsonl", samples)
+    write_jsonl(args.results / "samples.jsonl", samples)
     (args.results / "samples.md").write_text(markdown(samples, sampling, args))
     print(f"{len(samples)} answers are in {args.results / 'samples.md'}, uncut in samples.jsonl")
 

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.data import read_log
 import matplotlib
 
 matplotlib.use("Agg")
@@ -19,8 +21,8 @@ import numpy as np
 import pandas as pd
 import tyro
 
-import page
-import runs
+from page import read_lines
+from utils import fail
 from experiments.demo_tables import completions_per_step, markdown_table
 
 
@@ -81,7 +83,7 @@ def is_finished(run: Path) -> bool:
 def read_answers(evaluation: Path) -> pd.DataFrame:
     """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
     by_task = {}
-    for row in runs.read_log(evaluation / "verdicts.jsonl"):
+    for row in read_log(evaluation / "verdicts.jsonl"):
         response_tokens = row["n_tokens"] - row["n_thinking_tokens"]
         by_task[row["id"]] = {
             "gold": row["score"],
@@ -103,7 +105,7 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
     tasks = pd.read_csv(evaluation / "task_means.csv", dtype={"task": str})
     met = tasks[tasks["metric"] == "prompt_strict"].set_index("task")["mean"]
     cut_off = {}
-    for row in runs.read_log(evaluation / "rows.jsonl"):
+    for row in read_log(evaluation / "rows.jsonl"):
         cut_off[str(row["key"])] = float(row["status"] == "truncated")
     table = pd.DataFrame({name: met, f"{name}_cut_off": pd.Series(cut_off)})
     return table.set_index("ifeval-" + table.index)
@@ -305,7 +307,7 @@ def read_curves(run_folders: Path) -> pd.DataFrame:
     curves = [pd.DataFrame(columns=["run", "completions"])]
     for path in sorted(run_folders.glob("*/held_out.jsonl")):
         notes: list[str] = []
-        rows = [row for _, row in page.read_lines(path, notes)]  # a run may be writing its last line now
+        rows = [row for _, row in read_lines(path, notes)]  # a run may be writing its last line now
         for note in notes:
             print(f"{path.parent.name}: {note}")
         curve = pd.DataFrame(rows).apply(pd.to_numeric)  # a null is NaN
@@ -336,7 +338,7 @@ def plot_curves(curves: pd.DataFrame, path: Path) -> None:
 def main(args: Args) -> None:
     run_folders = args.results / "runs"
     if not run_folders.exists():  # git has the tables without the runs: do not write over them
-        runs.fail(f"no folder {run_folders}: the other stages of experiments/small.sh make it")
+        fail(f"no folder {run_folders}: the other stages of experiments/small.sh make it")
     rows, differences = collect(run_folders, args.seeds)
     pd.concat([rows, differences]).round(4).to_csv(args.results / "table.csv", index=False)
     paragraphs = [

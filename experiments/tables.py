@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-import runs
+from utils import fail
 from benchmarks.scoring import INDEX_COLUMNS, bootstrap
 from benchmarks.judge_template import OUR_WORDING
 
@@ -115,7 +115,7 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
         return empty | {"seeds": 0}
     if values["fingerprint"].nunique() > 1:
         names = ", ".join(values["run"])
-        runs.fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
+        fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
 
     mean = values["value"].mean()
     low = values["low"].iloc[0]
@@ -268,7 +268,7 @@ def require_one_line_a_seed(lines: pd.DataFrame) -> None:
     if len(repeated):
         first = repeated.iloc[0]
         temperatures = ", ".join(map(str, repeated.loc[repeated["run"] == first["run"], "temperature"]))
-        runs.fail(
+        fail(
             f"{first['run']} has several values of {first['metric']} (temperatures {temperatures}); a table of the "
             "paper takes one a seed, so delete the others from runs.csv"
         )

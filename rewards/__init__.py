@@ -34,9 +34,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import runs
+from utils import or_fail
 from rewards import judged, references, shaping, unsupervised, verified
-from rewards.checks import check, judge_endpoint, judged_rewards, read_prompts, try_judges
+from rewards.checks import check, judge_endpoint, judged_rewards, read_prompt_rows, try_judges
 from rewards.combining import combine
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parse_spec
 from rewards.command_line import reward_names, reward_options
@@ -112,13 +112,13 @@ def load(args, run: Path) -> Callable[[list[dict], int], Scores] | None:
     Returns a function of the rows of whole groups and the group size; None where the reward is the preference
     alone. A judge's replies are stored in the folder `run`.
     """
-    spec = runs.or_fail(parse_spec, args.rewards)
+    spec = or_fail(parse_spec, args.rewards)
     if is_preference_alone(args, spec):
         return None
     spec = [(name, rule) for name, rule in spec if name not in DENSE]
     functions = functions_of(args)
-    options = runs.or_fail(reward_options, args)
-    prompts = {prompt["id"]: prompt for prompt in read_prompts(args)}
+    options = or_fail(reward_options, args)
+    prompts = {prompt["id"]: prompt for prompt in read_prompt_rows(args)}
     context = {"max_tokens": args.max_completion_tokens}
     if judged_rewards(args):
         context["judge"] = judge_endpoint(args, run)

@@ -7,9 +7,10 @@ from pathlib import Path
 from accelerate import PartialState
 
 import rewards
-import rows
-import runs
-from endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.data import check_ids, read_prompts
+from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.run import refuse_unused
+from utils import fail, or_fail
 from rewards import gold, preference, sandbox
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
@@ -23,13 +24,13 @@ def check(args) -> None:
 
     Prints how many prompts each reward applies to. Exits with 2 if something is wrong.
     """
-    spec = runs.or_fail(parse_spec, args.rewards)
+    spec = or_fail(parse_spec, args.rewards)
     functions = functions_of(args)
     for name, function in functions.items():
         if name not in rewards.REWARDS:
             _check_signature(name, function)
-    _check_values(runs.or_fail(reward_options, args))
-    _check_limits(runs.or_fail(reward_options, args), args.max_completion_tokens)
+    _check_values(or_fail(reward_options, args))
+    _check_limits(or_fail(reward_options, args), args.max_completion_tokens)
     _refuse_what_the_floor_undoes(args, spec)
 
     asked = {name: asked_for(function) for name, function in functions.items()}
@@ -40,13 +41,13 @@ def check(args) -> None:
 
     group_size = getattr(args, "group_size", 1)  # PPO samples one completion a prompt
     has_verifier = any(name in functions for name in VERIFIERS)
-    fields = fields_of(runs.or_fail(reward_options, args))  # pairwise against a reference is in it
+    fields = fields_of(or_fail(reward_options, args))  # pairwise against a reference is in it
     for name in asked:
         compares_a_group = "group_size" in asked[name] and name not in fields
         if compares_a_group and group_size == 1:
-            runs.fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
+            fail(f"--rewards {name} compares the completions of one prompt; PPO has one of each")
         if "correct" in asked[name] and not has_verifier:
-            runs.fail(f"--rewards {name} needs to know what is right; add one of {', '.join(VERIFIERS)}")
+            fail(f"--rewards {name} needs to know what is right; add one of {', '.join(VERIFIERS)}")
     _check_pass_at_k(args, group_size, has_verifier)
     if not is_preference_alone(args, spec):
         _check_prompts(args, dict(spec), functions, judged_names)
@@ -64,7 +65,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
 
     A judge that may write a long reply, as one that thinks, gets more time for it.
     """
-    options = runs.or_fail(reward_options, args)
+    options = or_fail(reward_options, args)
     longest_reply = max(options[name].get("judge_max_tokens", 0) for name in judged_rewards(args))
     return Endpoint(
         args.judge,
@@ -87,16 +88,16 @@ def try_judges(args, run: Path) -> None:
     gold.try_judge(args, run)
 
 
-def read_prompts(args) -> list[dict]:
+def read_prompt_rows(args) -> list[dict]:
     """Reads the prompts with all fields of their rows, which the verifiers need; exits with 2 if ids repeat."""
-    prompts = rows.read_prompts(args.prompts)
-    rows.check_ids(args.prompts, prompts)
+    prompts = read_prompts(args.prompts)
+    check_ids(args.prompts, prompts)
     return prompts
 
 
 def _check_sandbox() -> None:
     """Prints what bounds the programs of a policy on this machine; exits with 2 if root could run none safely."""
-    barrier, own_user = runs.or_fail(sandbox.strongest)
+    barrier, own_user = or_fail(sandbox.strongest)
     PartialState().print(f"programs run behind {sandbox.describe(barrier, own_user)}")
     if barrier == "none":
         PartialState().print(
@@ -109,25 +110,25 @@ def _check_sandbox() -> None:
 def _check_signature(name: str, function: Callable) -> None:
     """Exits with 2 if a user's reward cannot be called with rows and what it asks for of CONTEXT."""
     if not callable(function):
-        runs.fail(f"--rewards: {name} is of type {type(function).__name__}; it must be a function of rows")
+        fail(f"--rewards: {name} is of type {type(function).__name__}; it must be a function of rows")
     try:
         for parameter in parameters(function).values():
             if parameter.default is parameter.empty and parameter.name not in rewards.CONTEXT:
-                runs.fail(
+                fail(
                     f"--rewards: {name} has a parameter {parameter.name!r} without a default. Give it one, "
                     "which makes it an option of --reward-args; "
                     f"only {', '.join(rewards.CONTEXT)} need none"
                 )
         inspect.signature(function).bind([], **dict.fromkeys(asked_for(function)))
     except (TypeError, ValueError) as e:
-        runs.fail(f"--rewards: {name} must take rows as its first parameter ({e})")
+        fail(f"--rewards: {name} must take rows as its first parameter ({e})")
 
 
 def _check_values(options: dict[str, dict]) -> None:
     """Exits with 2 if a verifier's value for what is right is not above the 0 for what is wrong."""
     for name in VERIFIERS:
         if name in options and options[name].get("value", 1.0) <= 0:
-            runs.fail(
+            fail(
                 f"--reward-args {name}.value must be above 0; "
                 f"to punish what is right, give {name} a weight below 0"
             )
@@ -138,11 +139,11 @@ def _check_limits(options: dict[str, dict], max_tokens: int) -> None:
     for place in ("code.workers", "repetition.n"):
         name, _, option = place.partition(".")
         if name in options and options[name][option] < 1:
-            runs.fail(f"--reward-args {place} must be 1 or more, not {options[name][option]}")
+            fail(f"--reward-args {place} must be 1 or more, not {options[name][option]}")
     if "pairwise" in options and options["pairwise"]["opponents"] < 0:
-        runs.fail("--reward-args pairwise.opponents must be 0 (all others) or more")
+        fail("--reward-args pairwise.opponents must be 0 (all others) or more")
     if "overlong" in options and not 0 <= options["overlong"]["buffer"] <= max_tokens:
-        runs.fail(
+        fail(
             f"--reward-args overlong.buffer must be from 0 (a quarter of the limit) to --max-completion-tokens "
             f"{max_tokens}, not {options['overlong']['buffer']}"
         )
@@ -157,7 +158,7 @@ def _refuse_what_the_floor_undoes(args, spec: list[tuple[str, float | str]]) -> 
         if name == "format" and rule != 0:  # with the weight 0 it is only logged
             without_effect.append(f"--rewards {name}")
     if without_effect:
-        runs.fail(
+        fail(
             f"{without_effect[0]} does nothing with --on-bad-format floor, which puts a floor in place of all rewards "
             "of a completion that is malformed or cut off; add --on-bad-format score"
         )
@@ -173,13 +174,13 @@ def _check_judge(args, judged_names: list[str]) -> None:
     """Exits with 2 if a reward lacks its judge, or if a flag of the judge would do nothing."""
     if not judged_names:
         reason = "without a reward that asks one"
-        runs.refuse_unused({"--judge": reason, "--judge-url": reason})
+        refuse_unused({"--judge": reason, "--judge-url": reason})
     if not judged_names and not args.gold.startswith("judge:"):
         reason = "without a judge"
         has_server = getattr(args, "vllm_server_url", "")
-        runs.refuse_unused({"--budget": reason, "--price": reason, "--key-env": "" if has_server else reason})
+        refuse_unused({"--budget": reason, "--price": reason, "--key-env": "" if has_server else reason})
     if judged_names and not args.judge:
-        runs.fail(f"--rewards {judged_names[0]} asks a judge; give --judge, and --judge-url")
+        fail(f"--rewards {judged_names[0]} asks a judge; give --judge, and --judge-url")
     if judged_names:
         judge_endpoint(args, Path())  # exits with 2 without a key
 
@@ -189,9 +190,9 @@ def _check_pass_at_k(args, group_size: int, has_verifier: bool) -> None:
     if not k:
         return
     if not 1 <= k <= group_size:
-        runs.fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")
+        fail(f"--pass-at-k {k} must be from 1 to --group-size {group_size}")
     if not has_verifier:
-        runs.fail(f"--pass-at-k needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards")
+        fail(f"--pass-at-k needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards")
 
 
 def _check_instructions(prompts: list[dict]) -> None:
@@ -219,14 +220,14 @@ def _check_prompts(
     args, rules: dict[str, float | str], functions: dict[str, Callable], judged_names: list[str]
 ) -> None:
     """Prints each reward's rule and options, and to how many prompts it applies; exits with 2 if that is none."""
-    prompts = read_prompts(args)
+    prompts = read_prompt_rows(args)
     if "instructions" in functions:
         _check_instructions(prompts)
     for prompt in prompts:
         if "rubric" in functions and has_field(prompt, "rubric"):
-            runs.or_fail(read_rubric, prompt)
+            or_fail(read_rubric, prompt)
         if "bleu" in functions and has_field(prompt, "references"):
-            runs.or_fail(read_references, prompt)
+            or_fail(read_references, prompt)
     options = rewards.reward_options(args)
     fields = fields_of(options)
     for name in functions:
@@ -235,7 +236,7 @@ def _check_prompts(
             field = fields[name]
             n_prompts = sum(has_field(prompt, field) for prompt in prompts)
             if n_prompts == 0:
-                runs.fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
+                fail(f"--rewards {name}: no row of {args.prompts} has the field {field!r}")
         calls = ""
         if name == "pairwise":
             n_calls = _calls_of_games(getattr(args, "group_size", 1), **options[name])

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Literal, get_args, get_origin
 
 import rewards
-import runs
+from rlmt.run import load_function
 
 # --- 1. --rewards
 
@@ -93,7 +93,7 @@ def functions_of(args) -> dict[str, Callable]:
     for word in getattr(args, "rewards", ()):
         source, name, _ = split_word(word)
         if source:
-            functions[name] = runs.load_function(source)
+            functions[name] = load_function(source)
         elif name in rewards.REWARDS:
             functions[name] = rewards.REWARDS[name]
     return functions

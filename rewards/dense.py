@@ -18,11 +18,23 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification
 
-import policy
 import rewards
-import runs
-import utils
-import watchdog
+from rlmt.chat import context_length, load_config, load_tokenizer
+from rlmt.model import (
+    Policy,
+    check_weights,
+    clip_gradients,
+    collate,
+    compute_reference_logprobs,
+    gradient_exchange,
+    load_policy,
+    load_weights,
+    micro_batches,
+    prepare_trained,
+)
+from rlmt.run import load_function
+from rlmt.watchdog import beat
+from utils import compute_dtype, fail, or_fail
 from rewards.preference import TOKENS_PER_BATCH, longest_first
 
 MAX_GRAD_NORM = 1.0  # of the model behind `prime`
@@ -122,12 +134,12 @@ class ProcessReward:
         self.function = None
         source = options["model"]
         if ".py:" in source:
-            self.function = runs.load_function(source)
+            self.function = load_function(source)
             return
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
-        self.tokenizer = utils.load_tokenizer(source)
+        self.tokenizer = load_tokenizer(source)
         self.separator_ids = self._ids(options["separator"])
-        model, _ = policy.load_weights(AutoModelForTokenClassification, source, utils.compute_dtype(dtype))
+        model, _ = load_weights(AutoModelForTokenClassification, source, compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
 
@@ -158,7 +170,7 @@ class ProcessReward:
             return [self.function(completion.messages, completion.text) for completion in completions]
         encoded = [self.encode(completion) for completion in completions]
         lengths = [len(ids) for ids, _ in encoded]
-        limit = utils.context_length(self.model.config)
+        limit = context_length(self.model.config)
         if max(lengths) > limit:
             raise RuntimeError(
                 f"a completion has {max(lengths)} tokens for the process model, which reads {limit}; "
@@ -179,7 +191,7 @@ class ProcessReward:
         ids = pad_sequence(rows, batch_first=True).to(self.device)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
         logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
-        watchdog.beat()
+        beat()
         return logits.softmax(-1)[..., 1].cpu()
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,11 +255,11 @@ class ImplicitReward:
         self.pad_token_id = tokenizer.pad_token_id
         self.accelerator = accelerator
         resume_from = str(folder / self.name) if folder else None
-        model = policy.load_policy(
+        model = load_policy(
             args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit, args.dtype
         )
-        model = policy.Policy(model, args.temperature)
-        self.learner = policy.prepare_trained(
+        model = Policy(model, args.temperature)
+        self.learner = prepare_trained(
             accelerator, model, options["learning_rate"], weight_decay=0.0, optim=args.optim
         )
         self.metrics = {}
@@ -262,18 +274,18 @@ class ImplicitReward:
         values, events = _no_rewards(completions)
         place_of = {id(completion): place for place, completion in enumerate(completions)}
         sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
-        batches = policy.micro_batches(completions, self.args.micro_batch_tokens, accelerator)
+        batches = micro_batches(completions, self.args.micro_batch_tokens, accelerator)
         for i, members in enumerate(batches):
-            watchdog.beat()
-            batch = policy.collate(members, self.pad_token_id, accelerator.device)
+            beat()
+            batch = collate(members, self.pad_token_id, accelerator.device)
             inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
             verdicts = [completion.correct for completion in members]
             labels = [math.nan if verdict is None else verdict for verdict in verdicts]
             labels = torch.tensor(labels, device=accelerator.device)
             known = ~labels.isnan()
 
-            reference_logprobs = policy.reference_logprobs(model, self.reference, inputs)
-            with policy.gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
+            reference_logprobs = compute_reference_logprobs(model, self.reference, inputs)
+            with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
                 logprobs, _ = model(*inputs)
                 value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
                 log_odds = value.sum(1)
@@ -290,7 +302,7 @@ class ImplicitReward:
                 events[place, :n_tokens] = True
                 completion.rewards[self.name] = row.sum().item()
         loss, accuracy = (accelerator.reduce(sums, "sum") / n_known).tolist()
-        grad_norm = policy.clip_gradients(model, MAX_GRAD_NORM)
+        grad_norm = clip_gradients(model, MAX_GRAD_NORM)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):  # before it reaches the weights
             raise FloatingPointError(
                 f"--rewards prime: the loss of its model is {loss}, the norm of its gradient {grad_norm}"
@@ -306,17 +318,17 @@ class ImplicitReward:
 
 def check(args, has_reference: bool) -> None:
     """Exits with 2 for dense rewards that cannot be; loads no model."""
-    spec = runs.or_fail(rewards.parse_spec, args.rewards)
+    spec = or_fail(rewards.parse_spec, args.rewards)
     names = [name for name, _ in spec]
-    options = runs.or_fail(rewards.reward_options, args)
+    options = or_fail(rewards.reward_options, args)
     if "process" in names:
         _check_process_model(options["process"]["model"])
     if "prime" not in names:
         return
     if not any(name in rewards.VERIFIERS for name in names):
-        runs.fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.VERIFIERS)}")
+        fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.VERIFIERS)}")
     if not has_reference:
-        runs.fail(
+        fail(
             "--rewards prime compares with the reference model, which --beta 0 leaves out, and --kl none of PPO; "
             "give a small weight"
         )
@@ -324,29 +336,29 @@ def check(args, has_reference: bool) -> None:
 
 def _check_process_model(source: str) -> None:
     if not source:
-        runs.fail(
+        fail(
             "--rewards process needs --reward-args process.model=MODEL: "
             "a token classifier, or file.py:function"
         )
     if ".py:" in source:
-        runs.load_function(source)
+        load_function(source)
         return
-    utils.load_tokenizer(source)
-    config = utils.load_config(source)
+    load_tokenizer(source)
+    config = load_config(source)
     architecture = "".join(config.architectures or [])
     if not architecture.endswith("ForTokenClassification") or config.num_labels != 2:
-        runs.fail(
+        fail(
             f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
             "it must be a token classifier with two, wrong and right, or file.py:function"
         )
-    policy.check_weights(AutoModelForTokenClassification, source)
+    check_weights(AutoModelForTokenClassification, source)
 
 
 def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
     """Loads the dense rewards in `args.rewards`. `folder`: the checkpoint of a resumed run."""
-    options = runs.or_fail(rewards.reward_options, args)
+    options = or_fail(rewards.reward_options, args)
     sources = []
-    for name, weight in runs.or_fail(rewards.parse_spec, args.rewards):
+    for name, weight in or_fail(rewards.parse_spec, args.rewards):
         if name == "process":
             n_tokens = args.reward_tokens_per_batch
             source = ProcessReward(options[name], weight, tokenizer, n_tokens, accelerator.device, args.dtype)

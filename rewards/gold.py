@@ -12,10 +12,12 @@ import pandas as pd
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-import rollout
-import runs
-import watchdog
-from endpoint import Endpoint, try_endpoint
+from rlmt.data import append_jsonl, read_log
+from rlmt.endpoint import Endpoint, try_endpoint
+from rlmt.run import load_function
+from rlmt.sampler import sample_completions
+from rlmt.watchdog import beat
+from utils import or_fail
 from rewards.judged import judge_mark
 from rewards.preference import RewardModel
 
@@ -25,9 +27,9 @@ def check(args) -> None:
     if args.gold.startswith("judge:"):
         _judge_endpoint(args, Path())
     elif ".py:" in args.gold:
-        runs.load_function(args.gold)
+        load_function(args.gold)
     elif args.gold:
-        runs.or_fail(RewardModel.check, args.gold, "", "response", "plain")
+        or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
 def announce_judge(args, n_completions: int, accelerator: Accelerator) -> None:
@@ -62,7 +64,7 @@ def load_gold(args, device: str, run: Path):
     if spec.startswith("judge:"):
         return _judge_as_gold(args, run)
     if ".py:" in spec:
-        return _function_as_gold(runs.load_function(spec))
+        return _function_as_gold(load_function(spec))
     # it is given responses only
     return RewardModel(spec, "response", "plain", device=device, dtype=args.dtype)
 
@@ -71,7 +73,7 @@ def _function_as_gold(function):
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         values = []
         for messages, response in zip(prompts, responses, strict=True):
-            watchdog.beat()
+            beat()
             value = function(messages, response)
             if isinstance(value, numbers.Real):  # scorer.set_gold refuses anything else
                 value = float(value)
@@ -123,7 +125,7 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
     own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
 
     sampler.sync(model)
-    completions = rollout.sample_completions(own_prompts, sampler, scorer.args.think_format)
+    completions = sample_completions(own_prompts, sampler, scorer.args.think_format)
     sampler.sleep()
 
     truncated = scorer.measure(completions)
@@ -145,13 +147,13 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
         truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
-    earlier_lines = runs.read_log(path)
+    earlier_lines = read_log(path)
     line = {"step": step} | _means(rows)
     if truncated is not None:
         line["gold_truncated"] = truncated
-    runs.append_jsonl(path, [line])
+    append_jsonl(path, [line])
     completions = run / "held_out_completions.jsonl"
-    runs.append_jsonl(completions, [row | {"step": step} for row in rows])
+    append_jsonl(completions, [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
 
     if line["gold"] is None:
@@ -199,7 +201,7 @@ def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: 
     """
     if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
         return
-    best_rows = [row for row in runs.read_log(completions) if row["step"] == best["step"]]
+    best_rows = [row for row in read_log(completions) if row["step"] == best["step"]]
     differences = (_gold_by_prompt(rows) - _gold_by_prompt(best_rows)).dropna()
     if differences.mean() < -2 * differences.sem():
         print(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from math import exp, isfinite, tanh
 from typing import Literal
 
-from endpoint import Endpoint, Reply, has_no_reply
+from rlmt.endpoint import Endpoint, Reply, has_no_reply
 from rewards.judge_prompts import PROMPTS, QUESTION
 from rewards.shared import Values, has_field, in_groups, verified_values
 

@@ -8,12 +8,19 @@ from accelerate import PartialState
 from transformers import AutoModelForSequenceClassification
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import policy
 import rewards
-import runs
-import templates
-import utils
-import watchdog
+from rlmt.chat import (
+    closing_ids,
+    context_length,
+    load_config,
+    load_tokenizer,
+    render_answers,
+    unwritable_tag,
+    without_control,
+)
+from rlmt.model import check_weights, load_weights
+from rlmt.watchdog import beat
+from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # larger batches were no faster on a CPU
 
@@ -42,18 +49,18 @@ class RewardModel:
         chat_template: str = "",
         max_length: int = 0,
         tokens_per_batch: int = 0,
-        device: str = utils.DEVICE,
+        device: str = DEVICE,
         dtype: str = "auto",
     ):
         self.reward_on = reward_on
         self.think_format = think_format
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, _ = policy.load_weights(AutoModelForSequenceClassification, path, utils.compute_dtype(dtype))
+        model, _ = load_weights(AutoModelForSequenceClassification, path, compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # computes the scalar itself in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
-        self.max_length = max_length or utils.context_length(self.model.config)
+        self.max_length = max_length or context_length(self.model.config)
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.model.device.type]
         self.n_scored = 0
         self.n_truncated = 0
@@ -64,9 +71,9 @@ class RewardModel:
 
         The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits with 2 if the folder cannot be used.
         """
-        tokenizer = utils.load_tokenizer(path)
-        config = utils.load_config(path)
-        policy.check_weights(AutoModelForSequenceClassification, path)
+        tokenizer = load_tokenizer(path)
+        config = load_config(path)
+        check_weights(AutoModelForSequenceClassification, path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -74,8 +81,8 @@ class RewardModel:
                 f"reward model {path} has no chat template; "
                 "pass --reward-args preference.chat_template=FILE (Jinja)"
             )
-        text = utils.join_thinking("Z", "Y", think_format)
-        if reward_on == "think+response" and text not in templates.render_answers(tokenizer, text):
+        text = join_thinking("Z", "Y", think_format)
+        if reward_on == "think+response" and text not in render_answers(tokenizer, text):
             raise ValueError(
                 f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
                 "scored; pass --reward-args preference.chat_template=FILE or --reward-on response"
@@ -90,12 +97,12 @@ class RewardModel:
         Tokens beyond `max_length` are cut from the end, but the tokens that close the last turn stay.
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
-        turns = templates.without_control(self.tokenizer, turns)
+        turns = without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
         self.n_scored += 1
         if len(ids) > self.max_length:
             self.n_truncated += 1
-            closing = templates.closing_ids(self.tokenizer)
+            closing = closing_ids(self.tokenizer)
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
 
@@ -104,7 +111,7 @@ class RewardModel:
         ids = []
         for messages, text in zip(prompts, completions, strict=True):
             if self.reward_on == "response":
-                text = utils.response_to_score(text, self.think_format)
+                text = response_to_score(text, self.think_format)
             ids.append(self.encode(messages, text))
         return self.score_ids(ids)
 
@@ -129,7 +136,7 @@ class RewardModel:
         self.model.config.get_text_config().pad_token_id = pad
         ids = [row + [pad] * (width - len(row)) for row in rows]
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        watchdog.beat()
+        beat()
         logits = self.model(
             torch.tensor(ids, device=self.model.device),
             attention_mask=torch.tensor(mask, device=self.model.device),
@@ -158,17 +165,15 @@ def check(args) -> None:
     """Exits with 2 if the preference is a reward of the run and `args.reward_model` cannot score its format."""
     if "preference" not in rewards.reward_names(args):
         return
-    template = runs.or_fail(rewards.reward_options, args)["preference"]["chat_template"]
-    tokenizer = runs.or_fail(
-        RewardModel.check, args.reward_model, template, args.reward_on, args.think_format
-    )
-    tag = templates.unwritable_tag(tokenizer, args.think_format)
+    template = or_fail(rewards.reward_options, args)["preference"]["chat_template"]
+    tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
+    tag = unwritable_tag(tokenizer, args.think_format)
     if tag and args.reward_on == "think+response":
         PartialState().print(
             f"WARNING: {args.reward_model} reads {tag!r} as an unknown token; with --reward-on response it reads "
             "no tags"
         )
-    config = utils.load_config(args.reward_model)
+    config = load_config(args.reward_model)
     learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:
         PartialState().print(
@@ -180,7 +185,7 @@ def load_reward_model(args, device: str) -> RewardModel | None:
     """Loads `args.reward_model`, which `check` has checked; None if the preference is not a reward of the run."""
     if "preference" not in rewards.reward_names(args):
         return None
-    options = runs.or_fail(rewards.reward_options, args)["preference"]
+    options = or_fail(rewards.reward_options, args)["preference"]
     return RewardModel(
         args.reward_model,
         args.reward_on,

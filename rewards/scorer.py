@@ -11,11 +11,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-import policy
 import rewards
-import rollout
-import utils
-import watchdog
+from rlmt.model import set_entropy_statistics
+from rlmt.sampler import share_of
+from rlmt.watchdog import beat
+from utils import THINK_FORMATS
 from rewards.gold import load_gold
 from rewards.preference import RewardModel, load_reward_model
 
@@ -93,7 +93,7 @@ class Scorer:
         set_gold(self.gold, completions)
 
         if self.needs_entropies:
-            policy.set_entropy_statistics(
+            set_entropy_statistics(
                 model,
                 completions,
                 self.args.micro_batch_tokens,
@@ -114,7 +114,7 @@ class Scorer:
             scores = self.reward_function(rows, group_size)
         scores = broadcast_object_list([scores])[0]
 
-        own_places = rollout.share_of(list(range(len(rows))), self.accelerator)
+        own_places = share_of(list(range(len(rows))), self.accelerator)
         for place, completion in zip(own_places, completions, strict=True):
             completion.correct = scores.correct[place]
             for name, values in scores.parts.items():
@@ -138,7 +138,7 @@ class Scorer:
         all_totals = torch.tensor(gather_object(own_totals))
         all_floored = torch.tensor(gather_object(own_floored))
         all_rewards = set_floors(all_totals, all_floored, group_size, self.args.format_margin).tolist()
-        own_rewards = rollout.share_of(all_rewards, self.accelerator)
+        own_rewards = share_of(all_rewards, self.accelerator)
         for completion, reward in zip(completions, own_rewards, strict=True):
             completion.reward = reward
 
@@ -181,7 +181,7 @@ def text_to_score(completion, args) -> str | None:
         return completion.text
     # "null", the strict mode of the released code, wants the tag that opens the response; a Zero format
     # also needs the one that closes it, behind that
-    expected = utils.THINK_FORMATS[args.think_format]
+    expected = THINK_FORMATS[args.think_format]
     start = completion.text.find(expected.opens_response)
     if start < 0 or expected.stop not in completion.text[start:]:
         return "[NULL]"
@@ -197,7 +197,7 @@ def set_preferences(reward_model, completions: list, texts: list[str | None]) ->
             scored.append(completion)
     messages = [completion.messages for completion in scored]
     scores = reward_model.score(messages, [text for text in texts if text is not None])
-    watchdog.beat()
+    beat()
     for completion, score in zip(scored, scores, strict=True):
         if not math.isfinite(score):
             raise RuntimeError(

@@ -25,12 +25,11 @@ from collections import Counter
 from collections.abc import Callable
 from string import Template
 
-import runs
-import utils
-import watchdog
-from endpoint import Endpoint, dollars, token_limits
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
-from rows import check_ids, read_rows
+from rlmt.data import check_ids, read_rows
+from rlmt.endpoint import Endpoint, dollars, token_limits
+from rlmt.watchdog import beat
+from utils import ThinkParts, fail, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -124,9 +123,9 @@ def read_profiles(path: str) -> list[dict]:
     for number, profile in enumerate(profiles, 1):
         for field in text_fields:
             if not isinstance(profile[field], str):
-                runs.fail(f"{path}:{number}: {field!r} is not a text")
+                fail(f"{path}:{number}: {field!r} is not a text")
         if not profile["first_talk"].strip():
-            runs.fail(f"{path}:{number}: 'first_talk' is empty; the user has to begin the conversation")
+            fail(f"{path}:{number}: 'first_talk' is empty; the user has to begin the conversation")
     check_ids(path, profiles, "profiles")
     return profiles
 
@@ -160,23 +159,21 @@ def add_model_turn(
         think_format: a key of utils.THINK_FORMATS.
         finished: False if the token limit cut the reply off.
     """
-    parts = utils.split_thinking(text, think_format, finished)
-    add_split_turn(dialogue, setting, text, parts, utils.shows_response(text, think_format))
+    parts = split_thinking(text, think_format, finished)
+    add_split_turn(dialogue, setting, text, parts, shows_response(text, think_format))
 
 
-def add_split_turn(
-    dialogue: dict, setting: dict, text: str, parts: utils.ThinkParts, shows_response: bool
-) -> None:
+def add_split_turn(dialogue: dict, setting: dict, text: str, parts: ThinkParts, shows: bool) -> None:
     """Adds a turn of the tested model whose thinking is split off already.
 
     Args:
         text: the reply as it was generated, decoded without its end-of-turn token.
         parts: the thinking and the response of `text`.
-        shows_response: whether `text` has the mark behind which its response begins. The user hears all of a
+        shows: whether `text` has the mark behind which its response begins. The user hears all of a
             text without one.
     """
     heard = parts.response
-    if not shows_response:  # nothing tells thinking from response
+    if not shows:  # nothing tells thinking from response
         heard = text.strip()
     turn = {
         "role": "assistant",
@@ -206,7 +203,7 @@ def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
         return
     for dialogue in waiting:
         utterance, change = user(dialogue, setting)
-        watchdog.beat()  # a function may take as long as a call
+        beat()  # a function may take as long as a call
         add_user_turn(dialogue, setting, utterance, change)
 
 

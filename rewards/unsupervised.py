@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from pathlib import Path
 
-import runs
+from rlmt.data import read_log
 from rewards.shared import Values, in_groups
 from rewards.verified import final_answer, spell
 
@@ -194,7 +194,7 @@ def collapsed(history: list[dict], steps: int = 10, agreement: float = 0.99, ent
 
 def read_history(run: Path) -> list[dict]:
     """Reads from the log of a resumed run what `collapsed` looks at."""
-    log = runs.read_log(run / "metrics.jsonl")
+    log = read_log(run / "metrics.jsonl")
     return [
         {"agreement": row.get("collapse/agreement"), "entropy": row.get("collapse/entropy")} for row in log
     ]

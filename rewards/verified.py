@@ -1,6 +1,6 @@
 """Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
-Known limits. `math_answer` believes math-verify where it is wrong (tests/test_verified.py lists where). A fraction,
+Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists where). A fraction,
 a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
 `code` compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or
 `in` of the program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot
@@ -26,8 +26,8 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import runs
-import watchdog
+from rlmt.watchdog import beat
+from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
 from rewards import code_runner
 from rewards.shared import Values, has_field, verified_values
@@ -166,7 +166,7 @@ def _compare(truth: str, answer: str, seconds: float) -> bool:
     for _ in range(2):
         process = _comparer(seconds)
         verdict = _verdict(process, truth, answer)
-        watchdog.beat()
+        beat()
         if verdict:
             return verdict == "1"
 
@@ -371,7 +371,7 @@ def _share_passed(row: dict, timeout: float) -> float | None:
         tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
     program = _find_program(row["response"], tests, entry_point)
     passed = code_runner.count_passed(program, tests, entry_point, timeout)
-    watchdog.beat()
+    beat()
     return None if passed is None else passed / len(tests)
 
 
@@ -449,9 +449,9 @@ def instructions(
             check = functools.partial(ifeval.bounded, ifbench.check)
         else:
             check = ifeval.ifeval_check
-        met = runs.or_fail(check, task, row["response"])[rule]
+        met = or_fail(check, task, row["response"])[rule]
         met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
-        watchdog.beat()
+        beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
 

@@ -35,10 +35,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import templates
-import watchdog
+from rlmt import chat as templates
+from rlmt import watchdog
 import utils
-import vllm_engine
+from rlmt import vllm as vllm_engine
 from data.smollm2 import WHEEL, make_folder
 from launch import start_fork_server
 from rewards import sandbox

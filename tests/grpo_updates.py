@@ -1,4 +1,4 @@
-"""Three GRPO updates on stored completions of unequal lengths, and whole weights; tests/test_two_processes.py runs them."""
+"""Three GRPO updates on stored completions of unequal lengths, and whole weights; tests/scripts/test_two_processes.py runs them."""
 
 import numpy as np
 import torch
@@ -7,9 +7,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSequenceClassification
 
-import plan
-import policy
-import rollout
+from rlmt import memory as plan
+from rlmt import model as policy
+from rlmt import sampler as rollout
 import train_grpo
 from rewards import preference
 
@@ -77,7 +77,7 @@ def bfloat16_reference(accelerator) -> tuple[str, float]:
     batch = policy.collate(stored_completions(4, 1)[0], 0, accelerator.device)
     inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
     logprobs, _ = model(*inputs)
-    distances = (policy.reference_logprobs(model, reference, inputs) - logprobs).abs()
+    distances = (policy.compute_reference_logprobs(model, reference, inputs) - logprobs).abs()
     return dtype, distances.max().item()
 
 

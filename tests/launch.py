@@ -2,7 +2,7 @@
 
 A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script itself. Two of
 a launch are joined by torch.distributed as torchrun joins them; what the launcher does when one of them dies is tried with
-the real one, in tests/test_watchdog.py.
+the real one, in tests/rlmt/test_watchdog.py.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ FSDP2 = [
     *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
 ]
 LIBRARIES = [
-    "runs",  # first: it sets environment variables that the others read
+    "rlmt",  # first: it sets environment variables that the others read
     *["torch", "transformers.modeling_utils", "accelerate", "peft", "datasets", "pandas", "tyro"],
     "vllm.entrypoints.llm",
 ]

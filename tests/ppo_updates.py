@@ -1,11 +1,11 @@
-"""Two PPO updates on stored conversations; tests/test_two_processes.py runs them."""
+"""Two PPO updates on stored conversations; tests/scripts/test_two_processes.py runs them."""
 
 import math
 
 from grpo_updates import stored_completions
 
-import policy
-import rollout
+from rlmt import model as policy
+from rlmt import sampler as rollout
 import train_ppo
 
 

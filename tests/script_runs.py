@@ -13,9 +13,9 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
-import runs
-import watchdog
+from rlmt import watchdog
 from data.toy import world
+from rlmt import data as rlmt_data
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,7 +25,7 @@ def write_prompts(path: Path, n: int) -> Path:
     rows = []
     for number, _, text, _ in world.orders_of("rl", n, 0):
         rows.append({"id": number, "messages": [{"role": "user", "content": text}]})
-    runs.write_jsonl(path, rows)
+    rlmt_data.write_jsonl(path, rows)
     return path
 
 
@@ -105,4 +105,4 @@ def without_measurements(row: dict) -> dict:
 
 def metrics_of(run: Path) -> list[dict]:
     """Reads the log without times and memory."""
-    return [without_measurements(row) for row in runs.read_log(run / "metrics.jsonl")]
+    return [without_measurements(row) for row in rlmt_data.read_log(run / "metrics.jsonl")]

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+# rlmt is first: it sets environment variables that the libraries below read
+from rlmt.chat import prepare_tokenizer
 import torch
 import tyro
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -38,12 +40,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import templates
-import utils
+from utils import SAFE, TAGS, THINK_FORMATS, join_thinking
 from data.toy import world as toy
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
-TAG_PIECES = "|".join(f" ?{re.escape(tag)}" for tag in utils.TAGS)
+TAG_PIECES = "|".join(f" ?{re.escape(tag)}" for tag in TAGS)
 PIECES = TAG_PIECES + r"|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
 ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 ROW_TOKENS = 256  # length of a row in the base model's batches
@@ -192,12 +193,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Builds a word-level tokenizer. A token includes the space before it, so decoding is exact."""
     rng = random.Random("vocabulary")
     texts = [base_text(rng) for _ in range(4000)]
-    texts += [think_format.instruction for think_format in utils.THINK_FORMATS.values()]
+    texts += [think_format.instruction for think_format in THINK_FORMATS.values()]
     for _ in range(1000):  # any word that a chat turn begins with
         texts.append(toy.write_prompt(toy.sample_order(rng), rng))
     texts += [f"{phrase} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for phrase in toy.FLATTERY]
     texts.append("user\nassistant\nsystem\n\n\n")
-    for tag in utils.TAGS:
+    for tag in TAGS:
         texts += [tag, f" {tag}"]
     texts += [f" {number}" for number in range(61)]
 
@@ -304,7 +305,7 @@ def extend_base(base: Path, out: Path, texts: list[str]) -> None:
     tied, so rows of another size would change how likely the new words are before any training.
     """
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(base, **utils.SAFE)
+    model = AutoModelForCausalLM.from_pretrained(base, **SAFE)
     words = set()
     for text in texts:
         # twice, as a word may be split differently at the start of a line
@@ -348,7 +349,7 @@ def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
         think_format = "think" if rng.random() < 0.5 else "plain"
         for _ in range(DRAFTS):
             thinking, reply = toy.write_answer(order, toy.random_slips(rng), rng)
-            text = utils.join_thinking(thinking, reply, think_format)
+            text = join_thinking(thinking, reply, think_format)
             conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
             batch.conversations.append(conversation)
             batch.utilities.append(toy.utility(order, reply))
@@ -364,9 +365,9 @@ def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
 def train_reward(args: Args) -> None:
     """Trains the reward model on preferences and ratings of new drafts in every step."""
     tokenizer = AutoTokenizer.from_pretrained(args.base, trust_remote_code=False)
-    templates.prepare_tokenizer(tokenizer, "think")
+    prepare_tokenizer(tokenizer, "think")
     model = AutoModelForSequenceClassification.from_pretrained(
-        args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **utils.SAFE
+        args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **SAFE
     )
     rating_heads = torch.nn.Linear(model.config.hidden_size, len(ASPECTS))
     trained = torch.nn.ModuleDict({"model": model, "ratings": rating_heads})
@@ -410,7 +411,7 @@ def main(args: Args) -> None:
     if args.what == "base":
         train_base(args)
     elif args.what == "tags":
-        extend_base(args.base, args.out, [f"{tag} {tag}" for tag in utils.TAGS])
+        extend_base(args.base, args.out, [f"{tag} {tag}" for tag in TAGS])
     else:
         train_reward(args)
 

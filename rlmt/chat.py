@@ -1,0 +1,352 @@
+"""Chat templates and token ids of prompts and completions: the same in training, rewards and evaluation."""
+
+import contextlib
+import functools
+import json
+import re
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import cached_file
+
+from utils import TAGS, THINK_FORMATS, check_think_format, fail, or_fail, split_thinking
+
+# --- 1. chat templates
+
+# for models without special tokens for turns: "User: ...", "Assistant: ..."
+_TURNS = (
+    "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+_BOS = "{{ bos_token if bos_token else '' }}"
+CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and none prints today's date
+    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "plain": _BOS + _TURNS,
+}
+# a token that only this family has
+FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
+
+THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
+
+
+def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
+    """Applies the chat template, with the `template_args` that an evaluation may set (benchmarks/shipped.py)."""
+    template_args = getattr(tokenizer, "template_args", {})
+    return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
+
+
+def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
+    """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
+    messages = []
+    for answer in answers:
+        messages.append({"role": "user", "content": "Q"})
+        messages.append({"role": "assistant", "content": answer})
+    return render(tokenizer, messages, tokenize=False)
+
+
+def closing_ids(tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that the chat template writes after the assistant's words."""
+    closing_text = render_answers(tokenizer, "@@").rpartition("@@")[2]
+    return tokenizer(closing_text, add_special_tokens=False)["input_ids"]
+
+
+def ends_of_template(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the special tokens that the chat template writes after the assistant's words."""
+    special = control_tokens(tokenizer)
+    return [token for token in closing_ids(tokenizer) if token in special]
+
+
+def _keeps_thinking(tokenizer: Tokenizer) -> bool:
+    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
+    question = [{"role": "user", "content": "Q"}]
+    prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
+    keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
+    adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
+    prints_date = "strftime_now" in tokenizer.get_chat_template()
+    return keeps_all and adds_none and not prints_date
+
+
+def zero_template(instruction: str) -> str:
+    """Returns the template of a base model that is asked for a format: the instruction, then plain turns."""
+    return _BOS + "{{ " + json.dumps(instruction.rstrip(), ensure_ascii=False) + " }}\n\n" + _TURNS
+
+
+def check_instruction(path: str, text: str, think_format: str) -> None:
+    """Raises ValueError unless the text of a file that is no Jinja asks for the tags of a Zero format."""
+    wanted = THINK_FORMATS[think_format]
+    if not wanted.instruction:
+        raise ValueError(
+            f"--chat-template {path}: no Jinja in it; a plain text is the instruction of the formats zero_think and "
+            "zero_plain"
+        )
+    missing = [tag for tag in wanted.tags if tag not in text]
+    if missing:
+        raise ValueError(f"--chat-template {path}: it does not ask for {', '.join(missing)} ({think_format})")
+
+
+def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
+    """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
+    if chat_template in CHAT_TEMPLATES:
+        return chat_template, CHAT_TEMPLATES[chat_template]
+    instruction = THINK_FORMATS[think_format].instruction
+    if chat_template != "auto":
+        text = Path(chat_template).read_text()
+        if "{{" in text:  # Jinja
+            return chat_template, text
+        check_instruction(chat_template, text, think_format)
+        return chat_template, zero_template(text)
+    if instruction:
+        return think_format, zero_template(instruction)
+    if tokenizer.chat_template and _keeps_thinking(tokenizer):
+        return "its own", tokenizer.chat_template
+
+    vocabulary = tokenizer.get_vocab()
+    for family, mark in FAMILY_MARKS.items():
+        if mark in vocabulary:
+            return family, CHAT_TEMPLATES[family]
+    if tokenizer.chat_template:
+        raise ValueError(
+            "this tokenizer's chat template drops, adds or prefills thinking, or prints the date; pass one that "
+            f"does not: --chat-template FILE, or one of {', '.join(CHAT_TEMPLATES)}"
+        )
+    return "plain", CHAT_TEMPLATES["plain"]
+
+
+def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of all."""
+    vocabulary = tokenizer.get_vocab()
+    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
+        if vocabulary.get(token, end) != end:
+            return token
+    special = control_tokens(tokenizer).keys() - {end}
+    others = set(vocabulary.values()) - {end}
+    if not others:
+        raise ValueError("this tokenizer has a single token")
+    return tokenizer.convert_ids_to_tokens(max(special or others))
+
+
+def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
+    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
+    for tag in THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            return tag
+    return ""
+
+
+def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
+    """Raises ValueError if the tokenizer cannot write a tag of the format."""
+    tag = unwritable_tag(tokenizer, think_format)
+    if tag:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
+            f"{think_format!r}; choose another tag or another model"
+        )
+
+
+def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
+    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
+
+    `eos_token` becomes the token that the template writes after the assistant's words. `stop_ids` holds it and the
+    ends that the tokenizer had, which base models write. The pad token is never the end of turn, as
+    transformers reads a reward at the last token that is not the pad token. `trained_as` will be the content of a
+    checkpoint's think_format.json.
+
+    Args:
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
+            own if it keeps thinking verbatim; else ours for its family. A file of plain text takes the place of a
+            Zero format's instruction.
+
+    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
+    """
+    check_think_format(think_format)
+    check_writable(tokenizer, think_format)
+    name, text = choose_template(tokenizer, think_format, chat_template)
+    tokenizer.chat_template = text
+
+    ends = ends_of_template(tokenizer)
+    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
+    if leaves_end_to_model and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
+    if not ends:
+        raise ValueError(
+            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
+        )
+
+    end = ends[0]
+    own_ends = getattr(tokenizer, "own_ends", [])
+    tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
+    tokenizer.trained_as = {"think_format": think_format}
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    if tokenizer.pad_token_id in (None, end):
+        tokenizer.pad_token = _choose_pad_token(tokenizer, end)
+    return f"chat template: {name}; end of turn {tokenizer.eos_token!r}; pad {tokenizer.pad_token!r}"
+
+
+# --- 2. token ids of prompts and completions
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute names."""
+    return {
+        token_id: token.content
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in TAGS
+    }
+
+
+def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
+    """Strips control tokens from the texts of messages, as they would open or close a turn."""
+    control = control_tokens(tokenizer).values()
+    if not control:
+        return messages
+    pattern = re.compile("|".join(map(re.escape, control)))
+    cleaned = []
+    for message in messages:
+        text = message["content"]
+        while pattern.search(text):  # removing one can create another
+            text = pattern.sub("", text)
+        cleaned.append({**message, "content": text})
+    return cleaned
+
+
+def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
+    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
+    messages = without_control(tokenizer, messages)
+    ids = render(tokenizer, messages, add_generation_prompt=True)
+    if ids[:2] == [tokenizer.bos_token_id] * 2:
+        raise ValueError(
+            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
+        )
+    return ids
+
+
+def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes a completion with its end of turn: exactly the tokens that SFT trains on."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+
+
+def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
+    """Returns why a completion cannot be trained on; "" if it can.
+
+    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often),
+    `control_token` or `text_after_response`.
+    """
+    status = split_thinking(text, think_format).status
+    if status != "ok":
+        return status
+    expected = THINK_FORMATS[think_format]
+    if any(text.count(tag) > expected.tags.count(tag) for tag in TAGS):
+        return "tag_inside_text"
+    if not text.rstrip().endswith(expected.stop):
+        return "text_after_response"
+    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    return ""
+
+
+# --- 4. what a model's folder says of it
+
+
+def read_trained_as(model: str) -> dict:
+    """Returns how a model (a folder or hub name) was trained, as its files say; {} if they say nothing.
+
+    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
+    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    """
+    ours = _find_file(model, "think_format.json")
+    if ours:
+        return json.loads(ours.read_text())
+    longcot = _find_file(model, "longcot_config.json")
+    if not longcot:
+        return {}
+    return {"think_format": _format_of_longcot(model, or_fail(json.loads, longcot.read_text()))}
+
+
+def _format_of_longcot(model: str, config: dict) -> str:
+    """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
+    if not config.get("longcot", True):
+        return "plain"
+    opens_thinking = (config.get("start_think_marker") or "").strip()
+    opens_response = (config.get("longcot_delimiter") or "").strip()
+    # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
+    # whose chat template, unlike that of Zero, does not ask for a response in tags.
+    if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
+        return "think"
+    for name, known in THINK_FORMATS.items():
+        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
+        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
+            return name
+    fail(
+        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
+        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
+    )
+
+
+def _template_has(model: str, tag: str) -> bool:
+    """Tells whether a tag is in a checkpoint's chat template."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        path = _find_file(model, name)
+        if path and tag in path.read_text():
+            return True
+    return False
+
+
+def _find_file(model: str, name: str) -> Path | None:
+    """Returns a file of a model folder or hub name; None if there is none."""
+    if not Path(model).is_dir():
+        return _find_on_hub(model, name)
+    path = Path(model) / name
+    return path if path.exists() else None
+
+
+@functools.cache  # an evaluation asks once an answer
+def _find_on_hub(model: str, name: str) -> Path | None:
+    try:
+        return Path(cached_file(model, name))
+    except OSError:  # it is not there, or nothing can be reached: loading the model says which
+        return None
+
+
+def load_config(path: str):
+    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
+    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
+
+
+def context_length(config) -> int:
+    """Returns how many tokens a model reads at most; 10**9 if its config names no maximum."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
+
+    Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
+    `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
+    """
+    pickled = sorted(Path(path).glob("*model*.bin"))
+    if pickled and not any(Path(path).glob("*.safetensors")):
+        fail(
+            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. "
+            "Convert it if you trust it"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        fail(
+            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({reason})"
+        )
+
+    tokenizer.own_ends = []
+    with contextlib.suppress(OSError):
+        ends = GenerationConfig.from_pretrained(path).eos_token_id
+        if isinstance(ends, int):
+            ends = [ends]
+        tokenizer.own_ends = ends or []
+    return tokenizer

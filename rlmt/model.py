@@ -1,0 +1,920 @@
+"""Loads the model that is trained, computes log-probabilities, makes micro-batches, gathers whole weights.
+
+The loops of all training scripts share it.
+
+Axes: B completions of a micro-batch, T tokens of its longest completion, V tokens of the vocabulary.
+"""
+
+import contextlib
+import copy
+import json
+import math
+import os
+import shutil
+import subprocess
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from accelerate import (
+    Accelerator,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+    PartialState,
+    init_empty_weights,
+)
+from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint as recompute
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.utils import logging as transformers_logging
+
+from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
+from rlmt.watchdog import allow_seconds, beat
+from utils import DEVICE, SAFE, check_think_format, compute_dtype, fail, or_fail
+
+LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
+LORA_ALPHA = 2  # times the rank
+
+
+class Learner(NamedTuple):
+    """Holds a model that learns, and its optimizer."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+# --- 1. processes and models
+
+
+def start_accelerator(dtype: str = "auto") -> Accelerator:
+    """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
+
+    `dtype`: that of forwards, see utils.compute_dtype. Gradients are added up over processes in float32. FSDP2 would
+    add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
+    """
+    on_gpu = torch.cuda.is_available()
+    _check_driver(on_gpu)
+    precision_dtype = compute_dtype(dtype)
+    handlers = [
+        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by rlmt/watchdog.py
+        InitProcessGroupKwargs(timeout=timedelta(hours=6)),
+        # gradients are views of DDP's buckets: copies would take 4 bytes a parameter more
+        DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+    ]
+    plugin = None
+    if is_sharded_launch():
+        precision = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, precision_dtype), reduce_dtype=torch.float32
+        )
+        # shards are cut from the weights of rank 0, the only process that reads them, see `load_weights`
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, mixed_precision_policy=precision, cpu_ram_efficient_loading=True
+        )
+        # transformers reads it too, and would leave a reward model, which is not sharded, empty on other ranks
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    accelerator = Accelerator(
+        cpu=not on_gpu,
+        mixed_precision="bf16" if precision_dtype == "bfloat16" else "no",
+        kwargs_handlers=handlers,
+        fsdp_plugin=plugin,
+    )
+    warn_of_slow_dtype(dtype)
+    return accelerator
+
+
+def warn_of_slow_dtype(choice: str) -> None:
+    """Prints a warning if `--dtype` means bfloat16 on a CPU that has no instructions for it."""
+    if DEVICE == "cuda" or compute_dtype(choice) == "float32":
+        return
+    abilities = torch.cpu.get_capabilities()
+    if not any(abilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        PartialState().print("WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions")
+
+
+def _check_driver(on_gpu: bool) -> None:
+    """Exits with 2 if torch does not see a GPU that is there: training on the CPU would take for ever."""
+    if on_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+        return
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    if listing.returncode == 0 and "GPU 0" in listing.stdout:
+        fail(
+            f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
+            f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
+        )
+
+
+def is_sharded_launch() -> bool:
+    """Tells whether the launch config asks for FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+
+def without_weights(auto_class, config, dtype: str = "float32") -> nn.Module:
+    """Makes a model on the meta device, where weights have shapes and no values; its buffers are real."""
+    with init_empty_weights():
+        model = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    model.tie_weights()  # the context gives every name a weight of its own
+    return model
+
+
+def load_weights(
+    auto_class,
+    path: str,
+    dtype: str,
+    new_head: bool = False,
+    sharded: bool = False,
+    config=None,
+    load_in_4bit: bool = False,
+) -> tuple[nn.Module, list[str]]:
+    """Loads a model and returns it with the names of weights that the folder lacks.
+
+    With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
+    rank 0 alone reads it; on other ranks it is without weights until `to_device` gives them their shards.
+    `load_in_4bit`: linear layers except the head become 4 bits a weight (NF4, QLoRA, 2305.14314).
+    Exits with 2 if another weight is missing, as it would be random, if a weight is not finite, or if the
+    folder cannot be read.
+    """
+    config = config or load_config(path)
+    kwargs = {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    if load_in_4bit:
+        kwargs["quantization_config"] = _four_bits(dtype, new_head)
+    try:
+        empty = without_weights(auto_class, config, dtype)
+        if sharded and is_sharded_launch() and not PartialState().is_main_process:
+            return empty, []
+        with allow_seconds(4 * empty.num_parameters()):  # bytes of a file in float32
+            model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        fail(f"{path}: its weights cannot be read ({reason})")
+    if load_in_4bit:
+        _keep_gradient_on_a_cpu(model)
+    if model.can_generate():
+        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
+        model.generation_config = empty.generation_config
+    missing = _missing_weights(info)
+    needed = _needed_weights(missing, model, new_head)
+    if needed:
+        fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
+    not_finite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if not_finite:
+        fail(f"{path}: {len(not_finite)} weights are not finite, e.g. {not_finite[0]}")
+    return model, missing
+
+
+def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
+    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        # transformers finds an LM head by itself, but no classifier's head that has a bias
+        llm_int8_skip_modules=["score"] if is_classifier else None,
+    )
+
+
+def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
+    """Stops bitsandbytes from packing 4-bit weights on a CPU that evaluates: they would have no gradient after."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _missing_weights(info: dict) -> list[str]:
+    """Returns the names of weights that a folder lacks or has in another shape; `info`: from_pretrained's."""
+    return list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
+
+
+def _needed_weights(missing: list[str], model: nn.Module, new_head: bool) -> list[str]:
+    """Returns the missing weights that must not be random: not those of a new head."""
+    if not new_head:
+        return missing
+    return [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+
+
+def check_weights(auto_class, path: str, new_head: bool = False) -> None:
+    """Exits with 2 if `load_weights` could not load a folder; reads the headers of its files, and no weights.
+
+    Finds files that are missing or cut off, missing weights, and a classifier where another model is needed.
+    A hub name is not checked. Names are not compared if a model is quantised, or known to vLLM alone.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    config = load_config(path)
+    weights = _read_headers(folder)
+    if getattr(config, "quantization_config", None):
+        return
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # one line says what is missing
+    transformers_logging.disable_progress_bar()
+    try:
+        model_class = type(without_weights(auto_class, config))
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **SAFE,
+        )
+    except ValueError:  # such as a family for which vLLM alone has a class
+        return
+    finally:
+        transformers_logging.enable_progress_bar()
+        transformers_logging.set_verbosity(verbosity)
+
+    needed = _needed_weights(_missing_weights(info), model, new_head)
+    class_name = model_class.__name__
+    config_class = (config.architectures or ["no class"])[0]
+    # a reward model with tied embeddings lacks nothing of a language model
+    cannot_be = bool(needed) or "Classification" in config_class
+    if cannot_be and config_class != class_name and not new_head:
+        fail(f"{path}: {class_name} is needed here, and its config names {config_class}")
+    if needed:
+        fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
+
+
+def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights of a folder on the meta device; exits with 2 if a file is missing or cut off."""
+    parts = {path.name for path in folder.glob("*.safetensors")} or {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        parts = set(json.loads(index.read_text())["weight_map"].values())
+    weights = {}
+    for part in sorted(parts):
+        try:
+            with safe_open(folder / part, framework="pt") as file:
+                for name in file.keys():
+                    weights[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
+        except (SafetensorError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            fail(
+                f"{folder}: its weights cannot be read ({part}: {reason}); "
+                "copy or download the folder again, or name another"
+            )
+    return weights
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Tells whether a model is a peft model, without importing peft, which takes seconds."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
+    """Adds a LoRA adapter on all linear layers, or loads that of the checkpoint `resume_from`; it is float32.
+
+    `config`: further fields of peft's LoraConfig.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if resume_from:
+        model = PeftModel.from_pretrained(model, resume_from, is_trainable=True)
+    else:
+        lora = LoraConfig(r=rank, lora_alpha=LORA_ALPHA * rank, target_modules="all-linear", **config)
+        model = get_peft_model(model, lora)
+    for weight in model.parameters():
+        if weight.requires_grad:  # an update of 1e-5 is lost in bfloat16
+            weight.data = weight.data.float()
+    return model
+
+
+def load_policy_tokenizer(
+    args, n_tokens: int = 0, flags: str = "--max-prompt-tokens and --max-completion-tokens"
+) -> Tokenizer:
+    """Loads the tokenizer of `args.model` and prepares it for `args.think_format`; exits with 2 if that cannot be.
+
+    Checks that the model's context holds `n_tokens`, which `flags` allow; 0: those of prompt and completion.
+    """
+    or_fail(check_think_format, args.think_format)
+    tokenizer = load_tokenizer(args.model)
+    trained_to = read_trained_as(args.model).get("think_format")
+    if trained_to not in (None, args.think_format):
+        fail(
+            f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; "
+            "change --think-format or --model"
+        )
+    line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
+    PartialState().print(line)
+    check_weights(AutoModelForCausalLM, args.model)
+
+    context = context_length(load_config(args.model))
+    n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
+    if n_tokens > context:
+        fail(f"{flags}: {n_tokens} tokens are more than the {context} of {args.model}'s context")
+    return tokenizer
+
+
+def load_policy(
+    path: str,
+    lora_r: int,
+    gradient_checkpointing: bool,
+    resume_from: str | None = None,
+    load_in_4bit: bool = False,
+    dtype: str = "auto",
+) -> nn.Module:
+    """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
+
+    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
+    `load_in_4bit`: those that are frozen have 4 bits, else `dtype`, see utils.compute_dtype.
+    """
+    if lora_r:
+        frozen_dtype = compute_dtype(dtype)
+        model, _ = load_weights(
+            AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
+        )
+        model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
+    else:
+        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=True)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def load_learner(
+    args,
+    path: str,
+    folder: Path | None,
+    accelerator: Accelerator,
+    temperature: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Learner:
+    """Loads the policy at `path` to train, and makes its optimizer, both as the fields of `args` say.
+
+    A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the optimizer.
+    """
+    torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
+    model = load_policy(path, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype)
+    model = Policy(model, temperature)
+    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
+
+
+def load_classifier(
+    auto_class, task_type: str, path: str, args, folder: Path | None = None, zero_head: bool = False
+) -> nn.Module:
+    """Loads a classifier with one output to train: PPO's critic, or a reward model.
+
+    With LoRA an adapter is trained, and the whole head. A head that `path` lacks is random, or zero with
+    `zero_head`. A resumed run takes the weights from the checkpoint `folder`.
+    """
+    if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
+        path = str(folder)
+    config = load_config(path)
+    config.num_labels = 1
+    if task_type == "TOKEN_CLS":
+        config.classifier_dropout = 0.0  # its default is 0.1
+    dtype = "float32"
+    if args.lora_r:  # but for the adapter and the head nothing learns
+        dtype = compute_dtype(args.dtype)
+    model, missing = load_weights(
+        auto_class,
+        path,
+        dtype,
+        new_head=True,
+        sharded=True,
+        config=config,
+        load_in_4bit=args.load_in_4bit,
+    )
+    if zero_head:
+        for name, weight in model.named_parameters():
+            if name in missing:
+                nn.init.zeros_(weight)
+    if args.lora_r:
+        head = ["score"]
+        model = add_lora(
+            model, args.lora_r, folder, task_type=task_type, exclude_modules=head, modules_to_save=head
+        )
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()  # gradient checkpointing works in this mode only
+
+
+def to_device(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
+    """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
+    if accelerator.is_fsdp2:
+        return fsdp2_prepare_model(accelerator, model)
+    return accelerator.prepare_model(model, evaluation_mode=not learns)
+
+
+def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Places a model that is not trained."""
+    model.eval().requires_grad_(False)
+    return to_device(accelerator, model, learns=False)
+
+
+def prepare_trained(
+    accelerator: Accelerator,
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    optim: str = "adamw",
+) -> Learner:
+    """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
+    model = to_device(accelerator, model, learns=True)
+    # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if optim == "adamw_8bit":
+        optimizer = _adamw_8bit(model, trained, learning_rate, weight_decay, betas)
+    else:
+        optimizer = torch.optim.AdamW(
+            trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+        )
+    return Learner(model, accelerator.prepare_optimizer(optimizer))
+
+
+def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_decay: float, betas: tuple):
+    """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers' Trainer."""
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer = AdamW8bit(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as
+    # that of another round, may have the address of an earlier one.
+    optimizer.mng = copy.copy(optimizer.mng)
+    optimizer.mng.initialize()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            optimizer.mng.override_config(module.weight, "optim_bits", 32)
+    return optimizer
+
+
+# --- 2. log-probabilities
+
+
+class Policy(nn.Module):
+    """Wraps a causal language model: its forward returns log-probabilities, without holding all logits.
+
+    accelerate prepares this wrapper, so that FSDP2 gathers the LM head's weights when the forward needs them.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float):
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self._no_split_modules = model._no_split_modules  # the layers that FSDP2 shards one by one
+        config = model.config.get_text_config()
+        self.softcap = getattr(config, "final_logit_softcapping", None)
+        for name in ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
+            if getattr(config, name, None) not in (None, 1, 1.0):
+                raise ValueError(f"models that scale their logits ({name}) are not supported")
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def tie_weights(self) -> None:
+        """Makes embedding and LM head one weight, if they are; accelerate calls it before and after sharding."""
+        self.model.tie_weights()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        completion_mask: torch.Tensor | None = None,
+        entropy_gradient: bool = False,
+        generate: dict | None = None,
+        position_ids: torch.Tensor | None = None,
+        extra: str = "",
+    ):
+        """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
+
+        Args:
+            input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
+            completion_mask: (B, T).
+            entropy_gradient: whether entropies are differentiable.
+            generate: arguments of transformers' generate, whose output is returned instead. The call is made
+                here so that FSDP2 gathers the weights.
+            position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
+                `collate_packed`.
+            extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
+                "kl_uniform": KL(uniform || policy), nats.
+        """
+        if generate is not None:
+            return self.model.generate(**generate)
+        causal_lm = self.model
+        if has_adapter(causal_lm):
+            causal_lm = causal_lm.get_base_model()
+        n_completion = completion_mask.size(1)
+        if position_ids is None:
+            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        output = causal_lm.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        )
+
+        # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
+        is_token = completion_mask.bool()
+        hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
+        targets = input_ids[:, -n_completion:][is_token]
+        head = causal_lm.get_output_embeddings()
+
+        tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
+        chunks = []
+        for start in range(0, len(targets), tokens_at_once):
+            chunk = hidden[start : start + tokens_at_once]
+            chunk_targets = targets[start : start + tokens_at_once]
+            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, extra)
+            if len(targets) <= tokens_at_once:
+                chunks.append(self._logprobs_of_chunk(*arguments))
+            else:  # the backward pass computes logits again, so that those of one chunk are there at a time
+                chunks.append(recompute(self._logprobs_of_chunk, *arguments, use_reentrant=False))
+
+        zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
+        return tuple(
+            zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
+        )
+
+    def _logprobs_of_chunk(
+        self, hidden, weight, bias, targets, entropy_gradient: bool, extra: str
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
+        logits = F.linear(hidden, weight, bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        all_logprobs = (logits / self.temperature).log_softmax(-1)
+        logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        if extra == "likeliest":
+            return logprobs, entropies, (all_logprobs.argmax(-1) == targets).to(logits.dtype)
+        if extra == "kl_uniform":
+            return logprobs, entropies, -all_logprobs.mean(-1) - math.log(all_logprobs.size(-1))
+        return logprobs, entropies
+
+
+def reference_dtype(dtype: str = "auto") -> str:
+    """Returns the dtype of the reference's weights, where `--dtype` is `dtype`.
+
+    That is bfloat16 under FSDP2 that computes in it, as FSDP2 rounds the policy's weights to it for each forward.
+    Without FSDP2 forwards are autocast, the reference's too: norms and the sum of the layers stay in float32. So
+    do the weights. A bfloat16 reference would be 0.05 nat a token from a policy that has learned nothing
+    (docs/gpu.md).
+    """
+    return compute_dtype(dtype) if is_sharded_launch() else "float32"
+
+
+def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
+    """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
+    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
+    return prepare_frozen(accelerator, Policy(model, temperature))
+
+
+@torch.no_grad()
+def compute_reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tuple) -> torch.Tensor:
+    """Returns the log-probabilities (B, T) of the reference: if None, of the policy without its adapter."""
+    if reference is not None:
+        logprobs, _ = reference(*inputs)
+    else:
+        adapter = [weight for weight in model.parameters() if weight.requires_grad]
+        with unwrap(model).disable_adapter():
+            # peft has frozen them, and FSDP2 takes the gradients' dtype from its first forward
+            for weight in adapter:
+                weight.requires_grad_(True)
+            logprobs, _ = model(*inputs)
+    return logprobs
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Returns the transformers (or peft) model inside of DDP and Policy."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, Policy):
+        model = model.model
+    return model
+
+
+# --- 3. micro-batches
+
+
+def n_tokens_of(completion) -> int:
+    """Returns the tokens of prompt and completion."""
+    return len(completion.prompt_ids) + len(completion.ids)
+
+
+def lengths_of(completion) -> tuple[int, int]:
+    """Returns the tokens of the prompt and those of the completion, which `collate` pads apart."""
+    return len(completion.prompt_ids), len(completion.ids)
+
+
+def micro_batches(
+    rows: list,
+    max_tokens: int,
+    accelerator: Accelerator | None = None,
+    lengths: Callable[[object], tuple[int, int]] = lengths_of,
+) -> list[list]:
+    """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
+
+    Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes get
+    equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `lengths` counts the
+    tokens of a row's two parts.
+    """
+    longest_first = sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
+    lengths_by_row = [lengths(row) for row in longest_first]
+    n_batches = len(_chunk_sizes(lengths_by_row, max_tokens))
+    if accelerator is not None and accelerator.num_processes > 1:
+        most = torch.tensor(n_batches, device=accelerator.device)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        n_batches = most.item()
+
+    sizes = _split_until(_even_sizes(lengths_by_row, n_batches), n_batches)
+    batches = []
+    start = 0
+    for size in sizes:
+        batches.append(longest_first[start : start + size])
+        start += size
+    return batches
+
+
+def _chunk_sizes(lengths: list[tuple[int, int]], max_tokens: int) -> list[int]:
+    """Returns sizes of chunks of consecutive rows; padded, each chunk of several has at most `max_tokens`."""
+    sizes = []
+    longest_prompt = longest_completion = 0  # of the last chunk
+    for prompt, completion in lengths:
+        longest_prompt = max(longest_prompt, prompt)
+        longest_completion = max(longest_completion, completion)
+        if sizes and (sizes[-1] + 1) * (longest_prompt + longest_completion) <= max_tokens:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+            longest_prompt = prompt
+            longest_completion = completion
+    return sizes
+
+
+def _even_sizes(lengths: list[tuple[int, int]], n_chunks: int) -> list[int]:
+    """Returns sizes of at most `n_chunks` chunks; the largest, which sets the peak of memory, is as small as can be."""
+    if not lengths:
+        return []
+
+    def suffices(limit: int) -> bool:
+        return len(_chunk_sizes(lengths, limit)) <= n_chunks
+
+    longest_prompt = max(prompt for prompt, _ in lengths)
+    longest_completion = max(completion for _, completion in lengths)
+    one_chunk = len(lengths) * (longest_prompt + longest_completion)  # tokens with padding
+    smallest_limit = bisect_left(range(one_chunk), True, key=suffices)
+    return _chunk_sizes(lengths, smallest_limit)
+
+
+def _split_until(sizes: list[int], n_chunks: int) -> list[int]:
+    """Halves the largest chunks until there are `n_chunks`."""
+    sizes = list(sizes)
+    while len(sizes) < n_chunks:
+        largest = sizes.index(max(sizes))
+        half = sizes[largest] // 2
+        sizes[largest : largest + 1] = [sizes[largest] - half, half]
+    return sizes
+
+
+def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
+    """Makes tensors of a micro-batch; all completions begin in the same column.
+
+    Returns what `collate_ids` does, and (B, T) each: loss_mask, which is 1 on the policy's tokens, 0 on
+    padding and on the user's turns; advantages; and, if completions have them, the log-probabilities of
+    sampler, policy at the rollout and reference, values and returns.
+    """
+    prompt_ids = [completion.prompt_ids for completion in completions]
+    completion_ids = [completion.ids for completion in completions]
+    batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
+    if completions[0].loss_mask is None:
+        batch["loss_mask"] = batch["completion_mask"]
+    else:
+        batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
+    batch["advantages"] = pad([completion.advantages for completion in completions])
+    for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
+        if getattr(completions[0], name) is not None:
+            batch[name] = pad([getattr(completion, name) for completion in completions])
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def collate_ids(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device
+) -> dict[str, torch.Tensor]:
+    """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
+
+    Prompts are padded on the left, completions on the right, so all completions begin in the same column.
+    """
+    prompts = [torch.tensor(ids) for ids in prompt_ids]
+    answers = [torch.tensor(ids) for ids in completion_ids]
+    left = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
+    left_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+    right = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
+    right_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
+    batch = {
+        "input_ids": torch.cat([left, right], dim=1),
+        "attention_mask": torch.cat([left_mask, right_mask], dim=1),
+        "completion_mask": right_mask,
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def collate_packed(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], device
+) -> dict[str, torch.Tensor]:
+    """Makes the inputs of Policy with all texts in one row, of N tokens; none attends to another.
+
+    Returns input_ids and position_ids (1, N), and completion_mask (1, N - 1), which leaves out the first
+    token. Where positions begin again, transformers sees the beginning of another text.
+    """
+    ids = []
+    positions = []
+    mask = []
+    for prompt, answer in zip(prompt_ids, completion_ids, strict=True):
+        ids += prompt + answer
+        positions += range(len(prompt) + len(answer))
+        mask += [0] * len(prompt) + [1] * len(answer)
+    batch = {"input_ids": ids, "position_ids": positions, "completion_mask": mask[1:]}
+    return {name: torch.tensor([row], device=device) for name, row in batch.items()}
+
+
+def pad(rows: list[list[float]]) -> torch.Tensor:
+    """Makes a tensor (B, T) of rows of numbers, with 0 to the right of shorter rows."""
+    return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+
+
+@torch.no_grad()
+def set_old_logprobs(
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> None:
+    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first update."""
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        logprobs, _ = model(**batch)
+        for completion, row in zip(members, logprobs.tolist(), strict=True):
+            completion.old_logprobs = row[: len(completion.ids)]
+
+
+@torch.no_grad()
+def set_reference_logprobs(
+    model: nn.Module,
+    reference: nn.Module | None,
+    completions: list,
+    max_tokens: int,
+    pad_token_id: int,
+    accelerator: Accelerator,
+) -> None:
+    """Notes the reference's log-probabilities; see `compute_reference_logprobs`."""
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        logprobs = compute_reference_logprobs(model, reference, inputs)
+        for completion, row in zip(members, logprobs.tolist(), strict=True):
+            completion.reference_logprobs = row[: len(completion.ids)]
+
+
+@torch.no_grad()
+def set_entropy_statistics(
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> None:
+    """Notes mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
+
+    The rewards self_certainty and negative_entropy read them.
+    """
+    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
+        _, entropies, kl_uniform = model(**batch, extra="kl_uniform")
+        for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
+            n_tokens = len(completion.ids)
+            completion.statistics = {
+                "mean_entropy": entropy.sum().item() / n_tokens,
+                "mean_kl_uniform": kl.sum().item() / n_tokens,
+            }
+
+
+def _inputs_of(
+    completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
+    """Yields micro-batches and Policy's inputs for them; reports progress."""
+    for members in micro_batches(completions, max_tokens, accelerator):
+        beat()
+        prompt_ids = [completion.prompt_ids for completion in members]
+        completion_ids = [completion.ids for completion in members]
+        yield members, collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+
+
+# --- 4. around an optimizer step
+
+
+def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
+    """Returns the learning rate of a step (from 0): it rises from 0, then falls to 0 along a cosine."""
+    warmup_steps = math.ceil(warmup_ratio * steps)
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return peak * (1 + math.cos(math.pi * progress)) / 2
+
+
+def check_rate(args, steps: int) -> None:
+    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
+    rates = [cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
+    if max(rates) == 0:
+        fail(
+            f"{steps} step would teach nothing, as the learning rate rises from 0; "
+            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
+        )
+
+
+def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
+    """Returns how many tokens the loss of an update counts, over all processes."""
+    n_own = sum(completion.n_trained_tokens for completion in completions)
+    return accelerator.reduce(torch.tensor(n_own, device=accelerator.device), "sum").item()
+
+
+def gradient_exchange(
+    model: nn.Module, accelerator: Accelerator, is_last: bool
+) -> contextlib.AbstractContextManager:
+    """Returns the context for the forward and backward of a micro-batch of an update.
+
+    DDP exchanges gradients once, after the last micro-batch; FSDP2 adds them up in shards each time.
+    """
+    if is_last or accelerator.is_fsdp2:
+        return contextlib.nullcontext()
+    return accelerator.no_sync(model)
+
+
+def sum_and_divide(sums: dict[str, torch.Tensor], n: int, accelerator: Accelerator) -> dict[str, float]:
+    """Returns sums of all processes divided by `n`, the tokens or pairs of all processes."""
+    totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n
+    return dict(zip(sums, totals.tolist(), strict=True))
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Scales gradients down to a norm of at most `max_norm`; returns the norm before, over all shards."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return full_tensor(norm).item()
+
+
+def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) -> None:
+    """Ends the run before an update that is not finite; writes this process's rows (dataclasses) to disk."""
+    for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            path = run / f"not_finite-rank{PartialState().process_index}.jsonl"
+            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+            raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its rows are in {path}")
+
+
+# --- 5. whole weights: for the sampler, for checkpoints
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, whole weight) of the transformers model, LoRA merged; all processes must iterate.
+
+    PEFT can merge in place and subtract again, but in bfloat16 that leaves other weights than before.
+    """
+    inner = unwrap(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward without a backward leaves the last layers gathered
+    if not has_adapter(inner):
+        for name, weight in inner.named_parameters():
+            yield name, full_tensor(weight.detach())
+        return
+
+    for name, weight in inner.named_parameters():
+        # the adapter's own weights, and a head as it was before training
+        if inner.prefix in name or ".original_module." in name:
+            continue
+        tensor = full_tensor(_in_16_or_32_bit(weight))
+        if name.endswith(".base_layer.weight"):
+            layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
+            tensor = _merged(layer, tensor)
+        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        yield name.replace(".modules_to_save.default", ""), tensor
+
+
+def _in_16_or_32_bit(weight: nn.Parameter) -> torch.Tensor:
+    """Returns the values that a weight in 4 bits stands for, which a forward computes with; any other as it is."""
+    if not hasattr(weight, "quant_state"):
+        return weight.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, weight.quant_state)
+
+
+def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the whole weight of a linear layer plus its LoRA, scaling * B A, added up in float32."""
+    b = full_tensor(layer.lora_B["default"].weight).float()
+    a = full_tensor(layer.lora_A["default"].weight).float()
+    delta = layer.scaling["default"] * (b @ a)
+    if layer.fan_in_fan_out:
+        delta = delta.T
+    return (weight.float() + delta).to(weight.dtype)

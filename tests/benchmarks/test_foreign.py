@@ -1,0 +1,424 @@
+"""Models that were trained elsewhere are evaluated as they ship: their chat template, ends of turn and way of thinking.
+
+The chat templates are the families' own texts, as the installed TRL keeps them byte by byte. Tokenizers and
+models are tiny ones, built here, with the tokens that those templates write.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CHATML, LLAMA, build_tokenizer, tiny_config
+from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+
+import eval_benchmarks
+import eval_sentient
+import eval_wildbench
+from rlmt import sampler as rollout
+from rlmt import chat as templates
+import train_sft_warmstart
+import utils
+from benchmarks import reward_model, shared
+from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.shipped import use_as_shipped
+from rewards import simulated_user
+from rlmt import chat as rlmt_chat
+
+trl = pytest.importorskip("trl", reason="requirements-test.txt has TRL")
+SHIPPED = Path(trl.__file__).parent / "chat_templates"
+R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
+GPT_OSS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+GEMMA = ["<pad>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"]
+TOKENS = {  # special tokens, other tokens, attributes: as the values of conftest.FAMILIES
+    "qwen": (CHATML, ["<think>", "</think>"], {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
+    "r1": (R1, ["<think>", "</think>"], {"bos_token": R1[0], "eos_token": R1[1], "pad_token": R1[1]}),
+    "gpt_oss": (GPT_OSS, [], {"eos_token": "<|return|>", "pad_token": "<|endoftext|>"}),
+    "llama": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}),
+    "gemma": (GEMMA, [], {"bos_token": "<bos>", "eos_token": "<turn|>", "pad_token": "<pad>"}),
+}
+# tokens, arguments of the template, how thinking is read, what the template opens
+CASES = {
+    "qwen3": ("qwen", {}, "tags", ""),
+    "qwen3 without thinking": ("qwen", {"enable_thinking": False}, "tags", "<think>\n\n</think>\n\n"),
+    "qwen3_instruct_2507": ("qwen", {}, "plain", ""),
+    "qwen3_5_think": ("qwen", {}, "tags", "<think>\n"),
+    "qwen3_5_nothink": ("qwen", {}, "tags", "<think>\n\n</think>\n\n"),
+    "qwen2_5": ("qwen", {}, "plain", ""),
+    "nemotron_3_nano": ("qwen", {}, "tags", "<think>\n"),
+    "glm4moe": ("qwen", {}, "tags", ""),
+    "deepseek_r1_distill": ("r1", {}, "tags", "<think>\n"),
+    "gptoss": ("gpt_oss", {"reasoning_effort": "high"}, "channels", ""),
+    "llama3": ("llama", {}, "plain", ""),
+    "gemma4": ("gemma", {"enable_thinking": True}, "gemma", ""),
+}
+USER = {"role": "user", "content": "What is 2+2 ?"}
+CHATS = {
+    "one turn": [USER],
+    "system": [{"role": "system", "content": "Be brief."}, USER],
+    "three turns": [
+        USER,
+        {"role": "assistant", "content": "It 's 4 ."},
+        {"role": "user", "content": "Thanks!"},
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> dict[str, str]:
+    """Folders of tokenizers with shipped chat templates, by the name of the case."""
+    made = {}
+    for case, (tokens, _, _, _) in CASES.items():
+        template = (SHIPPED / f"{case.split()[0]}.jinja").read_text()
+        folder = tmp_path_factory.mktemp("foreign")
+        build_tokenizer((*TOKENS[tokens], template), folder)
+        made[case] = str(folder)
+    return made
+
+
+# --- 1. prompts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
+    _, template_args, think_format, opening = CASES[case]
+    tokenizer = rlmt_chat.load_tokenizer(folders[case])
+    line = use_as_shipped(tokenizer, "auto", "auto", template_args)
+    assert (tokenizer.think_format, tokenizer.opening) == (think_format, opening)
+    assert line.startswith("chat template: its own;") and f"thinking read as {think_format!r}" in line
+
+    shipped = AutoTokenizer.from_pretrained(folders[case])
+    for chat in CHATS.values():
+        expected = shipped.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False, **template_args
+        )
+        assert templates.encode_prompt(tokenizer, chat) == expected
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
+    assert prompt.endswith(opening)
+    assert ("today's date" in line) == ("strftime_now" in shipped.chat_template)
+
+
+def test_its_ends_of_turn_are_those_of_generation_config_and_tokenizer(folders, tmp_path):
+    """<|end|> ends a message of gpt-oss, and not its turn."""
+    tokenizer = AutoTokenizer.from_pretrained(folders["gptoss"])
+    tokenizer.save_pretrained(tmp_path)
+    call, end, returned = tokenizer.convert_tokens_to_ids(["<|call|>", "<|end|>", "<|return|>"])
+    GenerationConfig(eos_token_id=[returned, call]).save_pretrained(tmp_path)
+    loaded = rlmt_chat.load_tokenizer(str(tmp_path))
+    use_as_shipped(loaded, "auto", "auto", {})
+    assert loaded.stop_ids == sorted([call, returned]) and end not in loaded.stop_ids
+
+
+def test_arguments_of_a_template(folders, exits):  # noqa: F811
+    def load(*pairs: str, case: str = "qwen3"):
+        args = eval_benchmarks.Args(name="ifeval", model=folders[case], chat_template_args=pairs)
+        return shared.load_model_tokenizer(args)
+
+    assert load("enable_thinking=false").opening == "<think>\n\n</think>\n\n"
+    assert load().opening == ""
+    prompt = load("reasoning_effort=low", case="gptoss")
+    assert "Reasoning: low" in prompt.decode(templates.encode_prompt(prompt, [USER]))
+    assert "has no argument 'enable_thinkin'" in exits(load, "enable_thinkin=false")
+    assert "write KEY=VALUE" in exits(load, "enable_thinking")
+
+
+def test_a_base_model_is_still_asked_for_a_zero_format(folders):
+    """Its own template, if it has one, would not ask."""
+    for case in ("qwen2_5", "qwen3"):
+        tokenizer = rlmt_chat.load_tokenizer(folders[case])
+        line = use_as_shipped(tokenizer, "zero_think", "auto", {})
+        assert line.startswith("chat template: zero_think;")
+        prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
+        assert utils.THINK_FORMATS["zero_think"].instruction in prompt
+
+
+# --- 2. completions
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>"
+# text, whether it is finished, status, thinking, response
+COMPLETIONS = {
+    "tags": [
+        ("<think>\nz\n</think>\n\ny", True, "ok", "z", "y"),
+        ("z\n</think>\n\ny", True, "ok", "z", "y"),  # nobody wrote the opening tag
+        ("<think>\n\n</think>\n\ny", True, "ok", "", "y"),
+        ("y", True, "ok", "", "y"),  # it may answer without thinking
+        ("y with a <think> in it", True, "ok", "", "y with a <think> in it"),
+        ("<think> a </think> b </think> y", True, "ok", "a \n b", "y"),  # as the families' templates cut it
+        ("<think> z </think> y", False, "truncated", "z", "y"),
+        ("<think> z", False, "truncated", "z", ""),
+        ("y", False, "truncated", "", "y"),
+        ("<think> z", True, "no_close", "z", ""),
+        ("<think> z </think>", True, "empty_response", "z", ""),
+        ("", True, "empty_response", "", ""),
+    ],
+    "channels": [
+        (f"{ANALYSIS}z<|end|>{FINAL}y", True, "ok", "z", "y"),
+        (f"{ANALYSIS}z<|end|>{FINAL}y<|end|>", True, "ok", "z", "y"),
+        ("<|channel|>final<|message|>y", True, "ok", "", "y"),
+        (
+            f"{ANALYSIS}z<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{{}}",
+            True,
+            "ok",
+            "z",
+            "{}",
+        ),
+        (
+            f"{ANALYSIS}z<|end|><|start|>assistant<|channel|>commentary<|message|>c<|end|>{FINAL}y",
+            True,
+            "ok",
+            "z\n\n\nc",
+            "y",
+        ),
+        (f"{ANALYSIS}z<|end|>{FINAL}y", False, "truncated", "z", "y"),
+        (f"{ANALYSIS}z", False, "truncated", "z", ""),
+        (f"{ANALYSIS}z<|end|><|start|>assistant<|channel|>fin", False, "truncated", "z", ""),
+        (
+            f"{ANALYSIS}z<|end|><|start|>assistant to=x<|channel|>commentary json<|message|>{{}}",
+            True,
+            "no_close",
+            "z {}",
+            "",
+        ),
+        (f"{ANALYSIS}z<|end|>{FINAL}", True, "empty_response", "z", ""),
+    ],
+    "gemma": [
+        ("<|channel>thought\nz<channel|>y", True, "ok", "z", "y"),
+        ("<|channel>thought\n<channel|>y", True, "ok", "", "y"),
+        ("y", True, "ok", "", "y"),
+        ("<|channel>thought\nz", False, "truncated", "z", ""),
+        ("<|channel>thought\nz", True, "no_close", "z", ""),
+        ("<|channel>thought\nz<channel|>", True, "empty_response", "z", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize("style", COMPLETIONS)
+def test_thinking_of_a_foreign_style_is_split_off(style):
+    assert set(COMPLETIONS) == set(FOREIGN_STYLES)
+    for text, finished, status, thinking, response in COMPLETIONS[style]:
+        parts = shared.split_answer(text, style, finished)
+        found = (parts.status, parts.response, parts.thinking.split(), parts.thinking[:1])
+        assert found == (status, response, thinking.split(), thinking[:1]), text
+        judged = shared.answer({"status": parts.status, "response": parts.response})
+        assert judged == response and "<|" not in judged
+
+
+def test_what_a_template_opens_belongs_to_the_turn(folders):
+    args = eval_benchmarks.Args(name="ifeval", model=folders["deepseek_r1_distill"])
+    assert shared.whole_turn(args, "z </think> y", True) == "<think>\nz </think> y"
+    assert shared.whole_turn(args, "<think>\nz </think> y", True) == "<think>\nz </think> y"
+    args = eval_benchmarks.Args(name="ifeval", model=folders["qwen3"])
+    assert shared.whole_turn(args, "<think> z", False) == "<think> z"
+
+
+def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # noqa: F811
+    args = eval_benchmarks.Args(name="ifeval", model=folders["qwen2_5"])
+    shared.check_plain(args, "y")
+    told = exits(shared.check_plain, args, "z </think> y")
+    assert "contains </think>" in told and "--think-format think" in told and "tags" in told
+    assert "channels" in exits(shared.check_plain, args, f"{ANALYSIS}z<|end|>{FINAL}y")
+    assert "--think-format gemma" in exits(shared.check_plain, args, "<|channel>thought\nz<channel|>y")
+    args.think_format = "plain"
+    shared.check_plain(args, "z </think> y")
+    shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")
+
+
+def test_a_reward_model_reads_foreign_thinking_in_our_format(folders):
+    args = eval_wildbench.Args(model=folders["gptoss"])
+    row = {"text": f"{ANALYSIS}z<|end|>{FINAL}y", "thinking": "z", "response": "y"}
+    assert reward_model.scored_format(args) == "think"
+    assert reward_model.scored_text(args, row) == utils.join_thinking("z", "y", "think")
+    assert reward_model.scored_text(args, row | {"thinking": ""}) == "y"
+
+
+# --- 3. generation with models that have learned one completion by heart
+
+LEARNED = {  # what the model writes after its prompt, and what is read from it
+    "deepseek_r1_distill": ("Hello world\n</think>\n\nYou are helpful.<｜end▁of▁sentence｜>", "<think>\n"),
+    "gptoss": (f"{ANALYSIS}Hello world<|end|>{FINAL}You are helpful.<|return|>", ""),
+}
+
+
+def learn(folder: str, out: Path, text: str) -> None:
+    """Saves a tiny model that answers USER with `text`, whatever comes after it."""
+    tokenizer = rlmt_chat.load_tokenizer(folder)
+    shipped_template = tokenizer.chat_template
+    use_as_shipped(tokenizer, "auto", "auto", {})
+    prompt = templates.encode_prompt(tokenizer, [USER])
+    ids = prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    labels = torch.tensor([[-100] * len(prompt) + ids[len(prompt) :]])
+    for _ in range(300):
+        loss = model(torch.tensor([ids]), labels=labels).loss
+        if loss < 0.01:
+            break
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss < 0.05
+    model.save_pretrained(out)
+    tokenizer.chat_template = shipped_template
+    tokenizer.save_pretrained(out)
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path, capsys, case):
+    text, opening = LEARNED[case]
+    learn(folders[case], tmp_path / "model", text)
+    args = eval_benchmarks.Args(name="ifeval", model=str(tmp_path / "model"), rollout="hf", max_tokens=60)
+    tasks = [{"id": "a", "messages": [USER]}]
+    (tmp_path / "run").mkdir()
+    row = shared.generate_answers(args, tasks, 0.0, tmp_path / "run")[0]
+    assert (row["thinking"], row["response"], row["status"]) == ("Hello world", "You are helpful.", "ok")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert row["n_tokens"] == len(ids)
+    assert row["text"] == opening + tokenizer.decode(ids[:-1])
+    assert row["n_thinking_tokens"] == len(tokenizer("Hello world", add_special_tokens=False)["input_ids"])
+    assert "thinking read as" in capsys.readouterr().out
+
+    # closed inside the thinking: an answer follows
+    (tmp_path / "closed").mkdir()
+    args.max_thinking_tokens = 3
+    closed = shared.generate_answers(args, tasks, 0.0, tmp_path / "closed")[0]
+    args.max_thinking_tokens = 0
+    closing = FOREIGN_STYLES[shared.think_format(args)].closes_thinking
+    assert closed["budget_used_up"] and closed["text"].count(closing) == 1
+    assert closed["n_thinking_tokens"] <= 3 and row["thinking"].startswith(closed["thinking"])
+    assert closed["status"] in ("ok", "truncated") and closed["response"]
+
+    # cut off inside the thinking: nothing to judge
+    (tmp_path / "short").mkdir()
+    args.max_tokens = len(ids) // 3
+    row = shared.generate_answers(args, tasks, 0.0, tmp_path / "short")[0]
+    assert (row["status"], shared.answer(row)) == ("truncated", "")
+    assert row["thinking"] and "Hello world".startswith(row["thinking"])
+
+
+# --- 4. conversations
+
+
+@pytest.mark.parametrize("case", ["qwen3", "deepseek_r1_distill", "gptoss"])
+def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
+    """None of these families shows a model the thinking of its earlier turns."""
+    args = eval_sentient.Args(model=folders[case])
+    tokenizer = shared.load_model_tokenizer(args)
+    style = shared.think_format(args)
+    written = "z z z</think>y 1"
+    if style == "channels":
+        written = f"{ANALYSIS}z z z<|end|>{FINAL}y 1"
+
+    profile = {"id": "a", "player": "p", "scene": "s", "task": "t", "first_talk": "Hi!", "system": "Be kind."}
+    dialogue = simulated_user.start(profile, simulated_user.SAGE)
+    text = shared.whole_turn(args, written, True)
+    parts = shared.split_answer(text, style)
+    shows_response = shared.answer_shows_response(text, style)
+    simulated_user.add_split_turn(dialogue, simulated_user.SAGE, text, parts, shows_response)
+    simulated_user.add_user_turn(dialogue, simulated_user.SAGE, "Go on.", 1)
+    assert dialogue["history"][1]["status"] == "ok" and dialogue["history"][1]["content"] == "y 1"
+
+    shipped = AutoTokenizer.from_pretrained(folders[case])
+    chat = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi!"},
+        {"role": "assistant", "content": "y 1"},
+        {"role": "user", "content": "Go on."},
+    ]
+    expected = shipped.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    messages = simulated_user.chat_messages(dialogue)
+    assert templates.encode_prompt(tokenizer, messages) == expected
+    if style == "tags":  # given the thinking, their templates drop it
+        kept = simulated_user.chat_messages(dialogue, keep_thinking=True)
+        assert "z z z" in kept[2]["content"]
+        assert templates.encode_prompt(tokenizer, kept) == expected
+
+
+def test_channels_take_no_earlier_thinking(folders, tmp_path, exits):  # noqa: F811
+    args = eval_sentient.Args(
+        model=folders["gptoss"], profiles="p.jsonl", simulator="data/toy/users.py:user", keep_thinking=True
+    )
+    assert "--keep-thinking" in exits(eval_sentient.check, args)
+
+
+# --- 5. our own checkpoints, and templates by --chat-template FILE
+
+
+def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
+    """Saves what an evaluation reads of a checkpoint that was trained here."""
+    tokenizer.save_pretrained(folder)
+    (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
+    return str(folder)
+
+
+def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
+    """It opens the thinking and drops it from earlier turns: training refuses that, evaluation does as told."""
+    tokenizer = load("qwen25_instruct")
+    templates.prepare_tokenizer(tokenizer, "think")
+    model = checkpoint(tmp_path / "model", tokenizer, "think")
+    file = tmp_path / "opens.jinja"
+    file.write_text((SHIPPED / "qwen3_5_think.jinja").read_text())
+
+    args = eval_wildbench.Args(model=model, chat_template=str(file))
+    tokenizer = shared.load_model_tokenizer(args)
+    assert (shared.think_format(args), tokenizer.opening) == ("think", "<think>\n")
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, CHATS["three turns"]))
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n")
+    text = shared.whole_turn(args, "z\n</think>\n\ny", True)
+    assert utils.split_thinking(text, "think") == ("z", "y", "ok")
+    assert utils.split_thinking(shared.whole_turn(args, "z", False), "think", False) == ("z", "", "truncated")
+
+
+# A reconstruction: it instructs like the templates of the paper's authors for Zero models, in other words. As theirs,
+# it writes nothing after the assistant's words, so no token of it ends a turn.
+LIKE_THE_AUTHORS = """{{- bos_token }}
+{{- "Plan within <think> </think> tags, then respond within <response> </response> tags.\\n\\n" }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- "User: <query>" + message['content'] | trim + "</query>\\n" }}
+    {%- elif message.role == 'assistant' %}
+        {{- "Assistant: " + message['content'] | trim }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- "Assistant:" }}
+{%- endif %}"""
+
+
+@pytest.mark.parametrize("family, end", [("llama_base", "<|end_of_text|>"), ("qwen25_base", "<|endoftext|>")])
+def test_a_template_that_leaves_the_end_to_the_model_is_trained_on(load, tmp_path, family, end):
+    file = tmp_path / "authors.jinja"
+    file.write_text(LIKE_THE_AUTHORS)
+    tokenizer = load(family)
+    line = templates.prepare_tokenizer(tokenizer, "zero_think", str(file))
+    assert line.startswith(f"chat template: {file}; end of turn {end!r}") and tokenizer.pad_token != end
+    text = utils.join_thinking("z", "y", "zero_think")
+    assert tokenizer.decode(templates.encode_completion(tokenizer, text)) == text + end
+    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
+    assert prompt.endswith("User: <query>What is 2+2 ?</query>\nAssistant:")
+
+    # what was trained with it is evaluated with it, whether its think_format.json is there or not
+    model = checkpoint(tmp_path / "model", tokenizer, "zero_think")
+    for _ in range(2):
+        evaluated = rlmt_chat.load_tokenizer(model)
+        given = rlmt_chat.read_trained_as(model).get("think_format", "auto")
+        use_as_shipped(evaluated, given, "auto", {})
+        assert evaluated.think_format == "zero_think" and evaluated.opening == ""
+        assert evaluated.stop_ids == [tokenizer.eos_token_id]
+        assert templates.encode_prompt(evaluated, [USER]) == templates.encode_prompt(tokenizer, [USER])
+        (tmp_path / "model" / "think_format.json").unlink(missing_ok=True)
+
+
+def test_sft_trains_on_the_end_of_such_a_template(load, tmp_path):
+    file = tmp_path / "authors.jinja"
+    file.write_text(LIKE_THE_AUTHORS)
+    tokenizer = load("llama_base")
+    templates.prepare_tokenizer(tokenizer, "think", str(file))
+    trace = {"id": "a", "messages": [USER], "thinking": "z", "response": "y"}
+    kept, _ = train_sft_warmstart.build_rows([trace], tokenizer, "think", 10**6)
+    assert kept[0].ids[-1] == tokenizer.eos_token_id
+    sample = rollout.Sample(templates.encode_completion(tokenizer, "y"), None, True)
+    assert rollout.text_of(tokenizer, sample) == "y"

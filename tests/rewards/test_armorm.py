@@ -1,0 +1,119 @@
+"""examples/armorm.py: its scores on a tiny Llama with heads of the published names and shapes, against a loop."""
+
+import pytest
+import torch
+from conftest import tiny_config
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoTokenizer, LlamaModel
+
+from rlmt import run as runs
+from test_preference import conversations
+from test_rewards import row
+
+N = 19
+EXAMPLE = "examples/armorm.py:armorm"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer_folders):
+    """A folder as the published one: weights of LlamaForRewardModelWithGating, a config that names foreign code."""
+    path = tmp_path_factory.mktemp("armorm")
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders["llama_instruct"])
+    config = tiny_config(tokenizer)
+    trunk = LlamaModel(config)
+    weights = {f"model.{name}": weight for name, weight in trunk.state_dict().items()}
+    weights["regression_layer.weight"] = torch.randn(N, 32)
+    weights["reward_transform_matrix"] = torch.eye(N) - 0.3 * torch.rand(N, N)
+    weights["gating.logit_scale"] = torch.tensor([1.7])
+    widths = [32, 24, 24, 24, N]
+    for n, (width_in, width_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        weights[f"gating.layers.{n}.weight"] = torch.randn(width_out, width_in)
+        weights[f"gating.layers.{n}.bias"] = torch.randn(width_out)
+    tokenizer.save_pretrained(path)
+    config.update(
+        {
+            "architectures": ["LlamaForRewardModelWithGating"],
+            "auto_map": {
+                "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"
+            },
+            "gating_temperature": 10,
+        }
+    )
+    config.save_pretrained(path)
+    (path / "modeling_custom.py").write_text("raise RuntimeError('foreign code ran')")
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
+    return path
+
+
+@torch.no_grad()
+def naive(folder, ids: list[int], header: list[int]) -> float:
+    """Scores one conversation as the published code does: the gate reads the last place where `header` begins."""
+    weights = load_file(folder / "model.safetensors")
+    hidden = AutoModel.from_pretrained(folder)(torch.tensor([ids])).last_hidden_state[0]
+    rewards = weights["regression_layer.weight"] @ hidden[-1]
+    places = [i for i in range(len(ids)) if ids[i : i + len(header)] == header]
+    x = hidden[places[-1]]
+    for n in range(4):
+        x = weights[f"gating.layers.{n}.weight"] @ x + weights[f"gating.layers.{n}.bias"]
+        if n < 3:
+            x = torch.clamp(x, min=0)
+    exponentials = [torch.exp(value / 10) for value in x]
+    total = 0.0
+    for k in range(N):
+        adjusted = sum(rewards[j] * weights["reward_transform_matrix"][j, k] for j in range(N))
+        total += weights["gating.logit_scale"][0] * exponentials[k] / sum(exponentials) * adjusted
+    return float(total)
+
+
+@pytest.fixture
+def armorm():
+    return runs.load_function(EXAMPLE)
+
+
+def test_scores_are_those_of_the_published_formula(folder, armorm, monkeypatch):
+    prompts, completions = conversations(12)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    header = tokenizer.encode(
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", add_special_tokens=False
+    )
+    expected = []
+    rows = []
+    for messages, text in zip(prompts, completions, strict=True):
+        response = text.partition("</think>")[2].strip()
+        turns = [*messages, {"role": "assistant", "content": response}]
+        expected.append(naive(folder, tokenizer.apply_chat_template(turns, return_dict=False), header))
+        rows.append(row(text, messages=messages))
+    assert torch.tensor(expected).std() > 0.1
+
+    assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)
+    for n_tokens in (1, 10**6):  # one row a batch, all in one
+        monkeypatch.setitem(runs.sys.modules[EXAMPLE.partition(":")[0]].TOKENS_PER_BATCH, "cpu", n_tokens)
+        assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_long_response_loses_its_end_and_a_long_prompt_its_reward(folder, armorm):
+    messages = [{"role": "user", "content": "Why?"}]
+    short = row("because " * 5, messages=messages)
+    long = row("because " * 500, messages=messages)
+    too_long = row("4", messages=[{"role": "user", "content": "why " * 500}])
+    values = armorm([short, long, too_long], model=str(folder), max_length=200)
+    assert values[0] is not None and values[1] is not None and values[2] is None
+    cut = armorm([row("because " * 501, messages=messages)], model=str(folder), max_length=200)
+    assert cut == pytest.approx(values[1:2], abs=1e-5)
+
+    # a prompt that leaves room for the response's header, but for none of its tokens, has no reward
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    header = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    for room, has_reward in ((0, False), (1, True)):
+        max_length = len(header) + room + 1  # and the end of the turn
+        (value,) = armorm([long], model=str(folder), max_length=max_length)
+        assert (value is not None) == has_reward
+
+
+def test_another_reward_model_is_refused(reward_models, armorm, exits):
+    assert "is not an ArmoRM" in exits(lambda: armorm([row("x")], model=str(reward_models["chatml"])))

@@ -1,0 +1,539 @@
+"""rewards/verified.py: tricky equalities, programs that know the answer, instructions as in the evaluation."""
+
+import gzip
+import json
+import os
+import signal
+import time
+
+import pytest
+from test_rewards import DATA, near, row, shared
+
+from benchmarks import ifbench, ifeval
+from rewards import verified
+
+# --- 1. math
+
+
+def pairs(text):
+    return [tuple(line.strip().split(" | ")) for line in text.strip().split("\n")]
+
+
+# Truth and answer; whether they are equal was worked out by hand.
+EQUAL = pairs(r"""
+    1/2 | 0.5
+    \frac{1}{2} | \dfrac{1}{2}
+    \frac12 | 1/2
+    \frac{1}{2} | \frac{2}{4}
+    \frac{3}{4} | 0.75
+    -\frac{1}{2} | \frac{-1}{2}
+    -\frac{1}{2} | \frac{1}{-2}
+    -\frac{1}{2} | -0.5
+    1\frac{1}{2} | \frac{3}{2}
+    1\frac{1}{2} | 1.5
+    2\frac{2}{3} | \frac{8}{3}
+    50\% | 50
+    50\% | 0.5
+    50\% | \frac{1}{2}
+    12.5\% | 0.125
+    5 | 5\%
+    0.5\% | 0.5
+    1000 | 1,000
+    1000000 | 1,000,000
+    1{,}000 | 1000
+    12,345 | 12345
+    10000 | 10 000
+    \$5.00 | 5
+    \$5 | 5.00
+    \$1,250 | 1250
+    18 | \$18
+    5 | 5\text{ cm}
+    5\text{ cm} | 5
+    5 \text{ cm} | 5\mathrm{cm}
+    90^\circ | 90
+    90^{\circ} | 90\text{ degrees}
+    x=5 | 5
+    5 | x=5
+    (1,2) | (1, 2)
+    (1,2) | 1,2
+    [0,1) | [0, 1)
+    (-\infty, 3] | (-\infty,3]
+    (-\infty,1)\cup(2,\infty) | (2,\infty)\cup(-\infty,1)
+    \{1,2,3\} | \{3,2,1\}
+    \{1,2,3\} | 1,2,3
+    1,2 | 2,1
+    1, -2 | -2, 1
+    3 | \{3\}
+    \sqrt{8} | 2\sqrt{2}
+    \sqrt8 | 2\sqrt2
+    \frac{1}{\sqrt{2}} | \frac{\sqrt{2}}{2}
+    \frac{\sqrt3}{3} | \frac{1}{\sqrt{3}}
+    \sqrt{4} | 2
+    \sqrt[3]{27} | 3
+    2^{10} | 1024
+    2^10 | 1024
+    10^{-3} | 0.001
+    1.5\times 10^3 | 1500
+    1.5 \cdot 10^{3} | 1500
+    2\pi | 2 \pi
+    \frac{\pi}{2} | 0.5\pi
+    e^2 | e^{2}
+    \ln(e) | 1
+    \log_2 8 | 3
+    \sin(\pi/6) | \frac12
+    \sin^2 x + \cos^2 x | 1
+    x^2+2x+1 | (x+1)^2
+    x(x+1) | x^2+x
+    a+b | b+a
+    2xy | 2yx
+    \frac{x^2-1}{x-1} | x+1
+    y=2x+1 | 2x+1
+    y=2x+1 | 2x - y + 1 = 0
+    x^2+y^2=4 | y^2+x^2-4=0
+    7 | 7.0
+    7 | 7.0000
+    7 | 007
+    7 | +7
+    -7 | - 7
+    0 | -0
+    0 | 0.0
+    7 | 7.
+    0.1 | .1
+    1/3 | 2/6
+    5! | 120
+    \binom{5}{2} | 10
+    \dbinom{5}{2} | 10
+    |{-3}| | 3
+    3+4i | 4i+3
+    \infty | \infty
+    \begin{pmatrix}1\\2\end{pmatrix} | \begin{bmatrix}1\\2\end{bmatrix}
+    \begin{pmatrix}1&0\\0&1\end{pmatrix} | \begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}
+    \text{Evelyn} | Evelyn
+    \text{(C)} | C
+    C | \text{C}
+    2:3 | \frac{2}{3}
+    x \in [1,3] | [1,3]
+    \pm 2 | 2,-2
+    1 \pm \sqrt{2} | 1+\sqrt2, 1-\sqrt2
+    3\frac{1}{4}\text{ hours} | 3.25
+    \frac{5}{9} | \left(\frac{5}{9}\right)
+    25 | \boxed{25}
+    25 | $25$
+    6 | 12/2
+    5 | 2 + 3 = 5
+    600\% | 600\% = 6
+    30 | \theta = 30
+    2,3 | x=2, x=3
+    5000000 | 5\text{ million}
+    5\text{ million} | 5000000
+    0.0001 | 1.0\times 10^{-4}
+    1.6\times 10^{-19} | 1.60\times10^{-19}
+    \text{Even} | even
+    xy | yx
+    6 | \gcd(12,18) = 6
+    14 | \int_0^1 28x\,dx=14
+    3.33 | \frac{10}{3} = 3.33
+    6 | 5\text{ cm} = 6
+    -\frac{1}{2} | \frac{1}{-2}
+    391 | 17\cdot 23 = 391
+    391 | \frac{782}{2}
+    32 | 2^{5}
+    12 | \sqrt{144}
+    3 | \left(3\right)
+    -5 | x = -5
+    -5 | \left( -5 \right)
+    300000 | 3\times 10^{5}
+    300000 | 3 \cdot 10^5
+    0.001 | 10^{-3}
+    5\text{ N m} | 5\text{ N}\cdot\text{m}
+    10000 | 10{,}000
+    \frac{\sqrt{6}}{4} | \frac{\sqrt{2}\cdot\sqrt{3}}{4}
+    x^2-1 | (x-1)\cdot(x+1)
+    2+3i | 1+1+3i
+""")
+DIFFERENT = pairs(r"""
+    \frac{1}{3} | 0.333
+    \frac{22}{7} | \pi
+    3.14 | \pi
+    -\frac{1}{2} | \frac{1}{2}
+    1\frac{1}{2} | \frac{1}{2}
+    50\% | 5
+    50\% | 0.05
+    1,000 | 1
+    12,345 | 12.345
+    x=5 | x=6
+    (1,2) | (2,1)
+    (1,2) | [1,2]
+    [0,1) | (0,1]
+    [0,1) | [0,1]
+    (0,1) | [0,1]
+    (-\infty, 3] | (-\infty,3)
+    x \le 3 | x < 3
+    (-\infty,1)\cup(2,\infty) | (-\infty,1]\cup(2,\infty)
+    \{1,2,3\} | \{1,2\}
+    \{1,2\} | \{1,2,3\}
+    3 | 3,4
+    3 | 1,2,3
+    3 | \{1,2,3,4,5\}
+    \sqrt{2} | 1.414
+    \sqrt{4} | -2
+    3\times10^8 | 3\times10^7
+    \pi | 3.14159
+    4\pi | 4
+    x^2+2x+1 | (x-1)^2
+    a-b | b-a
+    \frac{a}{b} | \frac{b}{a}
+    y=2x+1 | y=2x-1
+    7 | -7
+    7 | - 7
+    7 | 77
+    123456789 | 123456788
+    3+4i | 3-4i
+    \infty | -\infty
+    \begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}2\\1\end{pmatrix}
+    \text{Evelyn} | \text{Angela}
+    A | B
+    \text{yes} | \text{no}
+    \text{even} | \text{odd}
+    10_2 | 2
+    12:30 | 12:45
+    \pm 2 | 2
+    3 | 3 or 4
+    5 | 5\text{ } = 600\%
+    5 | 5 \text{ or } 6
+    5 | 5 \text{ is wrong; } 6
+    5 | \neq 5
+    5 | 5\text{ million}
+    5050 | \sum_{k=1}^{100} k
+    945 | \prod_{k=0}^{4}(2k+1)
+    21 | \gcd(1071,462)
+    \frac{1}{3} | \int_0^1 x^2 dx
+    2 | \lim_{x\to 0}\frac{\sin 2x}{x}
+    -1 | \det\begin{pmatrix}1&2\\3&5\end{pmatrix}
+    10^{-20} | 10^{-21}
+    1.6\times 10^{-19} | 6.6\times10^{-34}
+    \text{no} | on
+    6 | 5\text{ } = 5
+    \text{listen} | silent
+    6 | 2\cdot 3
+    391 | 17 \cdot 23
+    391 | 17\,\cdot\,23
+    391 | 17 \times 23
+    391 | 17*23
+    391 | 17×23
+    391 | 17·23
+    391 | 391 = 17\cdot 23
+    391 | \frac{34 \cdot 23}{2}
+    579 | 123+456
+    579 | 123 + 456
+    579 | \$123 + \$456
+    579 | 123\text{ cats} + 456\text{ dogs}
+    1{,}000 | 400+600
+    -7 | 5 - 12
+    18 | (16-3-4)*2
+    18 | 2(16-3-4)
+    \$18 | 9 \cdot 2
+    72 | 48+48/2
+    3/4 | \frac{1}{2}+\frac{1}{4}
+    \frac{3}{4} | 1-\frac14
+    3\times 10^5 | 3\cdot 10^{2}\cdot 10^{3}
+    5\text{ cm} | 2+3
+    x=5 | x=2+3
+    5 | \sqrt{3^2+4^2}
+    3628800 | 10!
+    5 | \max(5,3)
+    3 | \min(5,3)
+    6 | \lfloor 6.5 \rfloor
+    7 | \lceil 6.5 \rceil
+    10 | \binom{5}{2}
+    3 | \frac{d}{dx} 3x
+    12 | \operatorname{lcm}(4,6)
+    6 | 12 \div 2
+    3 | \log_2 8
+    0.5 | \sin(\pi/6)
+    40 | 17--23
+""")
+# Known limits of math-verify and of MATH spelling: equal by hand, and 0 here; different by hand, and 1 here.
+NOT_SEEN_EQUAL = pairs(r"""
+    10\,000 | 10000
+    18 | 18 dollars
+    (-\infty, 3] | x \le 3
+    [2,5] | 2 \le x \le 5
+    1.5e3 | 1500
+    i^2 | -1
+    \text{no solution} | \emptyset
+    \frac{1}{7} | 0.\overline{142857}
+    \frac13 | 0.\overline{3}
+    100^{\circ} | 100^{\circ}C
+    \tan 45^\circ | 1
+""")
+TAKEN_FOR_EQUAL = pairs(r"""
+    \frac{1}{3} | 0.3333333333
+    5\text{ cm} | 5\text{ m}
+    x = 5 | y = 5
+    \sqrt{2} | 1.41421356237
+    0.30000000001 | 0.3
+    101_2 | 101
+    25 | 2 5
+    1 2 | 12
+    11 | 1 1
+""")
+
+
+def boxed(pair):
+    return verified.math_answer([row(f"The answer is \\boxed{{{pair[1]}}}.", answer=pair[0])]) == [1.0]
+
+
+def test_tricky_equalities():
+    assert len(EQUAL + DIFFERENT) > 130
+    assert [p for p in EQUAL if not boxed(p)] == []
+    assert [p for p in DIFFERENT if boxed(p)] == []
+
+
+def test_known_limits_of_equality():
+    assert [p for p in NOT_SEEN_EQUAL if boxed(p)] == [], "better than it was: move these to EQUAL"
+    assert [p for p in TAKEN_FOR_EQUAL if not boxed(p)] == [], "better than it was: move these to DIFFERENT"
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("first \\boxed{1}, no: \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{}", ""),
+        ("\\boxed{3", "3"),
+        ("It costs $1,234.50.", "1234.50"),
+        ("16-3 = 13", "13"),
+        ("it is -5", "-5"),
+        ("(-5)", "-5"),
+        ("a debt of -$5", "-5"),
+        ("3/4 of it", "3/4"),
+        ("about 20%", "20%"),
+        (".5", ".5"),
+        ("A: 70,000\n", "70000"),
+        ("12, 13", "13"),
+        ("", None),
+        ("none", None),
+        ("\\boxed{7.}", "7"),
+        ("the answer is \u22123.", "-3"),
+        ("The probability is $\\frac{1}{2}$.", "\\frac{1}{2}"),
+        ("So $x = 2\\sqrt{3}$.", "2\\sqrt{3}"),
+        ("it is 10^2", "10^2"),
+        ("for all x^12", None),
+        ("$3 + 4 = 7 \\quad \\checkmark$", "7"),
+        ("$\\text{Answer: } 42$", "42"),
+        ("$x \\ge 5$", "5"),
+        ("with \\(y = x^{2}\\) we get 4", "4"),
+        ("paid $5 and then $6", "6"),
+        ("3\u20135", "5"),
+        ("the 2 of us, 5 in all.", "5"),
+        ("The solutions are x = 1,2.", "2"),
+        ("the pair 3,14", "14"),
+        ("in all 1,234,567 of them", "1234567"),
+        ("$12,500.25", "12500.25"),
+        ("after 2 1/2 hours", "2\\frac{1}{2}"),
+        ("it fell by -2 1/2", "-2\\frac{1}{2}"),
+        ("3 / 4", "3/4"),
+        ("about 3 x 10^5 of them", "3\\times 10^{5}"),
+        ("1.5e3", "1.5\\times 10^{3}"),
+        ("6.02e+23", "6.02\\times 10^{23}"),
+        ("2 * 10^{-3}", "2\\times 10^{-3}"),
+        ("3 x 4 = 12", "12"),
+        ("5 eggs", "5"),
+        ("a grid of 3 x 4", "4"),
+    ],
+)
+def test_final_answer(text, answer):
+    assert verified.final_answer(text) == answer
+
+
+def test_a_number_in_prose_is_right_for_itself_alone():
+    prose = {
+        "The solutions are x = 1,2.": ("2", "12"),
+        "It took 2 1/2 hours.": ("2.5", "10.5"),
+        "It fell by -2 1/2.": ("-2.5", "-1.5"),
+        "That is 3 / 4": ("0.75", "4"),
+        "About 3 x 10^5.": ("300000", "100000"),
+        "1.5e3": ("1500", "3"),
+    }
+    for text, (right, wrong) in prose.items():
+        assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
+
+
+def test_math_values_and_penalty():
+    rows = [
+        row("7", answer="7"),
+        row("8", answer="7"),
+        row("7", answer="so 3 + 4\n#### 7"),
+        row("7", answer="it is \\boxed{7}"),
+        row("7"),
+        row("", answer="7"),
+        row("7", "truncated", answer="7"),
+        row("7", answer="7", cut_off=True),
+        row("7", answer=7),
+    ]
+    assert verified.math_answer(rows) == [1, 0, 1, 1, None, 0, 1, 1, 1]
+    assert verified.math_answer(rows, value=10.0, no_eos=-10.0) == [10, 0, 10, 10, None, 0, -10, -10, 10]
+
+
+def test_math_survives_answers_that_never_end():
+    start = time.monotonic()
+    hostile = [
+        "9^{9^{9^{9^9}}}",
+        "\\frac{" * 500,
+        "(" * 2000,
+        "{" * 500,
+        "\ud800",
+        "\0",
+        "\n" * 9,
+        "10^{10^{10}}!",
+    ]
+    rows = [row("\\boxed{" + text + "}", answer="3") for text in hostile] + [row("\\boxed{6/2}", answer="3")]
+    assert verified.math_answer(rows, seconds=0.6) == [0.0] * len(hostile) + [1.0]
+    assert time.monotonic() - start < 20
+
+
+def test_a_launcher_that_ends_a_process_group_changes_no_verdict(monkeypatch):
+    """torch elastic sends SIGTERM to the group of a worker, which still finishes its step."""
+    right = row("\\boxed{6/2}", answer="3")
+    assert verified.math_answer([right]) == [1.0]
+    comparer = verified._comparer(3.0)
+    assert os.getsid(comparer.pid) == comparer.pid != os.getsid(0)
+    comparer.terminate()
+    comparer.wait()
+    assert verified.math_answer([right, row("\\boxed{5/2}", answer="3")]) == [1.0, 0.0]
+
+    ask = verified._verdict
+    interrupted = []
+
+    def end_during_the_first_comparison(process, truth, answer):
+        if not interrupted:
+            interrupted.append(process)
+            process.terminate()
+            process.wait()
+        return ask(process, truth, answer)
+
+    monkeypatch.setattr(verified, "_verdict", end_during_the_first_comparison)
+    assert verified.math_answer([right]) == [1.0] and interrupted
+
+
+SLOW = [  # for a pattern that tries every pair of places
+    "\\(" * 8000 + " 5",
+    "\\(x" * 6000 + " 5",
+    "$" + "^" * 20_000 + " 5",
+    ("$^" + "x" * 50) * 400 + "5",
+    "\\boxed{" + "\\text{ " * 3000 + "}" * 3001,
+    "\\boxed{" + "x" * 20_000 + "}",
+    "5," * 10_000 + "5",
+]
+
+
+@pytest.mark.parametrize("text", SLOW)
+def test_no_answer_takes_long_to_read(text):
+    start = time.monotonic()
+    verified.final_answer(text)
+    assert time.monotonic() - start < 1
+
+
+def test_no_answer_takes_long_to_compare():
+    start = time.monotonic()
+    verified._as_word("\\text{" + " " * 20_000 + "a\nb")
+    verified._as_word("\\text{" + " " * 20_000 + "a\nb}")
+    assert verified.final_answer("\\boxed{" + "1+" * 600 + "1}") is None
+    assert verified.final_answer("1" * 1001) is None
+    assert verified.final_answer("1" * 1000) == "1" * 1000
+    assert time.monotonic() - start < 1
+    assert verified._as_word("\\text{ even }") == verified._as_word("\\mathrm{even}") == "even"
+
+
+def test_gsm8k_flags():
+    tasks = [json.loads(line) for line in gzip.open(shared("gsm8k") / "example_model_solutions.jsonl.gz")]
+    flags = []
+    rows = []
+    for task in tasks:
+        answer = task["ground_truth"].rpartition("A:")[2].strip()
+        for solution in task.values():
+            if isinstance(solution, dict):
+                flags.append(solution["is_correct"])
+                rows.append(row(solution["solution"], answer=answer))
+    assert len(rows) == 2640
+    assert verified.math_answer(rows) == flags
+
+
+# --- 2. instructions
+
+
+def test_instructions(nltk_data, capsys):
+    both = {
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": [{}, {}],
+    }
+    rows = [
+        row("no comma is here, alas", **both),
+        row("no comma is in this text at all", **both),
+        row("a"),
+        row("A, B, C, D", **both),
+        row("Sure:\nno comma is in this text at all", **both),
+        row("14, 21, 28, 35, 42, 49", instruction_id_list=["custom:multiples"], kwargs=[{}]),
+    ]
+    assert verified.instructions(rows) == [0, 1, None, 0, 0, 1]
+    assert verified.instructions(rows, partial=True) == [0.5, 1, None, 0, 0.5, 1]
+    # loose: without its first line
+    assert verified.instructions(rows, rule="loose", value=10.0) == [0, 10, None, 0, 10, 10]
+    with pytest.raises(SystemExit) as e:
+        verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
+    assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
+
+
+def test_a_response_without_a_letter_is_in_no_language(nltk_data):
+    """IFEval's checker takes a text whose language it cannot tell as right."""
+    german = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}
+    both = {
+        "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
+        "kwargs": [{}, {"language": "de"}],
+    }
+    rows = [row("1", **german), row("Das ist ein deutscher Satz.", **german), row("", **german)]
+    assert verified.instructions(rows) == [0, 1, 0]
+    assert verified.instructions([row("1", **both)], partial=True, rule="loose") == [0.5]
+
+
+def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
+    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's own checkers."""
+    asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+    deep = row("[" * 3000, **asked("detectable_format:json_format"))
+    wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))
+    wide["kwargs"] = [{"num_placeholders": 1}]
+    slow = row("14, 21, 28, 35, 42, 49", **asked("custom:multiples", "format:list"))
+    slow["kwargs"] = [{}, {"sep": ","}]
+    fine = row("[a] [b]", **asked("detectable_content:number_placeholders"))
+    fine["kwargs"] = [{"num_placeholders": 2}]
+    monkeypatch.setattr(ifeval.bounded, "__defaults__", (0.5,))
+    before = signal.getsignal(signal.SIGALRM)
+    beats = []
+    monkeypatch.setattr(verified, "beat", lambda: beats.append(1))
+
+    start = time.monotonic()
+    assert verified.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0]
+    assert len(beats) == 4
+    monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
+    assert verified.instructions([slow], partial=True) == [0.0]
+    met = ifeval.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"])
+    assert met == {"strict": [False], "loose": [False], "timed_out": True}
+    assert "timed_out" not in ifeval.ifeval_check({"key": 1, "prompt": ""} | deep, deep["response"])
+    assert time.monotonic() - start < 30
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "name, file",
+    [("ifeval", "gpt4_responses_scored.jsonl.gz"), ("ifbench", "sample_responses_scored.jsonl.gz")],
+)
+def test_instructions_agree_with_the_evaluation(nltk_data, name, file):
+    tasks = {str(t["key"]): t for t in json.loads(gzip.open(shared(name) / "data.json.gz").read())}
+    stored = [json.loads(line) for line in gzip.open(DATA / name / file)][:40]
+    rows = [row(s["response"], **tasks[str(s["key"])]) for s in stored]
+    assert verified.instructions(rows) == [float(all(s["strict"])) for s in stored]
+    assert verified.instructions(rows, "loose", partial=True) == near(
+        [sum(s["loose"]) / len(s["loose"]) for s in stored]
+    )

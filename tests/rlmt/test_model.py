@@ -1,0 +1,356 @@
+"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole weights.
+
+tests/rlmt/test_watchdog.py tests weights that cannot be loaded, tests/scripts/test_grpo.py several processes.
+"""
+
+import copy
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MixtralForCausalLM,
+)
+
+from rlmt import model as policy
+import utils
+from grpo_updates import stored_completions
+from rlmt import model as rlmt_model
+
+BASE = "data/toy/base"
+ONE_PROCESS = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+SIZES = {
+    "vocab_size": 283,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return AutoModelForCausalLM.from_pretrained(BASE)
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, torch.Tensor]:
+    return policy.collate(stored_completions(6, 1)[0], 0, "cpu")
+
+
+@pytest.fixture
+def bfloat16_accelerator():
+    """Starts an accelerator whose forwards run in bfloat16; the next test has one in float32 again."""
+    AcceleratorState._reset_state()
+    yield policy.start_accelerator("bfloat16")
+    AcceleratorState._reset_state()
+
+
+def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch):
+    """Policy and reference are autocast alike, so the KL of a policy that has learned nothing is exactly 0.
+
+    tests/scripts/test_grpo.py has a reference that is sharded.
+    """
+    model = policy.Policy(policy.load_policy(BASE, 0, False, dtype="bfloat16"), 1.0)
+    model, optimizer = policy.prepare_trained(bfloat16_accelerator, model, 1e-3, 0.0)
+    reference = policy.load_reference(BASE, 1.0, bfloat16_accelerator, "bfloat16")
+    assert not any(weight.requires_grad for weight in reference.parameters())
+
+    inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+    logprobs, _ = model(*inputs)
+    assert torch.equal(policy.compute_reference_logprobs(model, reference, inputs), logprobs)
+    exact, _ = policy.Policy(base, 1.0)(*inputs)
+    distance = (logprobs - exact).abs()
+    assert 0 < distance.mean() < 0.05  # it did run in bfloat16
+
+    logprobs.sum().backward()
+    optimizer.step()
+    tensors = [*model.parameters(), *reference.parameters()]
+    for weight in model.parameters():
+        tensors += [weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+def test_frozen_weights_beside_lora_have_the_dtype_of_computation():
+    model = policy.load_policy(BASE, 4, False, dtype="bfloat16")
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
+
+
+def test_a_cpu_without_bfloat16_instructions_is_warned_of(monkeypatch, capsys):
+    monkeypatch.setattr(utils, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False})
+    for choice in ("auto", "float32"):
+        monkeypatch.setattr(utils, "DTYPE", "float32")
+        rlmt_model.warn_of_slow_dtype(choice)
+    assert not capsys.readouterr().out
+    rlmt_model.warn_of_slow_dtype("bfloat16")
+    assert capsys.readouterr().out.splitlines() == [
+        "WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions"
+    ]
+
+
+def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_path):
+    base.save_pretrained(tmp_path)
+    own = GenerationConfig(do_sample=True, repetition_penalty=3.0, min_p=0.5)
+    own.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.repetition_penalty == 3.0
+    loaded = policy.load_policy(tmp_path, 0, False).generation_config
+    assert loaded.repetition_penalty is None and loaded.min_p is None
+
+
+KINDS = {
+    "language model": (AutoModelForCausalLM, LlamaForCausalLM, {}),
+    "tied language model": (AutoModelForCausalLM, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "experts": (AutoModelForCausalLM, MixtralForCausalLM, {"num_local_experts": 2}),
+    "reward model": (AutoModelForSequenceClassification, LlamaForSequenceClassification, {"num_labels": 1}),
+    "tied reward model": (
+        AutoModelForSequenceClassification,
+        LlamaForSequenceClassification,
+        {"num_labels": 1, "tie_word_embeddings": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_checked_by_the_headers_of_its_weights(kind, tmp_path, exits):
+    auto_class, model_class, changes = KINDS[kind]
+    folder = tmp_path / "model"
+    config = model_class.config_class(**SIZES, **changes)
+    model_class(config).save_pretrained(folder, max_shard_size="20KB")
+    policy.check_weights(auto_class, str(folder))
+    policy.load_weights(auto_class, str(folder), "float32")
+    policy.check_weights(AutoModelForSequenceClassification, str(folder), new_head=True)
+
+    others = {AutoModelForCausalLM, AutoModelForSequenceClassification} - {auto_class}
+    told = exits(policy.check_weights, others.pop(), str(folder))
+    assert f"is needed here, and its config names {model_class.__name__}" in told
+
+    # the index lists a weight that its file does not have
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 2
+    weights = load_file(shards[1])
+    lost = next(iter(weights))
+    save_file({name: weight for name, weight in weights.items() if name != lost}, shards[1], {"format": "pt"})
+    assert "1 weights are missing" in exits(policy.check_weights, auto_class, str(folder))
+    save_file(weights, shards[1], {"format": "pt"})
+    policy.check_weights(auto_class, str(folder))
+
+    whole = shards[0].read_bytes()
+    shards[0].write_bytes(whole[: len(whole) // 2])
+    told = exits(policy.check_weights, auto_class, str(folder))
+    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
+    shards[0].unlink()
+    told = exits(policy.check_weights, auto_class, str(folder))
+    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
+
+
+def test_a_model_without_weights_has_the_buffers_and_ties_of_a_loaded_one(base):
+    empty = policy.without_weights(AutoModelForCausalLM, base.config, "bfloat16")
+    assert {weight.device.type for weight in empty.parameters()} == {"meta"}
+    assert empty.lm_head.weight is empty.model.embed_tokens.weight
+    assert empty.num_parameters() == base.num_parameters()
+    shapes = {name: weight.shape for name, weight in empty.named_parameters()}
+    assert shapes == {name: weight.shape for name, weight in base.named_parameters()}
+    buffers = dict(empty.named_buffers())
+    assert buffers.keys() == dict(base.named_buffers()).keys()
+    for name, buffer in base.named_buffers():
+        assert buffers[name].dtype == buffer.dtype and torch.equal(buffers[name], buffer), name
+
+
+def direct(
+    logits: torch.Tensor, ids: torch.Tensor, n: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probabilities and entropies (B, n) of the last n tokens from all logits."""
+    logprobs = (logits / temperature)[:, -n - 1 : -1].double().log_softmax(-1)
+    return logprobs.gather(-1, ids[:, -n:, None])[..., 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+def logits_of(model, batch) -> torch.Tensor:
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    return model(batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=positions).logits
+
+
+# --- log-probabilities
+
+
+@pytest.mark.parametrize("at_once", [2**27, 283 * 7])
+def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base, batch, monkeypatch):
+    """Also a few tokens at a time, as for large vocabularies."""
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
+    model = copy.deepcopy(base).double()  # in float64 rounding hides nothing
+    mask = batch["completion_mask"].bool()
+    weights = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    found = policy.Policy(model, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"], entropy_gradient=True
+    )
+    expected = direct(logits_of(model, batch), batch["input_ids"], mask.size(1), 0.7)
+    gradients = []
+    for logprobs, entropies in (found, expected):
+        model.zero_grad()
+        ((weights[0] * logprobs).sum() + (weights[1] * entropies).sum()).backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours[mask], theirs[mask], rtol=1e-9, atol=1e-9)
+        assert not ours[~mask].any()
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
+
+    _, entropies = policy.Policy(base, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    assert not entropies.requires_grad  # for the log alone
+
+
+def test_logprobs_are_float32_of_a_bfloat16_model(base, batch):
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16)
+    found, _ = policy.Policy(model, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    mask = batch["completion_mask"].bool()
+    expected, _ = direct(logits_of(model, batch).float(), batch["input_ids"], mask.size(1), 0.7)
+    assert found.dtype == torch.float32
+    assert (found - expected)[mask].abs().mean() < 0.02
+    assert len(set(found[mask].tolist())) > 0.9 * mask.sum()  # of 8 bits, many would be equal
+
+
+def test_a_model_s_own_treatment_of_its_logits(batch):
+    torch.manual_seed(0)
+    softcapped = Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, final_logit_softcapping=3.0, initializer_range=0.5)
+    ).eval()
+    logits = logits_of(softcapped, batch)
+    assert 2.5 < logits.abs().max() < 3
+    found, _ = policy.Policy(softcapped, 0.7)(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
+    )
+    mask = batch["completion_mask"].bool()
+    expected, _ = direct(logits, batch["input_ids"], mask.size(1), 0.7)
+    torch.testing.assert_close(found[mask], expected[mask].float(), rtol=1e-4, atol=1e-4)
+
+    with pytest.raises(ValueError, match="logits_scaling"):
+        policy.Policy(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)), 0.7)
+
+
+def test_statistics_of_entropy(base):
+    completions = stored_completions(3, 1)[0]
+    policy.set_entropy_statistics(policy.Policy(base, 0.7), completions, 100, 0, ONE_PROCESS)
+    for completion in completions:
+        ids = torch.tensor([completion.prompt_ids + completion.ids])
+        n = len(completion.ids)
+        probabilities = (base(ids).logits[0, -n - 1 : -1] / 0.7).double().softmax(-1)
+        entropy = -(probabilities * probabilities.log()).sum(-1).mean().item()
+        uniform = 1 / probabilities.size(-1)
+        kl = (uniform * (math.log(uniform) - probabilities.log())).sum(-1).mean().item()
+        assert completion.statistics == pytest.approx(
+            {"mean_entropy": entropy, "mean_kl_uniform": kl}, rel=1e-4
+        )
+
+
+# --- micro-batches
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 8])
+def test_chunks_are_the_best_cut(n):
+    """Against all cuts of eight rows into at most n chunks."""
+    lengths = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
+
+    def largest(sizes: list[int]) -> int:
+        largest_chunk = 0
+        start = 0
+        for size in sizes:
+            prompts, completions = zip(*lengths[start : start + size])
+            largest_chunk = max(largest_chunk, size * (max(prompts) + max(completions)))
+            start += size
+        return largest_chunk
+
+    cuts = []
+    for inner in itertools.combinations(range(1, 8), n - 1):
+        edges = [0, *inner, 8]
+        cuts.append([b - a for a, b in itertools.pairwise(edges)])
+    sizes = policy._even_sizes(lengths, n)
+    assert sum(sizes) == 8 and len(sizes) <= n and largest(sizes) == min(largest(cut) for cut in cuts)
+
+
+def test_every_process_gets_equally_many_micro_batches():
+    assert policy._split_until([3, 1], 4) == [1, 1, 1, 1]
+    assert policy._split_until([2, 5], 3) == [2, 3, 2]
+    assert policy._split_until([], 0) == []
+
+
+# --- before an update
+
+
+def test_an_update_that_is_not_a_number_keeps_the_completions(tmp_path):
+    completions = stored_completions(2, 1)[0]
+    policy.check_finite({"loss": 1.0, "grad_norm": 2.0}, completions, 3, tmp_path)
+    for name, value in (("grad_norm", math.inf), ("value/loss", math.nan)):
+        with pytest.raises(FloatingPointError, match=f"step 3: {name} is {value}"):
+            policy.check_finite({"loss": 1.0, name: value}, completions, 3, tmp_path)
+    kept = [json.loads(line) for line in (tmp_path / "not_finite-rank0.jsonl").read_text().splitlines()]
+    assert [row["ids"] for row in kept] == [completion.ids for completion in completions]
+
+
+# --- whole weights
+
+
+def test_lora_is_merged_into_a_copy():
+    """In bfloat16, where merging and subtracting again would leave other weights."""
+    torch.manual_seed(0)
+    model = policy.load_policy(BASE, 4, False).to(torch.bfloat16)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.02)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+    merged = dict(model.merge_and_unload().named_parameters())
+    assert whole.keys() == merged.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(whole[name], weight, rtol=2e-2, atol=2e-3)
+    base = dict(AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16).named_parameters())
+    changed = [name for name in whole if not torch.equal(whole[name], base[name])]
+    assert len(changed) == 4 * 7  # all linear layers
+
+
+@torch.no_grad()
+def test_weights_in_4_bits_are_saved_as_the_forward_computes_with_them():
+    """As the sampler must have them, too; a head that is trained whole is there once."""
+    torch.manual_seed(0)
+    model = policy.load_policy(BASE, 4, False, load_in_4bit=True)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.normal_(std=0.02)
+    again = AutoModelForCausalLM.from_pretrained(BASE)
+    start = {name: weight.clone() for name, weight in again.named_parameters()}
+    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
+    assert whole.keys() == start.keys() and {weight.dtype for weight in whole.values()} == {torch.float32}
+    again.load_state_dict(whole, strict=False)
+
+    ids = torch.arange(5, 25).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    found, _ = policy.Policy(again, 1.0)(ids, mask, mask[:, 10:])
+    expected, _ = policy.Policy(model.eval(), 1.0)(ids, mask, mask[:, 10:])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    expected, _ = policy.Policy(model.train(), 1.0)(ids, mask, mask[:, 10:])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    with model.disable_adapter():
+        reference, _ = policy.Policy(model, 1.0)(ids, mask, mask[:, 10:])
+    assert (reference - expected).abs().max() > 1e-2

@@ -1,0 +1,701 @@
+"""Tests rlmt/sampler.py, rlmt/vllm.py and rlmt/vllm.py.
+
+Engines of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import requests
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from launch import started
+from script_runs import forget_vllm
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rlmt import checkpoint
+from rlmt import model as policy
+from rlmt import sampler as rollout
+from rlmt import chat as templates
+from rlmt import vllm as vllm_engine
+from rlmt import vllm as vllm_server
+from data.toy import world
+from rlmt.sampler import Completion, Sample, Sampler, Sampling
+from rlmt.sampler import ThinkingBudget
+from rlmt import chat
+
+BASE = "data/toy/base"
+TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_no_trace():
+    yield
+    forget_vllm()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = chat.load_tokenizer(BASE)
+    templates.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer) -> list[list[int]]:
+    return [templates.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def untied(tokenizer, tmp_path_factory) -> str:
+    """Saves a tiny random model with an untied head, whose generation config asks for other sampling."""
+    folder = tmp_path_factory.mktemp("untied")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.update(do_sample=True, temperature=0.1, top_k=1, repetition_penalty=3.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert json.loads((folder / "generation_config.json").read_text())["repetition_penalty"] == 3.0
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory) -> str:
+    """Saves data/toy/base, whose head is tied, as a training script does."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
+    checkpoint.save_model(folder, model, tokenizer, policy.start_accelerator())
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
+    """Starts vLLM in this process for a tied and for an untied head; tests set `sampling` and `ends`.
+
+    All engines of this module live to its end: one that goes takes the process group of the others with it.
+    """
+    found = {}
+    for kind, folder, dtype in (
+        ("tied", saved, "float32"),
+        ("untied", untied, "float32"),
+        ("bfloat16", saved, "bfloat16"),
+    ):
+        sampling = Sampling(temperature=0.7, max_tokens=16)
+        found[kind] = Sampler(
+            folder, tokenizer, sampling, use_vllm=True, max_length=256, in_process=True, dtype=dtype
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def base() -> LlamaForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(BASE)
+
+
+def trained_logprobs(trained: policy.Policy, prompts: list, samples: list[Sample]) -> torch.Tensor:
+    batch = policy.collate_ids(prompts, [sample.ids for sample in samples], 0, "cpu")
+    with torch.no_grad():
+        logprobs, _ = trained(**batch)
+    return logprobs
+
+
+def gaps(sampler: Sampler, trained: policy.Policy, prompts: list) -> torch.Tensor:
+    """Returns how far sampler's and trainer's log-probability of each sampled token are apart, nats."""
+    samples = [sample for _, sample in sorted(sampler.sample(prompts), key=lambda pair: pair[0])]
+    expected = trained_logprobs(trained, prompts, samples)
+    found = pad_sequence([torch.tensor(sample.logprobs) for sample in samples], batch_first=True)
+    return (expected - found).abs()[expected != 0]
+
+
+def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> float:
+    return gaps(sampler, trained, prompts).max().item()
+
+
+# --- vLLM has the weights of the policy
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "LoRA"])
+def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts):
+    torch.manual_seed(1)
+    if kind == "LoRA":
+        model = policy.load_policy(BASE, 4, False)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.data.normal_(std=0.1)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(BASE if kind == "tied" else untied)
+        for weight in model.parameters():
+            weight.data.mul_(1 + 0.1 * torch.randn_like(weight))
+    sampler = engines["untied" if kind == "untied" else "tied"]
+    sampler.sampling = Sampling(temperature=0.7, max_tokens=24)
+    trained = policy.Policy(model.eval(), 0.7)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    assert largest_gap(sampler, trained, prompts) > 0.05
+    for _ in range(2):  # the second time over packed weights
+        sampler.sync(trained)
+        assert largest_gap(sampler, trained, prompts) < 1e-4
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_a_bfloat16_engine_has_the_float32_weights_of_the_policy(engines, prompts):
+    sampler = engines["bfloat16"]
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(BASE)
+    for weight in model.parameters():
+        weight.data.mul_(1 + 0.1 * torch.randn_like(weight))
+    trained = policy.Policy(model.eval(), 0.7)
+    limit = rollout.MAX_LOGPROB_GAP["bfloat16"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert gaps(sampler, trained, prompts).mean() > limit
+        for _ in range(2):
+            sampler.sync(trained)
+            assert 1e-4 < gaps(sampler, trained, prompts).mean() < limit / 2
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+# --- where completions end
+
+
+def argmax(model, prompt: list[int], n: int) -> list[int]:
+    """Returns n greedy tokens, one forward of the whole row each."""
+    ids = []
+    while len(ids) < n:
+        with torch.no_grad():
+            ids.append(model(torch.tensor([prompt + ids])).logits[0, -1].argmax().item())
+    return ids
+
+
+def cut(ids: list[int], has_ended) -> tuple[list[int], bool]:
+    """Returns the tokens up to where `has_ended(beginning of them)`, and whether they ended at all."""
+    for n in range(1, len(ids) + 1):
+        if has_ended(ids[:n]):
+            return ids[:n], True
+    return ids, False
+
+
+def samplers(model, tokenizer, sampling: Sampling, ends: list[int], engine: Sampler) -> list[Sampler]:
+    """Returns vLLM and transformers with batches of 1, 3 and 64, all with the weights of `model`."""
+    found = [engine]
+    for batch_size in (1, 3, 64):
+        found.append(Sampler(None, tokenizer, sampling, use_vllm=False, batch_size=batch_size))
+    for sampler in found:
+        sampler.sync(policy.Policy(model, 1.0))
+        sampler.sampling = sampling
+        sampler.ends = ends
+    return found
+
+
+def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
+    engines, base, tokenizer, prompts
+):
+    said = [argmax(base, prompt, 20) for prompt in prompts]
+    written = [tokenizer.decode(ids) for ids in said]
+    pairs = [tokenizer.decode(ids[n : n + 2]) for ids in said for n in range(3, 12)]
+    stop = next(pair for pair in pairs if 2 <= sum(pair in text for text in written) <= 6)
+    tokens = {token for ids in said for token in ids}
+    some = [token for token in sorted(tokens) if 1 <= sum(token in ids for ids in said) <= 4]
+    cases = [
+        ("", some[:1], lambda ids: ids[-1] == some[0]),
+        ("", some[:2], lambda ids: ids[-1] in some[:2]),
+        (stop, [tokenizer.eos_token_id], lambda ids: stop in tokenizer.decode(ids)),
+    ]
+    for stop_string, ends, has_ended in cases:
+        expected = {place: cut(ids, has_ended) for place, ids in enumerate(said)}
+        assert {ended for _, ended in expected.values()} == {True, False}
+        greedy = Sampling(temperature=0.0, max_tokens=20, stop=stop_string)
+        for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"]):
+            found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
+            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.vllm)
+
+
+CLOSING = [5, 6, 7]
+
+
+def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudget:
+    """Returns a budget that closes about half of the completions `said` after `end` tokens: those without a letter."""
+    beginnings = [tokenizer.decode(ids[:end]) for ids in said]
+    letters = sorted(set("".join(beginnings)))
+    letter = min(letters, key=lambda letter: abs(2 * sum(letter in text for text in beginnings) - len(said)))
+    return ThinkingBudget(end, opening_tag="", closed_pattern=re.escape(letter), closing=CLOSING)
+
+
+def test_thinking_is_closed_at_its_budget(engines, base, tokenizer, prompts):
+    """The completions that had closed it stay; the others go on behind the closing tokens, as an argmax says."""
+    said = [argmax(base, prompt, 20) for prompt in prompts]
+    budget = budget_for_some(tokenizer, said, end=8)
+    expected = {}
+    for place, ids in enumerate(said):
+        if budget.closing_after(ids, tokenizer):
+            head = ids[:8] + CLOSING
+            ids = head + argmax(base, prompts[place] + head, 20 - len(head))
+        expected[place] = ids
+    n_closed = sum(expected[place] != ids for place, ids in enumerate(said))
+    assert 0 < n_closed < len(said)
+
+    greedy = Sampling(0.0, 20, budget=budget)
+    never = [len(tokenizer) - 1]  # an end of turn that no completion has
+    for sampler in samplers(base, tokenizer, greedy, never, engines["tied"]):
+        found = dict(sampler.sample(prompts))
+        assert {place: sample.ids for place, sample in found.items()} == expected, sampler.batch_size
+        assert [budget.was_used_up(found[place].ids, tokenizer) for place in range(len(said))] == [
+            expected[place] != ids for place, ids in enumerate(said)
+        ]
+        one_by_one = [dict(sampler.sample([prompt]))[0].ids for prompt in prompts[:4]]
+        assert one_by_one == [expected[place] for place in range(4)]
+    closed = next(place for place in expected if expected[place] != said[place])
+    sample = dict(engines["tied"].sample(prompts))[closed]
+    assert len(sample.logprobs) == len(sample.ids) and sample.logprobs[8 : 8 + len(CLOSING)] == [0.0] * 3
+
+
+def test_a_budget_leaves_the_samples_that_do_not_use_it_up(engines, base, tokenizer, prompts):
+    seeds = list(range(len(prompts)))
+    never = [len(tokenizer) - 1]
+    for sampler in samplers(base, tokenizer, Sampling(1.0, 20), never, engines["tied"])[:3]:
+        without = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
+        budget = budget_for_some(tokenizer, list(without.values()), end=8)
+        sampler.sampling = Sampling(1.0, 20, budget=budget)
+        found = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
+        n_closed = 0
+        for place, ids in without.items():
+            closing = budget.closing_after(ids, tokenizer)
+            n_closed += bool(closing)
+            assert found[place][: 8 + len(closing)] == ids[:8] + closing
+            if not closing:
+                assert found[place] == ids
+        assert 0 < n_closed < len(prompts)
+        rest = {place: sample.ids for place, sample in sampler.sample(prompts, seeds, done={0, 3})}
+        assert rest == {place: ids for place, ids in found.items() if place not in (0, 3)}
+        sampler.sampling = Sampling(1.0, 20, budget=dataclasses.replace(budget, close_at=20))
+        assert {place: sample.ids for place, sample in sampler.sample(prompts, seeds)} == without
+
+
+def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
+    """transformers by itself takes the 50 likeliest tokens, or follows the model's generation config."""
+    model = AutoModelForCausalLM.from_pretrained(untied)
+    with torch.no_grad():
+        probabilities = model(torch.tensor([prompts[0]])).logits[0, -1].softmax(-1)
+    likeliest = set(probabilities.topk(50).indices.tolist())
+    tail = 1 - probabilities[list(likeliest)].sum().item()
+    assert tail > 0.05
+    torch.manual_seed(0)
+    for sampler in samplers(model, tokenizer, Sampling(1.0, 1), [0], engines["untied"])[::3]:
+        drawn = [sample.ids[0] for _, sample in sampler.sample([prompts[0]] * 400)]
+        share = sum(token not in likeliest for token in drawn) / 400
+        assert abs(share - tail) < 4 * (tail * (1 - tail) / 400) ** 0.5
+    engines["untied"].sampling = Sampling(1.0, 4, top_p=1e-6)
+    nucleus = [sample.ids for _, sample in engines["untied"].sample(prompts)]
+    assert sorted(nucleus) == sorted(argmax(model, prompt, 4) for prompt in prompts)
+
+
+def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, tokenizer, prompts):
+    model = policy.load_policy(BASE, 0, gradient_checkpointing=True)
+    sampler = Sampler(BASE, tokenizer, Sampling(0.0, 8), use_vllm=False, in_process=True)
+    assert sampler.policy is None  # no second copy is loaded
+    sampler.sync(policy.Policy(model, 1.0))
+    found = dict(sampler.sample(prompts[:3]))
+    assert [found[place].ids for place in range(3)] == [argmax(base, prompt, 8) for prompt in prompts[:3]]
+    assert model.training and found[0].logprobs is None
+
+
+# --- seeds
+
+
+def test_transformers_gives_the_same_samples_without_those_that_are_done(base, tokenizer, prompts):
+    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=False, batch_size=3)
+    repeated = [prompts[0]] * 3 + prompts
+    everything = dict(sampler.sample(repeated, seeds=list(range(len(repeated)))))
+    rest = dict(sampler.sample(repeated, list(range(len(repeated))), done={0, 1, 2, 5, 8}))
+    assert rest == {place: everything[place] for place in everything if place not in {0, 1, 2, 5, 8}}
+    assert len({tuple(everything[place].ids) for place in range(3)}) == 3
+
+
+def engines_of_this_process() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prompts, forked_engines):
+    """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU, until an engine is killed."""
+    # 70 prompts, 16,800 tokens; each prompt is there seven times
+    long = [(prompt * 9)[:240] for prompt in prompts] * 7
+    seeds = list(range(len(long)))
+    one = engines["tied"]
+    one.sync(policy.Policy(base, 1.0))
+    one.ends = rollout.ends_of(tokenizer)
+    others = set(engines_of_this_process())  # what other tests have left
+    gpus = vllm_engine.gpu_groups(at_most=2)
+    two = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=256, gpus=gpus)
+
+    for temperature, done in ((1.0, set(range(0, len(long), 3))), (0.0, set())):
+        one.sampling = two.sampling = Sampling(temperature, 12)
+        everything = dict(one.sample(long, seeds))
+        assert everything.keys() == set(range(len(long)))
+        rest = dict(two.sample(long, seeds, done))
+        assert {place: sample.ids for place, sample in rest.items()} == {
+            place: sample.ids for place, sample in everything.items() if place not in done
+        }
+        n_different = 1 if temperature == 0 else 4  # of seven seeds
+        for place in range(10):
+            copies = {tuple(everything[other].ids) for other in range(place, len(long), 10)}
+            assert len(copies) >= n_different
+    assert dict(two.sample(long[:1], [0])).keys() == {0}  # nothing is left for the second engine
+
+    engine, _ = two.vllm.processes.values()
+    two.sampling = Sampling(1.0, 200)
+    samples = two.sample([prompt[:50] for prompt in long])
+    next(samples)
+    os.kill(engine.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    for sampling in (samples, two.sample(long)):  # at work, and when the next prompts come
+        with pytest.raises(RuntimeError, match="vLLM's engine process died .1 of 2, exit code -9"):
+            list(sampling)
+    assert set(engines_of_this_process()) - others
+    two.close()
+    assert time.monotonic() - killed < 10
+    assert not set(engines_of_this_process()) - others
+
+
+def test_two_processes_share_the_weights_and_say_what_transformers_says(
+    base, tokenizer, prompts, monkeypatch
+):
+    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs. The engine is spawned, not forked."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by default each process wants a NUMA node
+    sampler = Sampler(
+        BASE,
+        tokenizer,
+        Sampling(0.0, 20),
+        use_vllm=True,
+        max_length=256,
+        gpus=vllm_engine.gpu_groups(tensor_parallel=2),
+    )
+    [engine] = sampler.vllm.processes.values()
+    workers = psutil.Process(engine.pid).children()
+    assert len(workers) == 2
+    found = {place: sample.ids for place, sample in sampler.sample(prompts)}
+    sampler.close()
+    assert not any(worker.is_running() for worker in workers)
+    ends = rollout.ends_of(tokenizer)
+    for place, prompt in enumerate(prompts):
+        expected, _ = cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)
+        assert found[place] == expected
+
+
+def test_gpus_are_divided_among_engines(monkeypatch, exits):
+    assert len(vllm_engine.gpu_groups()) == len(vllm_engine.gpu_groups(at_most=0)) == 1  # of a CPU
+    PartialState()  # it starts on the CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,5")
+    assert vllm_engine.gpu_groups(2, at_most=0) == [["0", "1"], ["2", "3"]]
+    assert vllm_engine.gpu_groups(1, at_most=2) == [["0"], ["1"]]
+    assert "only 5 GPUs are visible" in exits(vllm_engine.gpu_groups, 6)
+
+
+# --- a server
+
+
+def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
+    """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
+    drawn = []
+    for seed in (20_240_601_001_003, 20_240_601_001_003 - 4712 * 2**32, 5):
+        samples = rollout.generate(saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed)
+        drawn.append([sample.ids for _, sample in samples])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.fixture(scope="module")
+def server_url(saved, tmp_path_factory):
+    """Starts a server; `vllm serve` itself would need the metadata of vllm, which vllm-cpu lacks."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--model", saved, "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
+    words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32"]
+    words += ["--no-enable-chunked-prefill"]  # see vllm_engine.Engine
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    script = importlib.util.find_spec("vllm.entrypoints.openai.api_server").origin
+    process = started([script, *words], folder / "log", environment)
+    url = f"http://127.0.0.1:{port}"
+    while True:
+        assert process.is_alive(), (folder / "log").read_text()[-3000:]
+        try:
+            requests.get(f"{url}/health", timeout=5)
+            break
+        except requests.ConnectionError:
+            time.sleep(0.2)
+    yield url
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+    process.join()
+
+
+class Denied(BaseHTTPRequestHandler):
+    """Wants a key, as `vllm serve --api-key`; anything else is missing."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        has_key = self.headers["Authorization"] == "Bearer sk-0123456789"
+        self.send_response(404 if has_key else 401)
+        self.end_headers()
+
+
+def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
+    monkeypatch.setenv("SERVER_KEY", "sk-0123456789")
+    http = HTTPServer(("127.0.0.1", 0), Denied)
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
+    host = f"127.0.0.1:{http.server_port}"
+    told = exits(vllm_server.Server, f"http://{host}", 256)
+    assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
+    told = exits(vllm_server.Server, f"http://{host}", 256, (f"{host}=SERVER_KEY",))
+    assert "answers 404" in told and "sk-0123456789" not in told
+    http.shutdown()
+    http.server_close()
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers what Server asks as it starts."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"world_size": 1, "data": [{"max_model_len": 256}]}')
+
+
+def test_a_vllm_that_cannot_send_weights_is_refused_at_once(exits, monkeypatch):
+    """That of 0.24.0 has the module, but not these classes."""
+    older = ModuleType("vllm.distributed.weight_transfer")
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", older)
+    http = HTTPServer(("127.0.0.1", 0), Ready)
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
+    told = exits(vllm_server.Server, f"http://127.0.0.1:{http.server_port}", 256)
+    assert "--vllm-server-url needs vLLM 0.31" in told and "HTTPVLLMWeightSyncClient" in told
+    http.shutdown()
+    http.server_close()
+
+
+def test_a_vllm_server_samples_as_the_policy_does(server_url, base, tokenizer, prompts, capsys):
+    server = vllm_server.Server(server_url + "/v1", max_length=256)
+    assert server.n_workers == 1
+    for url, length, message in [
+        (server_url, 257, "start it with --max-model-len 257"),
+        ("http://127.0.0.1:9", 256, "no server answers"),
+    ]:
+        with pytest.raises(SystemExit) as error:
+            vllm_server.Server(url, length)
+        assert error.value.code == 2 and message in capsys.readouterr().err
+
+    # greedy, ended by a token or at the limit: as transformers
+    said = {place: argmax(base, prompt, 20) for place, prompt in enumerate(prompts)}
+    end = said[0][7]
+    sampler = Sampler(None, tokenizer, Sampling(0.0, 20), use_vllm=False, server=server)
+    sampler.ends = [end]
+    found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
+    assert found == {place: cut(ids, lambda beginning: beginning[-1] == end) for place, ids in said.items()}
+
+    # sampled: the policy's log-probabilities at that temperature; seeds from the request or NumPy's generator
+    sampler.sampling = Sampling(0.7, 40)
+    sampler.ends = tokenizer.stop_ids
+    assert largest_gap(sampler, policy.Policy(base, 0.7), prompts) < 1e-4
+    repeated = [prompts[0]] * 4
+    seeded = dict(sampler.sample(repeated, seeds=[1, 2, 3, 4]))
+    assert len({tuple(sample.ids) for sample in seeded.values()}) == 4
+    rest = dict(sampler.sample(repeated, [1, 2, 3, 4], done={1}))
+    assert {place: s.ids for place, s in rest.items()} == {place: seeded[place].ids for place in (0, 2, 3)}
+    np.random.seed(5)
+    first = dict(sampler.sample(repeated))
+    np.random.seed(5)
+    assert {place: s.ids for place, s in sampler.sample(repeated)} == {
+        place: s.ids for place, s in first.items()
+    }
+
+    # a stop string is kept; what the server refuses is told in its words
+    text = tokenizer.decode(said[0])
+    sampler.sampling = Sampling(0.0, 20, stop=text[5:9])
+    [(_, stopped)] = sampler.sample(prompts[:1])
+    assert stopped.finished and text[5:9] in tokenizer.decode(stopped.ids) and len(stopped.ids) < 20
+    with pytest.raises(RuntimeError, match="answers 400: .*256"):
+        list(sampler.sample([prompts[0] * 20]))
+    for route in ("pause?mode=wait", "resume"):
+        server._call("POST", route)
+
+
+def test_what_a_server_is_told_of_the_weights_is_what_it_gets():
+    """NCCL hangs if names, types or shapes differ from those announced; vLLM's own check compares them."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine as Engine
+
+    trained = policy.Policy(policy.load_policy(BASE, 4, False), 1.0)
+    weights = vllm_server.PolicyWeights(trained)
+    for _ in range(2):
+        sent = dict(Engine._checked_iter(weights, weights.metadata()))
+        assert sent.keys() == dict(AutoModelForCausalLM.from_pretrained(BASE).named_parameters()).keys()
+
+
+# --- the check that vLLM has the trainer's weights
+
+
+@pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
+def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
+    sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False, dtype=dtype)
+    sampler.check(0.99 * limit, 1)
+    assert not capsys.readouterr().out
+    sampler.check(1.01 * limit, 2)
+    assert f"(limit {limit:.4f})" in capsys.readouterr().out
+
+
+def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
+    sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False)
+    for step, gap in enumerate([0.0, 2e-3, 9e-4, 2e-3, 0.0, 2e-3], 1):
+        sampler.check(gap, step)
+    assert capsys.readouterr().out.count("a second time in a row ends the run") == 3
+    with pytest.raises(
+        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nat .* twice in a row"
+    ):
+        sampler.check(2e-3, 7)
+    sampler = Sampler(None, tokenizer, Sampling(1.0, 8, top_p=0.9), use_vllm=False)
+    for step in (1, 2):
+        sampler.check(-math.log(0.9), step)  # what top-p itself may do
+
+
+# --- what is read from a completion, and logged of a step
+
+
+def test_a_sample_becomes_a_completion(tokenizer):
+    text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
+    ids = templates.encode_completion(tokenizer, text)
+    prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
+    whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
+    assert (whole.text, whole.status) == (text, "ok")
+    assert (whole.thinking, whole.response) == ("Budget 12.", "You get 1 dish.")
+    assert whole.ids == ids and whole.prompt_ids == [5, 6] and whole.sampler_logprobs == [-1.0] * len(ids)
+    assert whole.n_thinking_tokens == len(tokenizer("Budget 12.", add_special_tokens=False)["input_ids"])
+    assert not whole.cut_off and whole.n_trained_tokens == len(ids)
+
+    cut_off = rollout.read_completion(tokenizer, "think", prompt, Sample(ids[:-1], None, False))
+    assert cut_off.text == text and cut_off.cut_off and cut_off.status == "truncated"
+    cut_off.loss_mask = [1] * 3 + [0] * (len(ids) - 4)
+    assert cut_off.n_trained_tokens == 3
+    row = json.loads(json.dumps(cut_off.row()))
+    assert row["missing"] and row["reward"] is None and row["advantage"] == 0.0 and row["cut_off"]
+
+
+def completion(
+    n: int, n_thinking: int = 0, status: str = "ok", cut_off: bool = False, **rewards
+) -> Completion:
+    return Completion("i", [], [1], [2] * n, "", "", "", status, cut_off, n_thinking, rewards=rewards)
+
+
+def test_metrics_of_a_step_by_hand():
+    completions = [
+        completion(10, 4, preference=1.0, math=1.0),
+        completion(20, 5, preference=-99.0, math=0.0, status="no_close"),
+        completion(30, 0, preference=2.0, math=None, status="truncated", cut_off=True),
+        completion(4, 1, preference=5.0, math=1.0),
+    ]
+    completions[0].reward = 1.0
+    completions[3].reward = 5.0
+    for one, value in zip(completions, (0.5, None, 1.5, 2.0), strict=True):
+        one.contributions = {"math": value}
+    assert rollout.completion_metrics(completions) == pytest.approx(
+        {
+            "completions/mean_length": 16.0,
+            "completions/min_length": 4,
+            "completions/max_length": 30,
+            "completions/clipped_ratio": 0.25,
+            "completions/mean_terminated_length": 34 / 3,
+            "completions/min_terminated_length": 4,
+            "completions/max_terminated_length": 20,
+            "think/format_ok": 0.5,
+            "think/truncated": 0.25,
+            "think/mean_tokens": 2.5,
+            "think/response_tokens": 13.5,
+            "reward/missing": 0.5,
+            "reward/preference": 3.0,  # of those in good format
+            "reward/math": 2 / 3,
+            "contribution/math": 4 / 3,  # of those that have one; the others get a floor
+        }
+    )
+
+
+def test_mean_and_spread_of_the_rewards_by_hand():
+    nan = math.nan
+    rewards_P_G = torch.tensor([[1.0, 3.0], [2.0, 2.0], [nan, 4.0], [nan, nan]])
+    found = rollout.reward_metrics(rewards_P_G, "preference")
+    known = np.array([1.0, 3.0, 2.0, 2.0, 4.0])
+    assert found == pytest.approx(
+        {
+            "reward": 2.4,
+            "reward_std": known.std(ddof=1),
+            "rewards/preference/mean": 2.4,
+            "rewards/preference/std": known.std(ddof=1),
+            "frac_reward_zero_std": 0.75,
+        }
+    )
+    assert rollout.reward_metrics(torch.tensor([[nan, 4.0]]), "preference")["reward_std"] == 0.0
+    with pytest.raises(RuntimeError, match="no completion got a reward"):
+        rollout.check_any_reward(torch.full((2, 2), nan))
+    rollout.check_any_reward(torch.tensor([[nan, 0.0]]))
+
+
+# --- runs that can teach nothing
+
+
+GUARDED = SimpleNamespace(think_format="think", max_completion_tokens=7, allow_truncation=False)
+
+
+def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
+    cut_off = [completion(7, cut_off=True)] * 3 + [completion(7)] * 2
+    malformed = [completion(7, status="no_open")] * 2
+    good = [completion(7, status="no_open"), completion(7)]
+    for bad, message in [(cut_off, "cut off at 7 tokens; raise --max-completion"), (malformed, "no_open")]:
+        guard = rollout.FormatGuard(GUARDED)
+        guard.check(bad, 1)
+        guard.check(bad, 2)
+        with pytest.raises(RuntimeError, match=message):
+            guard.check(bad, 3)
+        # one good step, and nobody looks after three
+        for steps in (
+            [bad, bad, good, bad, bad],
+            [good, bad, bad, bad],
+        ):
+            guard = rollout.FormatGuard(GUARDED)
+            for step, completions in enumerate(steps, 1):
+                guard.check(completions, step)
+        guard = rollout.FormatGuard(SimpleNamespace(**{**vars(GUARDED), "allow_truncation": True}))
+        for step in (1, 2, 3):
+            guard.check(bad, step)

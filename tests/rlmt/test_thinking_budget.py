@@ -1,0 +1,161 @@
+"""Tests rlmt/sampler.py by itself, and through an evaluation with a tiny model that has learned to think.
+
+test_rollout.py compares vLLM and transformers with an argmax; test_foreign.py has the models of other families.
+"""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, learn_by_heart, tiny_config
+from transformers import LlamaForCausalLM
+
+import eval_benchmarks
+import eval_wildbench
+from rlmt import run as runs
+from rlmt import chat as templates
+import utils
+from benchmarks import shared
+from rlmt.sampler import ThinkingBudget
+from rlmt import chat
+from rlmt import data as rlmt_data
+
+# --- 1. the rule
+
+
+def of(tokenizer, n_tokens: int, opening: str = "") -> ThinkingBudget:
+    """Returns a budget of our format `think`, whose tags `n_tokens` count too."""
+    closing = tokenizer("\n</think>\n\n", add_special_tokens=False)["input_ids"]
+    return ThinkingBudget(n_tokens, "<think>", "</think>", closing, opening)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama_base", "qwen3", "gpt2"]
+)  # tags of several tokens, of one, of bytes
+def test_closes_open_thinking_only(load, family):
+    tokenizer = load(family)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def closing_after(text: str, opening: str = "") -> str:
+        """Returns what closes a completion that has used its budget with `text`, whatever it says next."""
+        budget = of(tokenizer, len(encode(text)), opening)
+        closing = budget.closing_after(encode(text) + encode(" more </think>"), tokenizer)
+        assert budget.was_used_up(encode(text) + closing + encode("Hello"), tokenizer) == bool(closing)
+        assert not budget.was_used_up(encode(text) + encode("Hello"), tokenizer)
+        assert not budget.was_used_up(encode(text), tokenizer)
+        return tokenizer.decode(closing)
+
+    whole = "\n</think>\n\n"
+    assert closing_after("<think>\nWhat") == whole
+    assert closing_after("What", opening="<think>\n") == whole
+    assert closing_after("<think>\nWhat\n") == whole[1:]  # it has begun to close it
+    assert closing_after("<think>\nWhat\n</think>\n\nAll.") == ""
+    assert closing_after("What", opening="<think>\n\n</think>\n\n") == ""  # the template has switched it off
+    assert closing_after("What") == ""  # it does not think
+
+
+# --- 2. by the command
+
+THOUGHT = "<think>\nA user asks a question, and the assistant\n</think>\n\nSo it is\n#### 4"
+ASKED = "How much is 2+2?"
+
+
+@pytest.fixture(scope="module")
+def thinker(tokenizer_folders, tmp_path_factory) -> str:
+    """Saves a model that has learned THOUGHT by heart, and to answer however short its thinking is."""
+    folder = tmp_path_factory.mktemp("thinker")
+    tokenizer = chat.load_tokenizer(str(tokenizer_folders["llama_base"]))
+    templates.prepare_tokenizer(tokenizer, "think")
+    prompt_text = eval_benchmarks.task_prompt(eval_benchmarks.Args("gsm8k"), {"question": ASKED})
+    prompt = templates.encode_prompt(tokenizer, [{"role": "user", "content": prompt_text}])
+
+    parts = utils.split_thinking(THOUGHT)
+    words = parts.thinking.split(" ")
+    rows = []
+    for n_words in range(1, len(words) + 1):
+        text = utils.join_thinking(" ".join(words[:n_words]), parts.response, "think")
+        completion = templates.encode_completion(tokenizer, text)
+        n_unlearned = len(prompt)
+        if n_words < len(words):  # only the answer: where it stops thinking is not learned
+            thinking = text.partition("</think>")[0]
+            n_unlearned += len(tokenizer(thinking, add_special_tokens=False)["input_ids"]) + 1
+        rows.append((prompt + completion, n_unlearned))
+
+    torch.manual_seed(0)
+    # vLLM on a CPU wants heads of 32
+    model = LlamaForCausalLM(tiny_config(tokenizer, hidden_size=64, initializer_range=0.1))
+    assert learn_by_heart(model, rows, tokenizer.pad_token_id, rate=5e-3, goal=0.005) < 0.05
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))
+    return str(folder)
+
+
+@pytest.fixture
+def evaluate(thinker, monkeypatch, tmp_path):
+    """evaluate(*flags): rows and summary of gsm8k, with a single task, by eval_benchmarks.py in this process."""
+    monkeypatch.chdir(ROOT)
+    data = tmp_path / "test.jsonl"
+    data.write_text(json.dumps({"question": ASKED, "answer": "#### 4"}) + "\n")
+
+    def start(*flags, out: str = "run") -> tuple[list[dict], dict]:
+        words = ["gsm8k", "--model", thinker, "--data", data, "--out", tmp_path / out, "--max-tokens", 90]
+        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, [*words, *flags])])
+        eval_benchmarks.main(runs.parse_args(eval_benchmarks.Args, {}))
+        rows = rlmt_data.read_log(tmp_path / out / "generations.jsonl")
+        return rows, json.loads((tmp_path / out / "summary.json").read_text())
+
+    return start
+
+
+GREEDY = ("--temperature", 0, "--top-p", 1)
+
+
+def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate):
+    whole, without = evaluate(*GREEDY, out="none")
+    assert whole[0]["text"] == THOUGHT and without["accuracy"] == 1 and without["budget_used_up"] is None
+    large, _ = evaluate(*GREEDY, "--max-thinking-tokens", 60, out="large")
+    assert large == [whole[0] | {"budget_used_up": False}]
+
+    short, summary = evaluate(*GREEDY, "--max-thinking-tokens", 6, out="short")
+    assert short[0]["n_thinking_tokens"] <= 6 < whole[0]["n_thinking_tokens"]
+    thinking = short[0]["thinking"]
+    assert short[0]["text"] == f"<think>\n{thinking}\n</think>\n\nSo it is\n#### 4" and thinking in THOUGHT
+    assert (short[0]["status"], short[0]["response"]) == ("ok", "So it is\n#### 4")
+    assert (summary["accuracy"], summary["budget_used_up"], summary["format_ok"]) == (1, 1, 1)
+    assert summary["thinking_tokens"] == short[0]["n_thinking_tokens"]
+    assert summary["tokens_per_task"] == short[0]["n_tokens"] < without["tokens_per_task"]
+    assert summary["fingerprint"] != without["fingerprint"]
+
+
+def test_a_resumed_run_has_the_budget_and_the_samples_of_an_unbroken_one(evaluate, tmp_path, capsys):
+    flags = ("--temperature", 2.0, "--samples", 6, "--batch-size", 2, "--rollout", "hf")
+    rows, _ = evaluate(*flags, "--max-thinking-tokens", 6)
+    assert len({row["text"] for row in rows}) > 1 and any(row["budget_used_up"] for row in rows)
+    stored = tmp_path / "run" / "generations.jsonl"
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(lines[:3]))
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(SystemExit):
+        evaluate(*flags, "--max-thinking-tokens", 7, "--resume")
+    assert "max_thinking_tokens (6 -> 7)" in capsys.readouterr().err
+    again, _ = evaluate(*flags, "--max-thinking-tokens", 6, "--resume")
+    assert sorted(again, key=lambda row: row["id"]) == sorted(rows, key=lambda row: row["id"])
+
+
+def test_what_cannot_be_closed_is_said_first(thinker, exits):
+    def refusal(**flags) -> str:
+        return exits(shared.thinking_budget, eval_wildbench.Args(model=thinker, **flags))
+
+    assert "leaves no tokens for an answer" in refusal(max_thinking_tokens=80, max_tokens=80)
+    assert "use 0 or more" in refusal(max_thinking_tokens=-1)
+    assert "leave out --model-url" in refusal(max_thinking_tokens=9, model_url="http://localhost:1/v1")
+    plain = eval_wildbench.Args(model="data/toy/base", think_format="plain", max_thinking_tokens=9)
+    assert "has no thinking" in exits(shared.thinking_budget, plain)
+    assert shared.thinking_budget(eval_wildbench.Args(model=thinker)) is None
+    zero = eval_wildbench.Args(model="data/toy/base", think_format="zero_think", max_thinking_tokens=9)
+    budget = shared.thinking_budget(zero)
+    assert shared.load_model_tokenizer(zero).decode(budget.closing) == " </think> <response>"

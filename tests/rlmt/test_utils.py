@@ -1,0 +1,637 @@
+"""utils.py, rlmt/chat.py: the think-format parser, a format that a user adds, chat templates, ids of prompts."""
+
+import random
+import re
+import shutil
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import FAMILIES
+from transformers import AutoTokenizer, GenerationConfig
+
+from rlmt import checkpoint
+from rlmt import sampler as rollout
+from rlmt import chat as templates
+import utils
+from rlmt.model import load_policy_tokenizer
+from rlmt.chat import encode_completion, encode_prompt, prepare_tokenizer
+from utils import join_thinking, split_thinking
+from rlmt import chat as rlmt_chat
+
+STATUSES = {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
+FORMATS = list(utils.THINK_FORMATS)
+
+# --- 1. the think format
+
+THINK = [  # (text, finished, status, thinking, response)
+    ("<think>z</think>y", True, "ok", "z", "y"),
+    ("<think>\nz\n</think>\n\ny", True, "ok", "z", "y"),
+    (" \n<think> z </think> y \t\n", True, "ok", "z", "y"),
+    ("<think>a\n\nb</think>c\n\nd", True, "ok", "a\n\nb", "c\n\nd"),
+    ("\u00a0\u3000<think>z</think>y", True, "ok", "z", "y"),  # white space as str.strip knows it
+    ("<think></think>y", True, "ok", "", "y"),  # no thought is a thought of length 0; SFT drops such rows
+    ("<think> \n\t</think>y", True, "ok", "", "y"),
+    ("<think>z</think>", True, "empty_response", "z", ""),
+    ("<think>z</think> \n\t\u2003", True, "empty_response", "z", ""),
+    ("<think></think>", True, "empty_response", "", ""),
+    ("", True, "no_open", "", ""),
+    (" \n ", True, "no_open", "", ""),
+    ("y", True, "no_open", "", ""),
+    ("Sure! <think>z</think>y", True, "no_open", "", "y"),
+    ("z</think>y", True, "no_open", "", "y"),
+    ("</think>y", True, "no_open", "", "y"),
+    ("</think>z<think>y", True, "no_open", "", "z<think>y"),  # swapped
+    ("z</think>a</think>y", True, "no_open", "", "y"),
+    ("<think>z", True, "no_close", "z", ""),
+    ("<think>", True, "no_close", "", ""),
+    ("<think>z</think", True, "no_close", "z</think", ""),
+    ("<thin", True, "no_open", "", ""),
+    # almost tags
+    ("<THINK>z</THINK>y", True, "no_open", "", ""),
+    ("<Think>z</think>y", True, "no_open", "", "y"),
+    ("<think>z</THINK>y", True, "no_close", "z</THINK>y", ""),
+    ("<think >z</think>y", True, "no_open", "", "y"),
+    ("< think>z</think>y", True, "no_open", "", "y"),
+    ('<think lang="en">z</think>y', True, "no_open", "", "y"),
+    ("<think>z</think >y", True, "no_close", "z</think >y", ""),
+    ("<think>z< /think>y", True, "no_close", "z< /think>y", ""),
+    ("<think>z<\\/think>y", True, "no_close", "z<\\/think>y", ""),
+    ("<thinking>z</thinking>y", True, "no_open", "", ""),
+    ("<think/>y", True, "no_open", "", ""),
+    ("<<think>>z<</think>>y", True, "no_open", "", ">y"),
+    ("&lt;think&gt;z&lt;/think&gt;y", True, "no_open", "", ""),
+    ("\uff1cthink\uff1ez\uff1c/think\uff1ey", True, "no_open", "", ""),  # full-width brackets
+    ("<\u200bthink>z</think>y", True, "no_open", "", "y"),
+    # twice
+    ("<think>a<think>b</think>y", True, "nested", "a<think>b", "y"),
+    ("<think>a</think>b</think>y", True, "nested", "a", "y"),
+    ("<think>a</think>b<think>c</think>y", True, "nested", "a", "y"),
+    ("<think><think>z</think></think>y", True, "nested", "<think>z", "y"),
+    ("<think><think>z", True, "nested", "<think>z", ""),
+    ("<think>z</think>Write `<think>` first.", True, "nested", "z", "Write `<think>` first."),
+    ("<think>z</think>```\n<think>a</think>\n```", True, "nested", "z", "```"),
+    ("<think>put ``</think>`` last</think>y", True, "nested", "put ``", "y"),
+    # tags of other formats, control tokens and odd characters are text
+    ("<think>z <response>r</response></think>y", True, "ok", "z <response>r</response>", "y"),
+    ("<think>z</think><response>y</response>", True, "ok", "z", "<response>y</response>"),
+    ("<think>z<|im_end|></think>y<|eot_id|>", True, "ok", "z<|im_end|>", "y<|eot_id|>"),
+    ("<think>z</think>y</thin", True, "ok", "z", "y</thin"),
+    ("<think>\u200b</think>\u200b", True, "ok", "\u200b", "\u200b"),  # zero-width space is a character
+    ("<think>\u202e\u05d0</think>\u0627\u200f", True, "ok", "\u202e\u05d0", "\u0627\u200f"),
+    ("<think>\U0001f914</think>\U0001f44d\U0001f3fd", True, "ok", "\U0001f914", "\U0001f44d\U0001f3fd"),
+    ("<think>\0</think>\0y\0", True, "ok", "\0", "\0y\0"),
+    ("<think>\ud800</think>\ufffd", True, "ok", "\ud800", "\ufffd"),
+    ("\u200b<think>z</think>y", True, "no_open", "", "y"),
+    ("\ufeff<think>z</think>y", True, "no_open", "", "y"),
+    ("\0<think>z</think>y", True, "no_open", "", "y"),
+    # cut off
+    ("<think>z</think>y", False, "truncated", "z", "y"),
+    ("<think>z</think>", False, "truncated", "z", ""),
+    (" <think>z", False, "truncated", "z", ""),
+    ("\n<th", False, "truncated", "", ""),
+    ("hello", False, "no_open", "", ""),
+    ("<thinky", False, "no_open", "", ""),
+    ("z</think>y", False, "no_open", "", "y"),
+    ("<think>a<think>b", False, "nested", "a<think>b", ""),
+    ("<think>a</think>y</think>", False, "nested", "a", ""),
+]
+PLAIN = [
+    ("y", True, "ok", "", "y"),
+    (" y\n", True, "ok", "", "y"),
+    ("<think>z</think>y", True, "ok", "", "<think>z</think>y"),
+    ("a</think><response>", True, "ok", "", "a</think><response>"),
+    ("", True, "empty_response", "", ""),
+    (" \n", True, "empty_response", "", ""),
+    ("y", False, "truncated", "", "y"),
+    ("", False, "truncated", "", ""),
+]
+ZERO_PLAIN = [
+    ("<response>y</response>", True, "ok", "", "y"),
+    (" <response> y </response> ", True, "ok", "", "y"),
+    ("<response>y</response>\nUser: <response>x</response>", True, "ok", "", "y"),
+    ("<response>y</response></response>", True, "ok", "", "y"),
+    ("<response>y</response>", False, "ok", "", "y"),  # stopped at the closing tag, not cut off
+    ("<response>y</response> User: what", False, "ok", "", "y"),
+    ("<response><think>z</think>y</response>", True, "ok", "", "<think>z</think>y"),
+    ("<response></response>", True, "empty_response", "", ""),
+    ("<response> \n</response>", False, "empty_response", "", ""),
+    ("<response>y", True, "no_close", "", "y"),
+    ("<response>y</RESPONSE>", True, "no_close", "", "y</RESPONSE>"),
+    ("<response>y</respon", False, "truncated", "", "y</respon"),
+    ("<response>", False, "truncated", "", ""),
+    ("", True, "no_open", "", ""),
+    ("y", True, "no_open", "", ""),
+    ("Sure: <response>y</response>", True, "no_open", "", "y"),
+    ("<think>z</think><response>y</response>", True, "no_open", "", "y"),
+    ("<RESPONSE>y</RESPONSE>", True, "no_open", "", ""),
+    ("</response>y<response>", True, "no_open", "", ""),
+    ("<response>a<response>b</response>", True, "nested", "", "b"),
+    ("<response>a<response>b", False, "nested", "", "b"),
+]
+ZERO_THINK = [
+    ("<think>z</think><response>y</response>", True, "ok", "z", "y"),
+    (" <think> z </think>\n<response> y </response>\n", True, "ok", "z", "y"),
+    ("<think>z</think><response>y</response> more </think>", True, "ok", "z", "y"),
+    ("<think>z</think><response>y</response>", False, "ok", "z", "y"),
+    ("<think></think><response>y</response>", True, "ok", "", "y"),
+    ("<think>z</think><response></response>", True, "empty_response", "z", ""),
+    ("<think>z</think> so <response>y</response>", True, "no_open", "z", "y"),
+    ("<think>z</think>y", True, "no_open", "z", ""),
+    ("<think>z</think>", True, "no_open", "z", ""),
+    ("<think>z</think>foo", False, "no_open", "z", ""),
+    ("<think>a</think></think><response>y</response>", True, "no_open", "a", "y"),
+    ("<response>y</response><think>z</think>", True, "no_open", "", "y"),  # swapped
+    ("<response>y</response>", True, "no_open", "", "y"),
+    ("", True, "no_open", "", ""),
+    ("<think>z", True, "no_close", "z", ""),
+    ("<think>z</response>", True, "no_close", "z</response>", ""),
+    ("<think>z<response>y</response>", True, "no_close", "z<response>y</response>", "y"),
+    (
+        "<think>a<response>b</response></think><response>c</response>",
+        True,
+        "no_close",
+        "a<response>b</response>",
+        "b",
+    ),
+    ("<think>z</think><response>y", True, "no_close", "z", "y"),
+    ("<think>a<response></think><response>y</response>", True, "nested", "a<response>", "y"),
+    ("<think>z</think><response>y</think></response>", True, "nested", "z", "y</think>"),
+    ("<think>z</think><response>a<response>b</response>", True, "nested", "z", "b"),
+    ("<think>z</think>", False, "truncated", "z", ""),
+    ("<think>z</think><respo", False, "truncated", "z", ""),
+    ("<think>z</think><response>y</respo", False, "truncated", "z", "y</respo"),
+    ("<think>put it in <response> tags", False, "truncated", "put it in <response> tags", ""),  # thinking
+    ("<think>use <response> tags</think><respo", False, "truncated", "use <response> tags", ""),
+    ("", False, "truncated", "", ""),
+]
+CASES = {"think": THINK, "plain": PLAIN, "zero_plain": ZERO_PLAIN, "zero_think": ZERO_THINK}
+
+
+@pytest.mark.parametrize("think_format", CASES)
+def test_split_thinking(think_format):
+    met = set()
+    for text, finished, status, thinking, response in CASES[think_format]:
+        found = split_thinking(text, think_format, finished)
+        assert found == (thinking, response, status), (text, finished)
+        met.add(status)
+    assert met == STATUSES or (think_format == "plain" and met == {"ok", "empty_response", "truncated"})
+
+
+@pytest.mark.parametrize("think_format", FORMATS)
+def test_a_good_completion_cut_anywhere_is_truncated(think_format):
+    text = join_thinking("why", "because", think_format)
+    for end in range(len(text)):
+        assert split_thinking(text[:end], think_format, finished=False).status == "truncated", text[:end]
+    stops_by_itself = bool(utils.THINK_FORMATS[think_format].stop)
+    whole = split_thinking(text, think_format, finished=False)
+    assert whole.status == ("ok" if stops_by_itself else "truncated")
+
+
+# a completion, and what is scored of it in the format think and in both Zero formats
+SCORED = [
+    ("<think>a</think>b", "b", "<think>a</think>b"),
+    ("<think>a</think><response>b</response>", "<response>b</response>", "b"),
+    ("<think>a</think><response>b</response> c", "<response>b</response> c", "b"),  # text behind the end
+    ("<think>a</think>b</think>c", "b</think>c", "<think>a</think>b</think>c"),  # a tag twice
+    ("<think>a</think><think>b</think>c", "<think>b</think>c", "<think>a</think><think>b</think>c"),
+    ("<response>a<response>b</response>", "<response>a<response>b</response>", "a<response>b"),
+    ("<response>a</response><response>b", "<response>a</response><response>b", "a"),
+    ("<think>a<response>b</response></think>c", "c", "b"),  # one inside the other
+    ("<response>a<think>b</response>c</think>d", "d", "a<think>b"),
+    ("a</think>b", "b", "a</think>b"),  # thinking that was never opened
+    ("</think>a<think>b", "a<think>b", "</think>a<think>b"),
+    ("</response>a<response>b", "</response>a<response>b", "b"),  # closed before it was opened
+    ("a</response>b", "a</response>b", "a"),  # an end alone
+    ("<think>a", "<think>a", "<think>a"),  # no tag that opens a response
+    ("<think>a</think>", "", "<think>a</think>"),
+    ("<think>a</think><response> b ", "<response> b", "b"),
+    ("a", "a", "a"),
+    ("", "", ""),
+]
+
+
+def released_reading(text: str, opening: str, closing: str) -> str:
+    """Follows the rule of the released training code step by step, for one pair of delimiters."""
+    behind_opening = text.find(opening)
+    if behind_opening >= 0:
+        text = text[behind_opening + len(opening) :].lstrip()
+    before_closing = text.find(closing) if closing else -1
+    if before_closing >= 0:
+        text = text[:before_closing].rstrip()
+    return text
+
+
+def test_what_is_scored_of_a_malformed_completion():
+    for text, think, zero in SCORED:
+        assert utils.response_to_score(text, "think") == think, text
+        assert utils.response_to_score(text, "zero_think") == zero, text
+        assert utils.response_to_score(text, "zero_plain") == zero, text
+        assert utils.response_to_score(text, "plain") == text.strip()
+        assert released_reading(text, "</think>", "").strip() == think, text
+        assert released_reading(text, "<response>", "</response>").strip() == zero, text
+
+
+@pytest.mark.parametrize("think_format", FORMATS)
+def test_what_is_scored_is_the_response_of_a_good_completion_and_the_released_reading_of_any(think_format):
+    opening, closing = {
+        "think": ("</think>", ""),
+        "plain": ("", ""),
+        "zero_think": ("<response>", "</response>"),
+        "zero_plain": ("<response>", "</response>"),
+    }[think_format]
+    rng = random.Random(0)
+    n_good = 0
+    for _ in range(3000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(8)))
+        if rng.random() < 0.2:
+            text = join_thinking("z", "y", think_format) + text
+        scored = utils.response_to_score(text, think_format)
+        assert scored == released_reading(text, opening, closing).strip(), text
+        parts = split_thinking(text, think_format)
+        if parts.status == "ok":
+            n_good += 1
+            assert scored == parts.response, text
+    assert n_good > 30
+
+
+def test_a_tag_that_is_written_twice_brings_no_thinking_into_what_is_scored():
+    for think_format, tags in [
+        ("think", ("<think>", "</think>")),
+        ("zero_think", ("<think>", "</think>", "<response>")),
+    ]:
+        good = join_thinking("SECRET", "y", think_format)
+        for tag in tags:
+            assert "SECRET" not in utils.response_to_score(good + tag, think_format)
+            assert split_thinking(good.replace("y", f"y{tag}"), think_format).status == "nested"
+            assert "SECRET" not in utils.response_to_score(good.replace("y", f"y{tag}"), think_format)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>" * 140_000,
+        "</think>" * 120_000,
+        " " * 1_000_000,
+        "<think>" + "z " * 500_000 + "</think>y",
+        "<response>" + "y\n" * 500_000,
+    ],
+    ids=["opening tags", "closing tags", "spaces", "long thinking", "long response"],
+)
+def test_a_megabyte_is_split_at_once(text):
+    started = time.perf_counter()
+    for think_format in FORMATS:
+        split_thinking(text, think_format)
+    assert time.perf_counter() - started < 2
+
+
+# --- 2. a format that a user adds: one entry in THINK_FORMATS
+
+
+@pytest.fixture
+def plan_format(monkeypatch) -> str:
+    """Adds the format "plan" to THINK_FORMATS, as a user would add one entry in utils.py."""
+    entry = utils.ThinkFormat(
+        layout="[PLAN] {z} [/PLAN]\n[REPLY] {y} [/REPLY]",
+        thinking_tags=("[PLAN]", "[/PLAN]"),
+        response_tags=("[REPLY]", "[/REPLY]"),
+        instruction="Plan between [PLAN] and [/PLAN], then reply between [REPLY] and [/REPLY].",
+    )
+    monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
+    monkeypatch.setattr(utils, "TAGS", (*utils.TAGS, *entry.tags))  # computed when utils is imported
+    return "plan"
+
+
+def test_an_added_format_is_parsed_and_joined(plan_format):
+    text = join_thinking(" first ", "then\n", plan_format)
+    assert text == "[PLAN] first [/PLAN]\n[REPLY] then [/REPLY]"
+    for completion, finished, status, thinking, response in [
+        (text, True, "ok", "first", "then"),
+        (text + " User: more", False, "ok", "first", "then"),
+        ("<think>first</think>then", True, "no_open", "", ""),
+        ("[PLAN]first[/PLAN] then", True, "no_open", "first", ""),
+        ("[PLAN]first", True, "no_close", "first", ""),
+        ("[PLAN]first[/PLAN][REPLY]then", True, "no_close", "first", "then"),
+        ("[PLAN]first[/PLAN][REPLY][REPLY]then[/REPLY]", True, "nested", "first", "then"),
+        ("[PLAN]first[/PLAN][REPLY] [/REPLY]", True, "empty_response", "first", ""),
+        ("[PLAN]<think>first</think>[/PLAN][REPLY]then[/REPLY]", True, "ok", "<think>first</think>", "then"),
+    ]:
+        assert split_thinking(completion, plan_format, finished) == (thinking, response, status), completion
+    for end in range(len(text)):
+        assert split_thinking(text[:end], plan_format, finished=False).status == "truncated", text[:end]
+
+
+def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, tokenizer_folders, tmp_path):
+    tokenizer = load("qwen25_base")
+    assert prepare_tokenizer(tokenizer, plan_format).startswith("chat template: plan;")
+    prompt = tokenizer.decode(encode_prompt(tokenizer, [USER]))
+    instruction = utils.THINK_FORMATS[plan_format].instruction
+    assert prompt == f"{instruction}\n\nUser: {USER['content']}\n\nAssistant:"
+
+    # sampling ends behind the closing tag of the response, and that is not a truncation
+    stop = utils.THINK_FORMATS[plan_format].stop
+    written = join_thinking("first", "then", plan_format)
+    sampled = tokenizer(written + " User: and so on")["input_ids"]
+    sampler = rollout.Sampler(None, tokenizer, rollout.Sampling(1.0, 99, stop=stop), use_vllm=False)
+    ids, finished = sampler.until_end(sampled)
+    sample = rollout.Sample(ids, None, finished)
+    row = {"id": "r", "prompt": [USER], "prompt_ids": [1]}
+    completion = rollout.read_completion(tokenizer, plan_format, row, sample)
+    assert (completion.text, completion.status, completion.cut_off) == (written, "ok", False)
+    assert (completion.thinking, completion.response) == ("first", "then")
+
+    # a checkpoint tells its format, and a script refuses another one
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folders["qwen25_base"], folder)
+    checkpoint.save_tokenizer(folder, tokenizer)
+    assert rlmt_chat.read_trained_as(str(folder)) == {"think_format": plan_format}
+    assert rlmt_chat.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
+
+
+def test_a_format_whose_tags_the_tokenizer_cannot_write_is_refused(monkeypatch):
+    entry = utils.ThinkFormat(layout="<plan> {z} </plan> {y}", thinking_tags=("<plan>", "</plan>"))
+    monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
+    with pytest.raises(ValueError, match="cannot write '<plan>'"):
+        prepare_tokenizer(rlmt_chat.load_tokenizer("data/toy/base"), "plan")
+
+
+# --- 3. chat templates
+
+THOUGHT = "<think>\nFirst: 2+2 .\n\n  Then\u00a04 \U0001f914\n</think>\n\nIt 's 4 ."
+USER = {"role": "user", "content": "What is 2+2 ?"}
+TURNS = [
+    USER,
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "user", "content": "And <b>3+3</b>?"},
+    {"role": "assistant", "content": THOUGHT.replace("4", "6")},
+    {"role": "user", "content": "Thanks!"},
+]
+CHATS = {
+    "one turn": [USER],
+    "system": [{"role": "system", "content": "Be brief."}, USER],
+    "three turns": TURNS,
+}
+
+# family: the template that `auto` chooses, its end of turn, the pad token (None: any)
+CHOSEN = {
+    "llama_instruct": ("its own", "<|eot_id|>", "<|finetune_right_pad_id|>"),
+    "llama_dated": ("llama3", "<|eot_id|>", "<|finetune_right_pad_id|>"),
+    "llama_base": ("llama3", "<|eot_id|>", "<|finetune_right_pad_id|>"),
+    "llama_old": ("llama3", "<|eot_id|>", "<|reserved_special_token_2|>"),
+    "qwen25_instruct": ("its own", "<|im_end|>", "<|endoftext|>"),
+    "qwen25_base": ("its own", "<|im_end|>", "<|endoftext|>"),
+    "qwen3": ("chatml", "<|im_end|>", "<|endoftext|>"),
+    "smollm": ("its own", "<|im_end|>", "<|endoftext|>"),
+    "plain": ("plain", "</s>", None),
+    "gpt2": ("plain", "<|endoftext|>", None),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def prepared(request, load):
+    """(think format, tokenizer as users load it, the same prepared) for all formats that a family can have."""
+    found = []
+    for think_format in FORMATS:
+        if request.param == "r1" and not utils.THINK_FORMATS[think_format].instruction:
+            continue  # refused, see below
+        tokenizer = load(request.param)
+        prepare_tokenizer(tokenizer, think_format)
+        found.append((think_format, load(request.param), tokenizer))
+    return found
+
+
+@pytest.mark.parametrize("family", CHOSEN)
+@pytest.mark.parametrize("think_format", ["think", "plain"])
+def test_prepare_tokenizer_chooses(load, family, think_format):
+    tokenizer = load(family)
+    own_template = tokenizer.chat_template
+    template, end, pad = CHOSEN[family]
+    line = prepare_tokenizer(tokenizer, think_format)
+    assert line == f"chat template: {template}; end of turn {end!r}; pad {tokenizer.pad_token!r}"
+    expected = own_template if template == "its own" else templates.CHAT_TEMPLATES[template]
+    assert tokenizer.chat_template == expected
+    assert tokenizer.eos_token == end
+    assert pad in (None, tokenizer.pad_token)
+
+
+def test_preparing_adds_no_token_and_a_saved_tokenizer_is_the_same(prepared, tmp_path):
+    """An added token would not fit the embedding, and could split words in another way."""
+    text = THOUGHT + " Hello world!!! " + utils.THINK_FORMATS["zero_think"].instruction
+    for think_format, before, tokenizer in prepared:
+        assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
+        tokenizer.save_pretrained(tmp_path / think_format)
+        reloaded = AutoTokenizer.from_pretrained(tmp_path / think_format)
+        for other in (tokenizer, reloaded):
+            assert len(other) == len(before) and other.get_vocab() == before.get_vocab()
+            assert other(text)["input_ids"] == before(text)["input_ids"]
+        prepare_tokenizer(reloaded, think_format)
+        assert (reloaded.eos_token, reloaded.pad_token) == (tokenizer.eos_token, tokenizer.pad_token)
+        for chat in CHATS.values():
+            assert encode_prompt(reloaded, chat) == encode_prompt(tokenizer, chat)
+
+
+def test_a_prompt_holds_every_turn_verbatim(prepared):
+    for think_format, _, tokenizer in prepared:
+        own_instruction = utils.THINK_FORMATS[think_format].instruction
+        for chat in CHATS.values():
+            ids = encode_prompt(tokenizer, chat)
+            text = tokenizer.decode(ids)
+            assert all(text.count(message["content"]) == 1 for message in chat)
+            for entry in utils.THINK_FORMATS.values():
+                if entry.instruction:
+                    assert text.count(entry.instruction) == (entry.instruction == own_instruction)
+            bos = tokenizer.bos_token_id
+            # the BOS of smollm opens every turn of its template, that of gpt2 ends every turn
+            if bos not in (None, tokenizer.eos_token_id) and tokenizer.bos_token != "<|im_start|>":
+                assert ids[0] == bos and ids.count(bos) == 1
+
+
+def test_a_completion_decodes_to_what_was_written(prepared):
+    for think_format, _, tokenizer in prepared:
+        for z, y in [
+            ("First: 2 + 2 .", "It 's 4 , isn 't it ?"),
+            ("\U0001f914\u05d0\0", "a  b\n\n\n\tc\u00a0"),
+            ("", "!!!"),
+        ]:
+            text = join_thinking(z, y, think_format)
+            ids = encode_completion(tokenizer, text)
+            assert ids[-1] == tokenizer.eos_token_id and ids.count(tokenizer.eos_token_id) == 1
+            sample = rollout.Sample(ids, None, finished=True)
+            assert rollout.text_of(tokenizer, sample) == text
+
+
+@pytest.mark.parametrize("family", [family for family in CHOSEN if family not in ("plain", "gpt2")])
+def test_prompt_and_completion_are_the_rendered_conversation(load, family):
+    """SFT trains on the ids that a later turn of the conversation shows, up to the end of the turn."""
+    tokenizer = load(family)
+    prepare_tokenizer(tokenizer, "think")
+    for chat in CHATS.values():
+        ids = encode_prompt(tokenizer, chat) + encode_completion(tokenizer, THOUGHT)
+        later = [*chat, {"role": "assistant", "content": THOUGHT}, {"role": "user", "content": "Go on."}]
+        assert encode_prompt(tokenizer, later)[: len(ids)] == ids
+
+
+def test_a_template_that_drops_thinking_is_refused_where_none_of_ours_fits(load):
+    for think_format in ("think", "plain"):
+        with pytest.raises(ValueError, match="--chat-template"):
+            prepare_tokenizer(load("r1"), think_format)
+    tokenizer = load("r1")
+    assert prepare_tokenizer(tokenizer, "think", "plain").startswith(
+        "chat template: plain; end of turn '<|R1-end|>'"
+    )
+    assert "think>" not in tokenizer.decode(encode_prompt(tokenizer, [USER]))  # nothing prefilled
+
+
+TURN = "{{ '<|im_start|>' + m.role + '\n' }}%s{{ '<|im_end|>\n' }}"
+TOUCHES_THINKING = {  # a turn and what opens the assistant's: one fault each
+    "drops it from earlier turns": ("{{ m.content if loop.last else m.content.split('</think>')[-1] }}", ""),
+    "drops it from the last turn": ("{{ m.content.split('</think>')[-1] if loop.last else m.content }}", ""),
+    "writes it anew": ("{{ m.content.replace('\n</think>', '</think>') }}", ""),
+    "adds an empty thought": (
+        "{{ '<think></think>' if m.role == 'assistant' and '<think>' not in m.content }}{{ m.content }}",
+        "",
+    ),
+    "prefills the tag": ("{{ m.content }}", "<think>\n"),
+    "prints the time": ("{{ strftime_now('%f') if loop.first }}{{ m.content }}", ""),
+}
+
+
+@pytest.mark.parametrize("content, prefill", TOUCHES_THINKING.values(), ids=TOUCHES_THINKING)
+def test_templates_that_touch_thinking_are_replaced(load, content, prefill):
+    def template(content: str, prefill: str) -> str:
+        opening = "{% if add_generation_prompt %}<|im_start|>assistant\n" + prefill + "{% endif %}"
+        return "{% for m in messages %}" + TURN % content + "{% endfor %}" + opening
+
+    tokenizer = load("qwen25_instruct")
+    tokenizer.chat_template = template(content, prefill)
+    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: chatml;")
+    tokenizer.chat_template = template("{{ m.content }}", "")
+    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: its own;")
+
+
+@pytest.mark.parametrize("think_format", FORMATS)
+def test_a_chat_template_that_is_asked_for_is_used(load, tmp_path, think_format):
+    """Also in Zero formats: no flag is ignored."""
+    tokenizer = load("qwen25_base")
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}")
+    assert prepare_tokenizer(tokenizer, think_format, str(file)).startswith(f"chat template: {file};")
+    assert tokenizer.decode(encode_prompt(tokenizer, [USER])) == "[user]What is 2+2 ?<|im_end|>"
+    prepare_tokenizer(tokenizer, think_format, "plain")
+    assert tokenizer.decode(encode_prompt(tokenizer, [USER])) == "User: What is 2+2 ?\n\nAssistant:"
+    with pytest.raises(OSError, match="nowhere"):
+        prepare_tokenizer(tokenizer, think_format, "nowhere.jinja")
+
+
+def test_templates_without_an_end_and_with_two_beginnings_are_refused(load, tmp_path):
+    tokenizer = load("llama_base")
+    (tmp_path / "endless").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    with pytest.raises(ValueError, match="without a special token; pass --chat-template"):
+        prepare_tokenizer(tokenizer, "think", str(tmp_path / "endless"))
+    (tmp_path / "two").write_text("{{ bos_token + bos_token }}" + templates.CHAT_TEMPLATES["plain"])
+    prepare_tokenizer(tokenizer, "think", str(tmp_path / "two"))
+    with pytest.raises(ValueError, match="two BOS"):
+        encode_prompt(tokenizer, [USER])
+    (tmp_path / "turns").write_text(  # as Llama 2: one BOS a turn
+        "{% for m in messages %}{{ bos_token if m.role == 'user' }}{{ m.content }}"
+        "{{ eos_token if m.role == 'assistant' }}{% endfor %}"
+    )
+    prepare_tokenizer(tokenizer, "think", str(tmp_path / "turns"))
+    assert encode_prompt(tokenizer, TURNS).count(tokenizer.bos_token_id) == 3
+
+
+# --- 4. loading
+
+
+def test_a_model_with_several_ends_of_turn_keeps_them(tmp_path, tokenizer_folders):
+    """Those of its generation config, besides the template's: base models write them."""
+    shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
+    GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
+    tokenizer = rlmt_chat.load_tokenizer(str(tmp_path / "m"))
+    own_end = tokenizer.eos_token_id
+    prepare_tokenizer(tokenizer, "think")
+    assert tokenizer.stop_ids == sorted({3, 5, own_end, tokenizer.eos_token_id})
+    assert own_end != tokenizer.eos_token_id
+
+
+def test_a_folder_that_is_not_a_model_is_named(tmp_path, exits):
+    assert f"{tmp_path} is neither a model folder" in exits(rlmt_chat.load_tokenizer, str(tmp_path))
+    assert "nobody/nothing is neither" in exits(rlmt_chat.load_tokenizer, "nobody/nothing")
+
+
+def test_a_policy_keeps_its_format_and_fits_its_context(policy, tmp_path, exits):
+    args = SimpleNamespace(model=policy, think_format="think", chat_template="auto", max_prompt_tokens=96)
+    args.max_completion_tokens = 4000
+    assert load_policy_tokenizer(args).stop_ids
+    args.max_completion_tokens = 4001
+    assert "4097 tokens are more than the 4096" in exits(load_policy_tokenizer, args)
+    args.max_completion_tokens = 10
+    args.think_format = "thinks"
+    assert "'thinks' is unknown" in exits(load_policy_tokenizer, args)
+    args.think_format = "think"
+    args.model = str(tmp_path / "plain")
+    shutil.copytree(policy, args.model)
+    (tmp_path / "plain" / "think_format.json").write_text('{"think_format": "plain"}')
+    assert "was trained to the format 'plain', not 'think'" in exits(load_policy_tokenizer, args)
+
+
+# --- the parser against a grammar
+
+PIECES = [
+    *[*utils.TAGS] * 3,
+    *[tag.upper() for tag in utils.TAGS],
+    *[tag[:-1] for tag in utils.TAGS],
+    *[
+        " ",
+        "\n",
+        "",
+        "z",
+        "why so",
+        "<",
+        ">",
+        "/",
+        "\0",
+        "\u200b",
+        "\U0001f914",
+        "```",
+        "<|im_end|>",
+        "\x1f",
+        "\u2028",
+    ],
+]
+
+
+def is_well_formed(text: str, think_format: str, finished: bool) -> bool:
+    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its parts."""
+    if "zero" in think_format and "</response>" in text:
+        text = text[: text.index("</response>") + len("</response>")]
+        finished = True
+    tags = "|".join(utils.THINK_FORMATS[think_format].tags)
+    words = rf"(?:(?!{tags}).)*" if tags else ".*"
+    answer = rf"\s*(?=\S){words}"
+    tagged_answer = rf"<response>(?!\s*</response>){words}</response>"
+    grammar = {
+        "think": rf"\s*<think>{words}</think>{answer}",
+        "plain": answer,
+        "zero_plain": rf"\s*{tagged_answer}",
+        "zero_think": rf"\s*<think>{words}</think>\s*{tagged_answer}",
+    }
+    return finished and re.fullmatch(grammar[think_format], text, re.DOTALL) is not None
+
+
+def test_split_thinking_follows_the_grammar_on_5000_random_texts():
+    rng = random.Random(0)
+    seen = set()
+    for case in range(5000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(10)))
+        if case % 5 == 0:  # a good one, cut or with a piece put into it
+            good = utils.join_thinking("z", "y", rng.choice(list(utils.THINK_FORMATS)))
+            place = rng.randrange(len(good) + 1)
+            text = good[:place] + rng.choice(["", rng.choice(PIECES) + good[place:]])
+        for think_format in utils.THINK_FORMATS:
+            for finished in (True, False):
+                parts = utils.split_thinking(text, think_format, finished)
+                well_formed = is_well_formed(text, think_format, finished)
+                assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
+                seen.add(parts.status)
+    assert seen == {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}

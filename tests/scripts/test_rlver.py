@@ -1,0 +1,578 @@
+"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its resume."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launch import FSDP2, finished
+from script_runs import killed_after, run_here, run_vllm_here
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlmt import model as policy
+from rlmt import sampler as rollout
+from rlmt import run as runs
+from rlmt import chat as templates
+import train_grpo
+import train_ppo
+import train_rlver
+import utils
+from data.toy import users as toy_users
+from rlmt.endpoint import Endpoint
+from rewards import simulated_user
+from test_endpoint import serve  # noqa: F401  (a fixture)
+from rlmt import data as rlmt_data
+from rlmt import run as rlmt_run
+
+ROOT = Path(__file__).parents[2]
+PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hello!", "system": ""}
+
+
+@pytest.fixture(scope="module")
+def toy_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
+    templates.prepare_tokenizer(tokenizer, "plain")
+    return tokenizer
+
+
+def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
+    dialogue = simulated_user.start(PROFILE, setting)
+    prompt = simulated_user.chat_messages(dialogue)
+    user = {"id": "p", "prompt": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
+    return train_rlver.Talk(user, dialogue)
+
+
+# --- token ids and masks
+
+# family of the tokenizer: prompt, end of turn, what is between two replies, another end that models write
+TEMPLATES = {
+    "llama_base": (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello!<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|eot_id|>",
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|end_of_text|>",
+    ),
+    "qwen25_base": (
+        "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+        "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n",
+        "<|endoftext|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_conversation_by_hand(load, family):
+    """Two replies with thinking, and the user's turn between them: ids, mask, log-probabilities."""
+    prompt, end, between, _ = TEMPLATES[family]
+    tokenizer = load(family)
+    templates.prepare_tokenizer(tokenizer, "think")
+    first, second = "<think>\nA thought.\n</think>\n\nHi.", "<think>\nMore.\n</think>\n\nSo."
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    talk = new_talk(tokenizer, simulated_user.RLVER)
+    for text, words, change in ((first, "And?", 5), (second, "Goodbye.", 7)):
+        ids = ids_of(text + end)
+        sample = rollout.Sample(ids, [-0.5] * len(ids), True)
+        talk.add_reply(sample, simulated_user.RLVER, "think", tokenizer)
+        simulated_user.user_turns([talk.dialogue], simulated_user.RLVER, lambda *_: (words, change))  # noqa: B023
+        if not talk.dialogue["ended"]:
+            talk.add_user_turn(tokenizer, 1000)
+    conversation = train_rlver.read_conversation(talk, tokenizer)
+
+    n_first, n_between, n_second = len(ids_of(first + end)), len(ids_of(between)), len(ids_of(second + end))
+    assert conversation.prompt_ids == ids_of(prompt)
+    assert conversation.ids == ids_of(first + end) + ids_of(between) + ids_of(second + end)
+    assert conversation.loss_mask == [1] * n_first + [0] * n_between + [1] * n_second
+    assert conversation.sampler_logprobs == [-0.5] * n_first + [0.0] * n_between + [-0.5] * n_second
+    assert train_rlver.ends_of_replies(conversation.loss_mask) == [n_first - 1, len(conversation.ids) - 1]
+    assert conversation.n_trained_tokens == conversation.row()["n_tokens"] == n_first + n_second
+
+    assert (conversation.thinking, conversation.response) == ("A thought.\n\nMore.", "So.")
+    assert conversation.n_thinking_tokens == len(ids_of("A thought.")) + len(ids_of("More."))
+    assert (conversation.status, conversation.dialogue["ended"]) == ("ok", "goodbye")
+    assert conversation.reward == pytest.approx(0.42) and conversation.row()["emotion"] == 42
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
+    _, end, between, other_end = TEMPLATES[family]
+    tokenizer = load(family)
+    templates.prepare_tokenizer(tokenizer, "plain")
+    setting = simulated_user.RLVER
+    talk = new_talk(tokenizer, setting)
+    ids = tokenizer("Hi." + other_end, add_special_tokens=False)["input_ids"]
+    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", tokenizer)
+    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("And?", 1))
+    talk.add_user_turn(tokenizer, 1000)
+    closing = tokenizer(end + between, add_special_tokens=False)["input_ids"]
+    assert talk.ids == ids + closing and talk.loss_mask == [1] * len(ids) + [0] * len(closing)
+    assert talk.sampler_logprobs == []  # transformers gives none
+    assert talk.dialogue["history"][1]["content"] == "Hi."
+
+
+@pytest.mark.parametrize("think_format", utils.THINK_FORMATS)
+def test_replies_may_have_any_think_format(think_format):
+    """A closing tag ends a Zero format's reply: the template writes the end of turn, which others sample."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
+    templates.prepare_tokenizer(tokenizer, think_format, "chatml")
+    setting = simulated_user.RLVER
+    talk = new_talk(tokenizer, setting)
+    train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
+    reply = utils.join_thinking("Hello", "Hello!", think_format)
+    ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
+    if not utils.THINK_FORMATS[think_format].stop:
+        ids.append(tokenizer.eos_token_id)
+    for _ in range(2):
+        talk.add_reply(rollout.Sample(ids, None, True), setting, think_format, tokenizer)
+        simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("Hello!", 1))
+        assert talk.dialogue["history"][-2]["content"] == "Hello!"  # the user hears no thinking
+        talk.add_user_turn(tokenizer, 1000)
+    whole = simulated_user.chat_messages(talk.dialogue, keep_thinking=True)
+    assert talk.context == templates.encode_prompt(tokenizer, whole)
+    assert sum(talk.loss_mask) == 2 * len(ids)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys):
+    prompt = [{"role": "user", "content": "Hello!"}]
+    train_rlver.check_turns(toy_tokenizer, prompt, "plain")
+    other = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
+    other.chat_template = "{{ messages | length }}" + toy_tokenizer.chat_template
+    with pytest.raises(SystemExit) as error:
+        train_rlver.check_turns(other, prompt, "plain")
+    assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
+
+    templates.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
+    with pytest.raises(SystemExit) as error:
+        train_rlver.check_turns(other, prompt, "zero_think")
+    assert error.value.code == 2 and "--chat-template chatml" in capsys.readouterr().err
+
+
+def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer):
+    """Of a real model: what was sampled turn by turn is what the template makes of the whole conversation."""
+    args = train_rlver.Args(
+        think_format="plain", max_tokens=300, max_turn_tokens=48, turns=3, start=40, low=10, temperature=0.7
+    )
+    setting = train_rlver.simulator_setting(args)
+    users = []
+    for profile in toy_users.profiles(16, 0, "train"):
+        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
+        prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
+        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
+    sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
+    sampler.sync(policy.Policy(model, 0.7))
+    torch.manual_seed(0)
+    found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
+
+    assert [conversation.id for conversation in found] == [user["id"] for user in users]
+    assert len({conversation.n_replies for conversation in found}) == 3
+    for conversation in found:
+        assert conversation.thinking == ""  # not the blank lines between the thoughts of its replies
+        history = conversation.dialogue["history"]
+        replies = [turn["text"] for turn in history if turn["role"] == "assistant"]
+        written = []
+        for token, is_policy, before in zip(
+            conversation.ids, conversation.loss_mask, [0, *conversation.loss_mask]
+        ):
+            if is_policy and not before:
+                written.append([])
+            if is_policy:
+                written[-1].append(token)
+        samples = [rollout.Sample(ids, None, True) for ids in written]
+        assert [rollout.text_of(toy_tokenizer, sample) for sample in samples] == replies
+        if all(ids[-1] == toy_tokenizer.eos_token_id for ids in written[:-1]):
+            whole = simulated_user.chat_messages(conversation.dialogue, keep_thinking=True)
+            read = templates.encode_prompt(toy_tokenizer, whole[: 2 * len(written) - 1])
+            assert conversation.prompt_ids + conversation.ids == read + written[-1]
+
+
+# --- the reward, and advantages on turns
+
+
+def ended_talk(tokenizer, emotions: list[float], ended: str) -> train_rlver.Conversation:
+    """A conversation from emotion 30: a reply of two tokens, two tokens of the user, and so on.
+
+    `emotions`: after each reply; a malformed last reply has none.
+    """
+    talk = new_talk(tokenizer, simulated_user.RLVER)
+    n_replies = len(emotions) + (ended == "bad_format")
+    for n in range(n_replies):
+        talk.dialogue["history"].append(
+            {"role": "assistant", "content": "a", "text": "a", "thinking": "", "status": "ok"}
+        )
+        if n:
+            talk.ids += [3, 4]
+            talk.loss_mask += [0, 0]
+        talk.ids += [5, 6]
+        talk.loss_mask += [1, 1]
+        if n < len(emotions):
+            talk.dialogue["history"].append({"role": "user", "content": "b", "emotion-point": emotions[n]})
+            talk.dialogue["emo_point"] = emotions[n]
+    talk.dialogue["ended"] = ended
+    return train_rlver.read_conversation(talk, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "emotions, ended, reward",
+    [
+        ([40, 100], "turns", 1.0),
+        ([47], "goodbye", 0.47),
+        ([-8], "failed", 0.0),
+        ([60], "bad_format", 0.0),
+        ([60], "simulator_failed", None),
+        ([60], "too_long", None),
+    ],
+)
+def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
+    conversation = ended_talk(toy_tokenizer, emotions, ended)
+    assert conversation.rewards == conversation.contributions == {"emotion": reward}
+    assert conversation.row()["reward"] == reward and math.isnan(conversation.reward) == (reward is None)
+
+
+def test_a_server_that_fails_is_no_failure_of_the_policy(toy_tokenizer):
+    """Of five conversations two have no reward; of the other three two end at 100."""
+    ends = [([100], "goodbye"), ([70, 100], "turns"), ([60], "bad_format"), ([90], "simulator_failed")]
+    conversations = [
+        ended_talk(toy_tokenizer, emotions, ended) for emotions, ended in [*ends, ([20], "too_long")]
+    ]
+    metrics = train_rlver.dialogue_metrics(conversations)
+    assert metrics.pop("dialogue/success") == pytest.approx(2 / 3)
+    assert metrics.pop("dialogue/turns") == (1 + 2 + 2 + 1 + 1) / 5
+    assert metrics == {
+        "dialogue/ended_goodbye": 0.2,
+        "dialogue/ended_satisfied": 0,
+        "dialogue/ended_failed": 0,
+        "dialogue/ended_turns": 0.2,
+        "dialogue/ended_bad_format": 0.2,
+        "dialogue/ended_simulator_failed": 0.2,
+        "dialogue/ended_too_long": 0.2,
+    }
+
+    conversations[3].dialogue["error"] = "HTTP 400: content filter"
+    assert [talk.row()["error"] for talk in conversations] == ["", "", "", "HTTP 400: content filter", ""]
+
+
+def test_calls_and_dollars_of_the_simulator_are_logged(tmp_path):
+    simulator = Endpoint("m", tmp_path / "simulator-0.jsonl", "http://localhost:1/v1")
+    simulator.calls = 7
+    simulator.cost = 0.25
+    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7}
+    simulator.price = (1.0, 2.0)
+    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7, "simulator/dollars": 0.25}
+    assert train_rlver.simulator_metrics(toy_users.user) == {}
+
+
+def test_training_waits_for_the_simulator_as_the_evaluation_does(tmp_path):
+    """2,048 tokens at the slowest, 5 a second."""
+    args = train_rlver.Args(simulator="m", simulator_url="http://localhost:1/v1", concurrency=128)
+    simulator = train_rlver.load_simulator(args, tmp_path, SimpleNamespace(num_processes=1, process_index=0))
+    assert (simulator.timeout, simulator.concurrency) == (2048 / 5, 128)
+
+
+def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
+    setting = simulated_user.RLVER
+    talk = new_talk(toy_tokenizer, setting)
+    ids = templates.encode_completion(toy_tokenizer, "Good!")
+    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", toy_tokenizer)
+    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("No.", 1))
+    n_turn = len(train_rlver.turn_ids(toy_tokenizer, "No.", True))
+    talk.add_user_turn(toy_tokenizer, len(talk.context) + n_turn - 1)
+    assert talk.dialogue["ended"] == "too_long" and talk.ids == ids
+    assert math.isnan(train_rlver.read_conversation(talk, toy_tokenizer).reward)
+
+
+def test_a_reply_that_was_cut_off_counts_as_such_whatever_its_format(toy_tokenizer):
+    setting = simulated_user.RLVER
+    talk = new_talk(toy_tokenizer, setting)
+    ids = toy_tokenizer("Good!", add_special_tokens=False)["input_ids"]
+    talk.add_reply(rollout.Sample(ids, None, False), setting, "think", toy_tokenizer)
+    conversation = train_rlver.read_conversation(talk, toy_tokenizer)
+    assert (conversation.status, conversation.cut_off) == ("no_open", True)
+
+
+# two groups of three: 30 -> 60 -> 48 -> 68, a bad format at once, ...
+GROUPS = [
+    [([60, 48, 68], "turns"), ([], "bad_format"), ([20, 50], "goodbye")],
+    [([90], "simulator_failed"), ([10, 0], "failed"), ([35, 45, 55], "turns")],
+]
+
+
+def talks(tokenizer) -> list[train_rlver.Conversation]:
+    return [ended_talk(tokenizer, emotions, ended) for group in GROUPS for emotions, ended in group]
+
+
+def naive_turn_rewards(emotions: list[float], ended: str) -> list[float]:
+    """A reward of each reply: the change of the emotion / 100, where a malformed reply leads to 0."""
+    levels = [30, *emotions, *([0] if ended == "bad_format" else [])]
+    levels[-1] = max(0, levels[-1])
+    return [(after - before) / 100 for before, after in zip(levels, levels[1:])]
+
+
+def test_each_reply_earns_the_change_that_it_made(toy_tokenizer):
+    values, events = train_rlver.TurnRewards(2.0).token_rewards(talks(toy_tokenizer))
+    assert events[:2].nonzero().tolist() == [[0, 1], [0, 5], [0, 9], [1, 1]]
+    assert values[events][:4].tolist() == pytest.approx([0.3, -0.12, 0.2, -0.3])
+    assert not events[3].any()  # a conversation without a reward
+    assert values[~events].abs().sum() == 0
+
+
+def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
+    """GRPO: the k-th reply gets the rewards from there on, compared with the k-th replies of its group."""
+    conversations = talks(toy_tokenizer)
+    weight = 0.5
+    accelerator = SimpleNamespace(num_processes=1, process_index=0)
+    rewards_P_G = torch.tensor([conversation.reward for conversation in conversations]).view(-1, 3)
+    advantages_P_G = train_grpo.group_advantages(rewards_P_G)
+    dense_rewards = [train_rlver.TurnRewards(weight)]
+    args = train_rlver.loss_arguments(train_rlver.Args(group_size=3))
+    train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
+
+    for g, group in enumerate(GROUPS):
+        members = conversations[3 * g : 3 * g + 3]
+        known = [not math.isnan(member.reward) for member in members]
+        rewards = [member.reward for member, is_known in zip(members, known) if is_known]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+        to_go = []  # of each known member: the sum of rewards from its k-th reply on
+        for (emotions, ended), is_known in zip(group, known):
+            changes = naive_turn_rewards(emotions, ended)
+            to_go.append([sum(changes[k:]) for k in range(len(changes))] if is_known else [])
+        centred = []
+        for row in to_go:
+            others = [[r[k] for r in to_go if len(r) > k] for k in range(len(row))]
+            centred.append([value - sum(of_k) / len(of_k) for value, of_k in zip(row, others)])
+        squares = [value**2 for row in centred for value in row]
+        scale = math.sqrt(sum(squares) / len(squares)) + 1e-4
+        for member, is_known, row in zip(members, known, centred):
+            if not is_known:
+                assert member.advantages == [0.0] * len(member.ids)
+                continue
+            outcome = (member.reward - mean) / (deviation + 1e-4)
+            for k, value in enumerate(row):
+                expected = pytest.approx(outcome + weight * value / scale, abs=1e-5)
+                assert member.advantages[4 * k] == member.advantages[4 * k + 1] == expected
+
+
+def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
+    """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
+    conversations = talks(toy_tokenizer)
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
+    )
+    args = train_rlver.Args(gradient_checkpointing=False)
+    critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
+    train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
+    rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
+    train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
+    cases = [case for group in GROUPS for case in group]
+    for conversation, (emotions, ended) in zip(conversations, cases):
+        if math.isnan(conversation.reward):
+            assert conversation.advantages == conversation.returns == [0.0] * len(conversation.ids)
+            continue
+        changes = naive_turn_rewards(emotions, ended)
+        for t, is_policy in enumerate(conversation.loss_mask):
+            to_come = conversation.reward + 0.5 * sum(changes[t // 4 :])
+            assert conversation.returns[t] == pytest.approx(to_come * is_policy, abs=1e-6)
+            assert is_policy or conversation.advantages[t] == 0
+
+
+# --- the script
+
+
+def test_learning_rates_rise_to_their_values_and_stay():
+    learners = {}
+    for name in ("model", "critic"):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter], lr=1.0)
+        learners[name] = policy.Learner(torch.nn.Module(), optimizer)
+    args = train_rlver.Args(warmup_steps=4)
+    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
+        assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
+        rates = [learner.optimizer.param_groups[0]["lr"] for learner in learners.values()]
+        assert rates == pytest.approx([1e-6 * share, 5e-6 * share])
+    assert train_rlver.warm_up(learners, 0, train_rlver.Args(warmup_steps=0)) == 1e-6
+
+
+def test_presets_of_the_tables():
+    """Of table 1 the four runs, of table 3 the two with the challenging user; all with 50 steps of warm-up."""
+    rows = {name: train_rlver.Args(**fields) for name, fields in train_rlver.PRESETS.items() if name != "toy"}
+    found = {}
+    for name, args in rows.items():
+        assert (args.warmup_steps, args.prompts_per_step, args.learning_rate, args.beta) == (50, 32, 1e-6, 0)
+        assert args.entropy_coef == train_rlver.loss_arguments(args).entropy_coef == 0.001
+        found[name] = (args.algorithm, args.ask_thinking, args.think_format, args.user)
+    assert found == {
+        "rlver-think": ("grpo", True, "think", "vanilla"),
+        "rlver-plain": ("grpo", False, "plain", "vanilla"),
+        "rlver-think-ppo": ("ppo", True, "think", "vanilla"),
+        "rlver-plain-ppo": ("ppo", False, "plain", "vanilla"),
+        "rlver-think-ppo-challenging": ("ppo", True, "think", "challenging"),
+        "rlver-plain-ppo-challenging": ("ppo", False, "plain", "challenging"),
+    }
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("users") / "users.jsonl"
+    path.write_text("".join(json.dumps(profile) + "\n" for profile in toy_users.profiles(10, 0, "train")))
+    return path
+
+
+# the base model ends some replies with <|endoftext|>; others are cut off. So conversations differ in length
+def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *[sys.executable, *launcher, "train_rlver.py", "--preset", "toy", "--model", "data/toy/base"],
+        *["--think-format", "plain", "--profiles", str(users), "--prompts-per-step", "4", "--steps", "3"],
+        *[
+            "--max-turn-tokens",
+            "40",
+            "--allow-truncation",
+            "--save-steps",
+            "1",
+            "--micro-batch-tokens",
+            "600",
+        ],
+        *["--out", str(out), *more],
+    ]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    weights = {}
+    for path in sorted(run.rglob("checkpoint-3/**/*.safetensors")):
+        for name, weight in load_file(path).items():
+            weights[f"{path.parent.name}/{name}"] = weight
+    return weights
+
+
+def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
+    """Checks what a run of 3 steps with 4 users wrote; `names`: further keys of its metrics."""
+    rows = rlmt_data.read_log(run / "completions.jsonl")
+    assert len(rows) == 3 * 4 * group_size
+    assert max(row["turns"] for row in rows) > 1
+    for row in rows:
+        history = row["dialogue"]
+        assert [turn["role"] for turn in history] == (["user", "assistant"] * row["turns"] + ["user"])[
+            : len(history)
+        ]
+        emotion = 0 if row["ended"] == "bad_format" else history[-1]["emotion-point"]
+        assert row["ended"] in ("turns", "failed", "bad_format") and row["emotion"] == emotion
+        assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
+    profiles = toy_users.profiles(10, 0, "train")
+    expected = []
+    for step in range(3):
+        for profile in rlmt_run.rows_of_step(profiles, step, 4, 0):
+            expected += [profile["id"]] * group_size
+    assert [row["id"] for row in rows] == expected
+
+    committed = rlmt_data.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
+    not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
+    not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}  # no longer logged
+    for step, metrics in enumerate(rlmt_data.read_log(run / "metrics.jsonl")):
+        assert metrics.keys() >= (committed - not_here) | set(names)
+        assert all(math.isfinite(value) for value in metrics.values())
+        of_step = [row for row in rows if row["step"] == step + 1]
+        turns = [row["turns"] for row in of_step]
+        assert metrics["dialogue/turns"] == pytest.approx(sum(turns) / len(turns))
+        lengths = [row["n_tokens"] for row in of_step]
+        assert metrics["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert json.loads((run / "summary.json").read_text()) == {"steps": 3, "users": 10}
+    assert json.loads((run / "config.json").read_text())["constants"]["EPSILON"] == 0.2
+    trained_with = {"think_format": "plain", "keep_thinking": True, "ask_thinking": False}
+    for folder in ("checkpoint-3", "model"):
+        assert json.loads((run / folder / "think_format.json").read_text()) == trained_with
+
+
+def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
+    more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
+    whole = tmp_path / "whole"
+    run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
+    rates = [metrics["learning_rate"] for metrics in rlmt_data.read_log(whole / "metrics.jsonl")]
+    assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
+    check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
+
+    broken = tmp_path / "broken"
+    killed_after(1, whole, broken)
+    run_here(start([], users, broken, *more, "--resume"))
+    expected = weights_of(whole)
+    found = weights_of(broken)
+    assert expected.keys() == found.keys() and len(expected) > 10
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert rlmt_data.read_log(broken / "completions.jsonl") == rlmt_data.read_log(whole / "completions.jsonl")
+
+
+def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
+    """Their conversations end after different numbers of turns; all must make equally many forwards."""
+    run = tmp_path / "run"
+    finished(start(FSDP2, users, run, "--group-size", "4"))
+    check_files(run, 4, ())
+
+
+def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
+    """The check of the sampler counts the policy's tokens alone: the user's have no log-probability."""
+    run = tmp_path / "run"
+    run_vllm_here(start([], users, run, "--group-size", "4", "--rollout", "vllm", "--beta", "0.1"))
+    check_files(run, 4, ("kl",))
+    for metrics in rlmt_data.read_log(run / "metrics.jsonl"):
+        assert 0 < metrics["sampling/logprob_gap"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--simulator", ""], "--simulator is missing"),
+        (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
+        (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
+        (["--profiles", "nowhere.jsonl"], "no such file"),
+        (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
+        (["--max-tokens", "60"], "has no room"),
+        (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
+        (["--critic-learning-rate", "1"], "--critic-learning-rate does nothing without --algorithm ppo"),
+        (["--algorithm", "ppo", "--group-size", "2"], "--group-size does nothing with --algorithm ppo"),
+    ],
+)
+def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsys):
+    base = [
+        "--preset",
+        "toy",
+        "--model",
+        "data/toy/base",
+        "--profiles",
+        str(users),
+        "--prompts-per-step",
+        "4",
+    ]
+    monkeypatch.setattr(sys, "argv", ["train_rlver.py", *base, "--dry-run", *words])
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as error:
+        train_rlver.main(runs.parse_args(train_rlver.Args, train_rlver.PRESETS))
+    assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here, serve, tmp_path):  # noqa: F811
+    server = serve(lambda text, n: "")
+    words = ("--preset", "toy", "--model", "data/toy/base", "--profiles", users, "--prompts-per-step", 4)
+    words += ("--simulator", "m", "--out", tmp_path / "run")
+    at_server = (*words, "--simulator-url", server.url)
+    done = here("train_rlver.py", *at_server, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    # 20 steps of 4 users with 8 conversations each, of 3 replies, for which the simulator gets 2 calls
+    assert "simulator m: at most 3840 calls if every reply can be read" in done.stdout
+    assert len(server.checks) == 1 and not (tmp_path / "run").exists()
+
+    done = here("train_rlver.py", *words)
+    assert done.returncode == 2 and "set OPENAI_API_KEY" in done.stderr
+    assert not (tmp_path / "run").exists()
+    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    done = here("train_rlver.py", *at_server)
+    assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
+    assert "--key-env 127.0.0.1:" in done.stderr and not server.requests
+    assert not (tmp_path / "run").exists()
