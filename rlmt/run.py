@@ -692,7 +692,7 @@ def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
 
 def stop_requested(accelerator: Accelerator) -> bool:
     """Tells whether any process received SIGTERM."""
-    asked = torch.tensor(float(RUN.sigterm_at is not None), device=accelerator.device)
+    asked = torch.tensor(float(watchdog.RUN.sigterm_at is not None), device=accelerator.device)
     return accelerator.reduce(asked, "sum").item() > 0
 
 

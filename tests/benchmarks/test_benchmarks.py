@@ -26,7 +26,6 @@ from benchmarks.judge_template import fill
 from rlmt.data import read_rows
 from benchmarks.table import BENCHMARKS
 from rewards.preference import RewardModel
-from test_endpoint import serve  # noqa: F401  (a fixture)
 from rlmt import data as rlmt_data
 
 ROOT = Path(__file__).parents[2]

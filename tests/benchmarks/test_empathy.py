@@ -10,7 +10,6 @@ from benchmarks import empathy
 from data.toy import users as toy_users
 import utils
 from rewards import simulated_user as sim
-from test_endpoint import serve  # noqa: F401  (fixtures)
 from test_simulated_user import dialogue, shared, write
 
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped

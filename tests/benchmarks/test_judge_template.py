@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_endpoint import ChatServer
+from chat_server import ChatServer
 
 import eval_benchmarks
 import eval_wildbench

@@ -16,7 +16,7 @@ from data.toy import users as toy_users
 from rlmt.endpoint import CHECK_ATTEMPT
 from launch import started
 from rewards import simulated_user as sim
-from test_endpoint import Fault, serve  # noqa: F401  (fixtures)
+from chat_server import Fault
 from test_simulated_user import HEAD, PROFILE, shared, write
 from rlmt import data as rlmt_data
 

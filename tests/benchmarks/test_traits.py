@@ -10,7 +10,6 @@ import pytest
 
 from rlmt import endpoint
 from benchmarks import trait_judging, traits
-from test_endpoint import serve  # noqa: F401  (a fixture)
 from rlmt import data as rlmt_data
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,6 @@ from rlmt import chat as templates
 from benchmarks.judge_template import fill_messages
 from benchmarks import local_judge, scoring, shared, wildbench
 from conftest import learn_by_heart, tiny_config
-from test_endpoint import serve  # noqa: F401  (a fixture)
 from rlmt import data as rlmt_data
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tyro
 from launch import started
-from test_endpoint import ChatServer, Fault
+from chat_server import ChatServer, Fault
 
 from rlmt import endpoint
 from rlmt.data import read_rows

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from test_endpoint import ask_for
+from chat_server import ask_for
 
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import scoring, trait_judging, wildbench

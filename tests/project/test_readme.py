@@ -19,7 +19,6 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from test_endpoint import serve  # noqa: E402, F401  (fixture)
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
@@ -375,7 +374,7 @@ def test_the_think_format_of_the_readme_is_parsed(monkeypatch):
 # --- the script of docs/rewards.md
 
 
-def test_the_script_of_the_page_asks_for_the_first_messages(tmp_path, monkeypatch, serve):  # noqa: F811
+def test_the_script_of_the_page_asks_for_the_first_messages(tmp_path, monkeypatch, serve):
     from rewards import simulated_user
 
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)

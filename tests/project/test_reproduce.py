@@ -24,7 +24,6 @@ from rlmt import run as runs
 from benchmarks import scoring
 from dev import sweep
 from experiments import demo_tables, small_samples, small_tables, tables
-from test_endpoint import serve  # noqa: F401  (fixture)
 
 ROOT = Path(__file__).parents[2]
 EVALUATE = (ROOT / "experiments" / "evaluate.sh").read_text()
@@ -668,7 +667,7 @@ def test_a_key_is_asked_for_before_anything_is_trained(checkout, tmp_path, monke
     assert passes("table10", row)  # all that a judge reads is done
 
 
-def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, capsys, serve):  # noqa: F811
+def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, capsys, serve):
     """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
     names = []
 

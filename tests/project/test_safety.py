@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_endpoint import serve  # noqa: F401
 from test_wildbench import run  # noqa: F401
 from transformers import AutoModelForCausalLM
 

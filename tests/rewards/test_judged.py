@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_endpoint import serve  # noqa: F401
 from test_rewards import near, row
 
 import train_grpo

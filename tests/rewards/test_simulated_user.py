@@ -9,7 +9,6 @@ import pytest
 from rlmt import watchdog
 from rlmt.endpoint import Endpoint, token_limits
 from rewards import simulated_user as sim
-from test_endpoint import serve  # noqa: F401  (a fixture)
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sage"
 PROFILE = {

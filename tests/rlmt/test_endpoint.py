@@ -9,14 +9,11 @@ import json
 import os
 import random
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,159 +22,7 @@ import pytest
 from rlmt import endpoint as api_keys
 from rlmt import endpoint
 from rlmt.endpoint import Endpoint, try_endpoint
-
-# --- the server
-
-FAULTS = [
-    "429",
-    "429 with Retry-After",
-    "500",
-    "503",
-    "truncated JSON",
-    "short body",
-    "prose body",
-    "wrong types",
-    "error in 200",
-    "slow",
-    "reset",
-]
-TIMEOUT = 2.0  # seconds; a slow call takes half a second longer
-
-
-class Fault(str):
-    """The kind of failure of a call that gets no answer. Anything else that `behave` returns is an answer."""
-
-
-class ChatServer(ThreadingHTTPServer):
-    """A chat endpoint on a free port of loopback.
-
-    behave(text of the last message, number of earlier calls with it) returns the content of the answer, a Fault,
-    or a tuple (status, body, headers). `check` does so for the calls of `try_endpoint`, which `checks` has, and
-    `calls`, `answered`, `times` and `requests` have not.
-    """
-
-    daemon_threads, request_queue_size = True, 256
-
-    def __init__(self, behave, usage=(10, 5), check=lambda text, n: "."):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.behave, self.usage, self.lock = behave, usage, threading.Lock()
-        self.check, self.checks = check, []
-        self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
-        self.answers_to = Counter()  # by the Authorization header of the request
-        self.now = self.most = 0  # calls under way, and their maximum
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def handle_error(self, request, client_address):
-        pass  # a client that was killed
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
-
-    def log_message(self, *args):
-        pass
-
-    def send(self, status, body, headers=(), length=None):
-        body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [
-            f"HTTP/1.1 {status} X",
-            "Content-Type: application/json",
-            f"Content-Length: {length or len(body)}",
-        ]
-        self.wfile.write("\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers), "", ""]).encode() + body)
-        self.wfile.flush()
-
-    def do_POST(self):
-        server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = request["messages"][-1]["content"]
-        if text.startswith(endpoint.CHECK_TEXT):
-            server.checks.append((request, self.headers["Authorization"]))
-            self.answer(server, text, server.check(text, len(server.checks) - 1), counts=False)
-            return
-        with server.lock:
-            n, server.now = server.calls[text], server.now + 1
-            server.most = max(server.most, server.now)
-            server.calls[text] += 1
-            server.times.append(time.monotonic())
-            server.requests.append((request, self.headers["Authorization"]))
-        try:
-            self.answer(server, text, server.behave(text, n))
-        finally:
-            with server.lock:
-                server.now -= 1
-
-    def answer(self, server, text, content, counts=True):
-        if isinstance(content, tuple):
-            self.send(*content)
-            return
-        choice = {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": content},
-            "logprobs": None,
-        }
-        body = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
-        if server.usage:
-            body["usage"] = {
-                "prompt_tokens": server.usage[0],
-                "completion_tokens": server.usage[1],
-                "total_tokens": 0,
-            }
-        whole = json.dumps(body).encode()
-        if not isinstance(content, Fault):
-            with server.lock:  # before it is sent, because the client may finish first
-                if counts:
-                    server.answered.append((text, content))
-                    server.answers_to[self.headers["Authorization"]] += 1
-            self.send(200, whole)
-        elif content == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.connection.close()
-        elif content == "slow":
-            time.sleep(TIMEOUT + 0.5)
-            self.send(200, whole)
-        elif content == "short body":
-            self.close_connection = True
-            self.send(200, whole[:-20], length=len(whole))
-        else:
-            self.send(
-                *{
-                    "429": (429, {"error": {"message": "slow down"}}),
-                    "429 with Retry-After": (
-                        429,
-                        {"error": {"message": "slow down"}},
-                        [("Retry-After", "0.02")],
-                    ),
-                    "500": (500, b"<html>oops</html>"),
-                    "503": (503, {"detail": "overloaded"}),
-                    "truncated JSON": (200, whole[:-20]),
-                    "prose body": (200, b"Sorry, the model is being loaded."),
-                    "wrong types": (
-                        200,
-                        {**body, "choices": [{**choice, "message": {"role": "assistant", "content": 9}}]},
-                    ),
-                    "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
-                }[content]
-            )
-
-
-@pytest.fixture
-def serve(monkeypatch):
-    """serve(behave) starts a ChatServer."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    servers = []
-
-    def serve(behave, **kwargs):
-        servers.append(ChatServer(behave, **kwargs))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+from chat_server import FAULTS, TIMEOUT, Fault, ask_for
 
 
 @pytest.fixture
@@ -193,10 +38,6 @@ def client(tmp_path):
             **kwargs,
         }
     )
-
-
-def ask_for(*texts, **kwargs) -> list[dict]:
-    return [{"messages": [{"role": "user", "content": t}], "max_tokens": 5, **kwargs} for t in texts]
 
 
 def rows(path: Path) -> list[dict]:

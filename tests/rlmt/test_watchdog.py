@@ -29,7 +29,7 @@ from rlmt import watchdog
 from rewards.preference import load_reward_model
 from launch import DDP, started, started_ranks
 from script_runs import run_here, write_prompts
-from test_endpoint import ChatServer, Fault
+from chat_server import ChatServer, Fault
 from rlmt import chat
 from rlmt import run as rlmt_run
 

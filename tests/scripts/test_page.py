@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import page
-from test_model_card import make_run
+from test_card import make_run
 from rlmt import run as rlmt_run
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,6 @@ import utils
 from data.toy import users as toy_users
 from rlmt.endpoint import Endpoint
 from rewards import simulated_user
-from test_endpoint import serve  # noqa: F401  (a fixture)
 from rlmt import data as rlmt_data
 from rlmt import run as rlmt_run
 
