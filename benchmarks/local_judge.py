@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign
@@ -19,7 +18,6 @@ from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import Reply
-from rlmt.model import check_weights
 from rlmt.sampler import Sampling, generate, text_of, wants_vllm
 from utils import fail, or_fail
 
@@ -113,7 +111,6 @@ def check(model: str, max_tokens: int) -> None:
     """
     load_judge_tokenizer(model)
     context = context_length(load_config(model))
-    check_weights(AutoModelForCausalLM, model)
     if max_tokens >= context:
         fail(
             f"--judge-max-tokens {max_tokens} leaves no room for a prompt in the {context} tokens of {model}'s context; "

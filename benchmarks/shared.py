@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
 
 from benchmarks import local_judge
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign
@@ -30,8 +29,7 @@ from rlmt.endpoint import (
     try_endpoint,
     was_refused,
 )
-from rlmt.model import check_weights
-from rlmt.run import digest_files, load_function
+from rlmt.run import load_function
 from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of, wants_vllm
 from rlmt.vllm import gpu_groups
 from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
@@ -520,7 +518,6 @@ def check_model(args) -> None:
         return
     load_model_tokenizer(args)
     load_config(args.model)
-    check_weights(AutoModelForCausalLM, args.model)
     check_engines(args, args.model, "tensor_parallel")
     check_length(args, 1)
 
@@ -632,13 +629,20 @@ def resolve_judge_url(judge: str, url: str) -> str:
 
 
 def digests_of(judge: str) -> list[str]:
-    """Returns the hashes of the files of a judge or simulated user that is a program or runs here; [] behind an endpoint.
+    """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an endpoint.
 
-    A hub name has none either.
+    That is the hash of a program, or of the sizes and times of a model's weights. A hub name has none.
     """
     if is_behind_endpoint(judge):
         return []
-    return list(digest_files({"judge": judge}).values())
+    program = Path(judge.rpartition(":")[0])
+    if program.is_file():
+        return [hashlib.sha256(program.read_bytes()).hexdigest()]
+    states = []
+    for weights in sorted(Path(judge.removeprefix("local:")).glob("*.safetensors")):
+        stat = weights.stat()
+        states.append(f"{weights.name} {stat.st_size} {stat.st_mtime_ns}")
+    return [short_hash(" ".join(states))] if states else []
 
 
 def short_hash(text: str) -> str:

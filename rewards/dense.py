@@ -22,7 +22,6 @@ import rewards
 from rlmt.chat import context_length, load_config, load_tokenizer
 from rlmt.model import (
     Policy,
-    check_weights,
     clip_gradients,
     collate,
     compute_reference_logprobs,
@@ -351,7 +350,6 @@ def _check_process_model(source: str) -> None:
             f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
             "it must be a token classifier with two, wrong and right, or file.py:function"
         )
-    check_weights(AutoModelForTokenClassification, source)
 
 
 def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:

@@ -18,7 +18,7 @@ from rlmt.chat import (
     unwritable_tag,
     without_control,
 )
-from rlmt.model import check_weights, load_weights
+from rlmt.model import load_weights
 from rlmt.watchdog import beat
 from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
 
@@ -73,7 +73,6 @@ class RewardModel:
         """
         tokenizer = load_tokenizer(path)
         config = load_config(path)
-        check_weights(AutoModelForSequenceClassification, path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:

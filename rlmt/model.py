@@ -29,7 +29,7 @@ from accelerate import (
 )
 from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -38,10 +38,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
-from transformers.utils import logging as transformers_logging
 
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
-from rlmt.watchdog import allow_seconds, beat
 from utils import DEVICE, SAFE, check_think_format, compute_dtype, fail, or_fail
 
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
@@ -153,8 +151,7 @@ def load_weights(
         empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
             return empty, []
-        with allow_seconds(4 * empty.num_parameters()):  # bytes of a file in float32
-            model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
+        model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         fail(f"{path}: its weights cannot be read ({reason})")
@@ -204,71 +201,6 @@ def _needed_weights(missing: list[str], model: nn.Module, new_head: bool) -> lis
     return [name for name in missing if name.startswith(model.base_model_prefix + ".")]
 
 
-def check_weights(auto_class, path: str, new_head: bool = False) -> None:
-    """Exits with 2 if `load_weights` could not load a folder; reads the headers of its files, and no weights.
-
-    Finds files that are missing or cut off, missing weights, and a classifier where another model is needed.
-    A hub name is not checked. Names are not compared if a model is quantised, or known to vLLM alone.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    config = load_config(path)
-    weights = _read_headers(folder)
-    if getattr(config, "quantization_config", None):
-        return
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # one line says what is missing
-    transformers_logging.disable_progress_bar()
-    try:
-        model_class = type(without_weights(auto_class, config))
-        model, info = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **SAFE,
-        )
-    except ValueError:  # such as a family for which vLLM alone has a class
-        return
-    finally:
-        transformers_logging.enable_progress_bar()
-        transformers_logging.set_verbosity(verbosity)
-
-    needed = _needed_weights(_missing_weights(info), model, new_head)
-    class_name = model_class.__name__
-    config_class = (config.architectures or ["no class"])[0]
-    # a reward model with tied embeddings lacks nothing of a language model
-    cannot_be = bool(needed) or "Classification" in config_class
-    if cannot_be and config_class != class_name and not new_head:
-        fail(f"{path}: {class_name} is needed here, and its config names {config_class}")
-    if needed:
-        fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
-
-
-def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns the weights of a folder on the meta device; exits with 2 if a file is missing or cut off."""
-    parts = {path.name for path in folder.glob("*.safetensors")} or {"model.safetensors"}
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        parts = set(json.loads(index.read_text())["weight_map"].values())
-    weights = {}
-    for part in sorted(parts):
-        try:
-            with safe_open(folder / part, framework="pt") as file:
-                for name in file.keys():
-                    weights[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
-        except (SafetensorError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            fail(
-                f"{folder}: its weights cannot be read ({part}: {reason}); "
-                "copy or download the folder again, or name another"
-            )
-    return weights
-
-
 def has_adapter(model: nn.Module) -> bool:
     """Tells whether a model is a peft model, without importing peft, which takes seconds."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
@@ -309,7 +241,6 @@ def load_policy_tokenizer(
         )
     line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     PartialState().print(line)
-    check_weights(AutoModelForCausalLM, args.model)
 
     context = context_length(load_config(args.model))
     n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
@@ -797,7 +728,6 @@ def _inputs_of(
 ) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
     """Yields micro-batches and Policy's inputs for them; reports progress."""
     for members in micro_batches(completions, max_tokens, accelerator):
-        beat()
         prompt_ids = [completion.prompt_ids for completion in members]
         completion_ids = [completion.ids for completion in members]
         yield members, collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
@@ -813,16 +743,6 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return peak * (1 + math.cos(math.pi * progress)) / 2
-
-
-def check_rate(args, steps: int) -> None:
-    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
-    rates = [cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
-    if max(rates) == 0:
-        fail(
-            f"{steps} step would teach nothing, as the learning rate rises from 0; "
-            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
-        )
 
 
 def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:

@@ -417,18 +417,19 @@ class Sampler:
         else:
             self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
 
-    def check(self, gap: float, step: int) -> None:
-        """Stops the run when sampler and trainer disagree twice in a row: vLLM samples from other weights.
+    def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
+        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's weights.
 
-        `gap`: mean difference of their log-probabilities, nats a token, over the tokens of a step.
+        They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a step.
         """
+        gap = metrics["sampling/logprob_gap"]
         # top-p sampling raises every sampled token's log-probability by up to -log(p)
         limit = MAX_LOGPROB_GAP[self.dtype] - math.log(self.sampling.top_p)
         if gap <= limit:
             self.breaches_in_a_row = 0
             return
         self.breaches_in_a_row += 1
-        message = f"step {step}: sampler and trainer disagree by {gap:.4f} nat a token (limit {limit:.4f})"
+        message = f"step {step}: sampler and trainer disagree by {gap:.4f} nats per token (limit {limit:.4f})"
         if self.breaches_in_a_row == 2:
             raise RuntimeError(
                 f"{message}, twice in a row: vLLM samples from other weights than those being trained"
@@ -641,8 +642,8 @@ class FormatGuard:
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
-    def check(self, completions: list[Completion], step: int) -> None:
-        """Looks at all completions of step number `step` (from 1)."""
+    def check(self, step: int, metrics: dict[str, float], completions: list[Completion]) -> None:
+        """Looks at all completions of a step (from 1)."""
         if step > 3 or self.args.allow_truncation:
             return
         self.steps_cut_off += fmean(c.cut_off for c in completions) > 0.5
