@@ -16,7 +16,7 @@ from rlmt import chat as templates
 import utils
 from rlmt.data import check_ids, load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RELEASED = ROOT.parent / "shared" / "data" / "wildchat_if" / "wildchat-if_val.parquet"
 
 ROWS = [
