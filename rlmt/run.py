@@ -217,9 +217,10 @@ def _check_urls(args) -> None:
     urls = {}
     for field, value in vars(args).items():
         text = str(value)
-        if text.startswith("judge:"):  # judge:MODEL@URL
+        is_judge = text.startswith("judge:")  # judge:MODEL@URL
+        if is_judge:
             text = text.partition("@")[2]
-        if text and ("url" in field or "://" in text):
+        if text and (is_judge or "url" in field or "://" in text):
             urls[field] = text
     key_env = getattr(args, "key_env", ())
     if not urls and not key_env:

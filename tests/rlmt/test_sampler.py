@@ -572,24 +572,24 @@ def test_what_a_server_is_told_of_the_weights_is_what_it_gets():
 @pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
 def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False, dtype=dtype)
-    sampler.check(0.99 * limit, 1)
+    sampler.check(1, {"sampling/logprob_gap": 0.99 * limit}, [])
     assert not capsys.readouterr().out
-    sampler.check(1.01 * limit, 2)
+    sampler.check(2, {"sampling/logprob_gap": 1.01 * limit}, [])
     assert f"(limit {limit:.4f})" in capsys.readouterr().out
 
 
 def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False)
     for step, gap in enumerate([0.0, 2e-3, 9e-4, 2e-3, 0.0, 2e-3], 1):
-        sampler.check(gap, step)
+        sampler.check(step, {"sampling/logprob_gap": gap}, [])
     assert capsys.readouterr().out.count("a second time in a row ends the run") == 3
     with pytest.raises(
-        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nat .* twice in a row"
+        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nats .* twice in a row"
     ):
-        sampler.check(2e-3, 7)
+        sampler.check(7, {"sampling/logprob_gap": 2e-3}, [])
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8, top_p=0.9), use_vllm=False)
     for step in (1, 2):
-        sampler.check(-math.log(0.9), step)  # what top-p itself may do
+        sampler.check(step, {"sampling/logprob_gap": -math.log(0.9)}, [])  # what top-p itself may do
 
 
 # --- what is read from a completion, and logged of a step
@@ -684,10 +684,10 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
     good = [completion(7, status="no_open"), completion(7)]
     for bad, message in [(cut_off, "cut off at 7 tokens; raise --max-completion"), (malformed, "no_open")]:
         guard = rollout.FormatGuard(GUARDED)
-        guard.check(bad, 1)
-        guard.check(bad, 2)
+        guard.check(1, {}, bad)
+        guard.check(2, {}, bad)
         with pytest.raises(RuntimeError, match=message):
-            guard.check(bad, 3)
+            guard.check(3, {}, bad)
         # one good step, and nobody looks after three
         for steps in (
             [bad, bad, good, bad, bad],
@@ -695,7 +695,7 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
         ):
             guard = rollout.FormatGuard(GUARDED)
             for step, completions in enumerate(steps, 1):
-                guard.check(completions, step)
+                guard.check(step, {}, completions)
         guard = rollout.FormatGuard(SimpleNamespace(**{**vars(GUARDED), "allow_truncation": True}))
         for step in (1, 2, 3):
-            guard.check(bad, step)
+            guard.check(step, {}, bad)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 
@@ -216,14 +215,6 @@ def test_the_critic_starts_as_asked(tmp_path):
     tokenizer.add_tokens(["one more"])
     with pytest.raises(SystemExit):
         train_ppo.find_critic(args, tokenizer)
-
-
-def test_a_critic_without_weights_is_refused_before_any_model_is_loaded(tmp_path, exits):
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    tokenizer.save_pretrained(tmp_path)
-    shutil.copy("data/toy/base/config.json", tmp_path)
-    args = train_ppo.Args(model="data/toy/base", critic=str(tmp_path))
-    assert str(tmp_path) in exits(train_ppo.find_critic, args, tokenizer)
 
 
 @pytest.mark.parametrize(

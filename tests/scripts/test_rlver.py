@@ -394,11 +394,11 @@ def test_learning_rates_rise_to_their_values_and_stay():
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
         learners[name] = policy.Learner(torch.nn.Module(), optimizer)
     args = train_rlver.Args(warmup_steps=4)
-    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
+    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1), 1):
         assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
         rates = [learner.optimizer.param_groups[0]["lr"] for learner in learners.values()]
         assert rates == pytest.approx([1e-6 * share, 5e-6 * share])
-    assert train_rlver.warm_up(learners, 0, train_rlver.Args(warmup_steps=0)) == 1e-6
+    assert train_rlver.warm_up(learners, 1, train_rlver.Args(warmup_steps=0)) == 1e-6
 
 
 def test_presets_of_the_tables():
@@ -467,7 +467,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
         assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
     profiles = toy_users.profiles(10, 0, "train")
     expected = []
-    for step in range(3):
+    for step in (1, 2, 3):
         for profile in rlmt_run.rows_of_step(profiles, step, 4, 0):
             expected += [profile["id"]] * group_size
     assert [row["id"] for row in rows] == expected
