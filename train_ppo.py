@@ -64,6 +64,7 @@ from rlmt.model import (
     set_reference_logprobs,
     start_accelerator,
     sum_and_divide,
+    truncated_ratio,
 )
 from rlmt.run import (
     RLArgs,
@@ -431,7 +432,7 @@ def accumulate_policy_gradients(
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
             importance_weights = 1.0
             if args.importance_correction == "token_truncate":
-                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
+                importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, IMPORTANCE_CAP)
             loss, batch_sums = policy_loss(
                 logprobs,
                 old_logprobs,

@@ -745,6 +745,11 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
     return peak * (1 + math.cos(math.pi * progress)) / 2
 
 
+def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+    """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated importance)."""
+    return (logprobs - sampler_logprobs).exp().clamp(max=cap)
+
+
 def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
     """Returns how many tokens the loss of an update counts, over all processes."""
     n_own = sum(completion.n_trained_tokens for completion in completions)

@@ -241,19 +241,19 @@ def test_cispo_cuts_weights_above_its_cap_alone():
 
 
 def test_the_ratio_is_clipped_by_hand():
-    logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5]]).log()  # ratios, as the old log-probabilities are 0
-    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
-    mask = torch.ones(1, 4)
+    logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5, 0.4]]).log()  # ratios, as the old log-probabilities are 0
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0]])
+    mask = torch.ones(1, 5)
     loss, sums = train_grpo.grpo_loss(
-        logprobs, torch.zeros(1, 4), None, advantages, mask, mask, epsilon=0.2, epsilon_high=0.5, beta=0.0
+        logprobs, torch.zeros(1, 5), None, advantages, mask, mask, epsilon=0.2, epsilon_high=0.5, beta=0.0
     )
-    # min(2, 1.5) + min(0.5, 0.8) + min(-2, -1.5) + min(-0.5, -0.8)
-    assert loss.item() == pytest.approx(-(1.5 + 0.5 - 2.0 - 0.8))
+    # min(2, 1.5) + min(0.5, 0.8) + min(-2, -1.5) + min(-0.5, -0.8) + min(-0.4, -0.8)
+    assert loss.item() == pytest.approx(-(1.5 + 0.5 - 2.0 - 0.8 - 0.8))
     assert {name: value.item() for name, value in sums.items()} == {
         "kl": 0.0,
-        "clip_ratio/low_mean": 1.0,
+        "clip_ratio/low_mean": 2.0,
         "clip_ratio/high_mean": 1.0,
-        "clip_ratio/region_mean": 2.0,
+        "clip_ratio/region_mean": 3.0,
     }
 
 
@@ -284,7 +284,11 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
     """Policy loss, KL and entropy bonus, in micro-batches of several completions, against a loop over completions."""
     released = train_grpo.RELEASED["table1/llama3.1-8b-rlmt"]
     args = train_grpo.Args(
-        loss_type=released["loss_type"], entropy_coef=0.1, beta=0.1, micro_batch_tokens=300
+        loss_type=released["loss_type"],
+        entropy_coef=0.1,
+        beta=0.1,
+        micro_batch_tokens=300,
+        importance_correction="token_truncate",
     )
     accelerator = policy.start_accelerator()
     torch.manual_seed(0)
@@ -294,6 +298,9 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
         weight.data += 0.02 * torch.randn_like(weight)
     completions = grpo_updates.stored_completions(6, 1)[0]
     assert 1 < len(policy.micro_batches(completions, args.micro_batch_tokens)) < len(completions)
+    policy.set_old_logprobs(model, completions, 300, 0, accelerator)
+    for completion in completions:  # a sampler that differs by up to a nat
+        completion.sampler_logprobs = [one - torch.randn(1).item() for one in completion.old_logprobs]
 
     train_grpo.accumulate_gradients(completions, model, reference, args, 0, accelerator)
     found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
@@ -304,7 +311,8 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
         logprobs, entropies = model(*inputs, entropy_gradient=True)
         gap = policy.compute_reference_logprobs(model, reference, inputs) - logprobs
         ratio = (logprobs - logprobs.detach()).exp()
-        token_losses = -ratio * batch["advantages"] + 0.1 * (gap.exp() - gap - 1) - 0.1 * entropies
+        weights = (logprobs.detach() - torch.tensor(completion.sampler_logprobs)).exp().clamp(max=3.0)
+        token_losses = -ratio * weights * batch["advantages"] + 0.1 * (gap.exp() - gap - 1) - 0.1 * entropies
         (token_losses.mean() / len(completions)).backward()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-6, msg=name)
