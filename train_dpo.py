@@ -105,7 +105,9 @@ from accelerate.utils import gather_object
 from torch.nn import functional as F
 
 from utils import THINK_FORMATS, compute_dtype, fail, join_thinking, split_thinking
-from rewards import gold, preference, scorer
+from rewards.gold import check_gold, load_gold, log_held_out, try_judge
+from rewards.preference import check_preference, load_reward_model
+from rewards.scorer import gold_of, preferences_of
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper
@@ -149,8 +151,6 @@ class Args(RunArgs):
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     reward_args: tuple[str, ...] = ()
     """Options of the reward model: preference.chat_template=FILE (Jinja), preference.max_length=TOKENS."""
-    reward_tokens_per_batch: int = 0
-    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -348,7 +348,7 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
 class Data:
     """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
-    prompts: list[dict] = field(default_factory=list)  # to sample completions for: {id, prompt, prompt_ids}
+    prompts: list[dict] = field(default_factory=list)  # to sample completions for: rows of data.load_prompts
     dropped: list[dict] = field(default_factory=list)  # prompts too long, rows of --pairs without a pair
     completions: list[dict] = field(default_factory=list)  # rows of --completions
     pairs: list[Pair] = field(default_factory=list)  # of --pairs
@@ -415,7 +415,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         if args.pairs:
             rows_of_file, _ = read_pairs(args.pairs)
         for row in rows_of_file:
-            trained_on.append({"prompt": without_control(tokenizer, row["messages"])})
+            trained_on.append({"messages": without_control(tokenizer, row["messages"])})
     data.held_out = load_held_out(args, tokenizer, trained_on)
     return data
 
@@ -499,16 +499,17 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
     waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
     if waiting:
         device = str(accelerator.device)
-        reward_model = preference.load_reward_model(args, device)
-        measure_gold = gold.load_gold(args, device, run)  # a judge's replies of all rounds share a budget
+        reward_model = load_reward_model(args, device)
+        measure_gold = load_gold(args, device, run)  # a judge's replies of all rounds share a budget
         with open(path, "a", buffering=1) as file:
             for chunk in waiting:
                 members = [completions[place] for place in chunk]
                 texts = [one.text if one.status == "ok" else None for one in members]
-                scorer.set_preferences(reward_model, members, texts)
-                scorer.set_gold(measure_gold, members)
-                for place, one in zip(chunk, members, strict=True):
-                    file.write(json.dumps({"place": place, "rewards": one.rewards}) + "\n")
+                scores = preferences_of(reward_model, members, texts)
+                golds = gold_of(measure_gold, members)
+                for i, place in enumerate(chunk):
+                    rewards = {"preference": scores[i]} | golds[i]
+                    file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
         if reward_model.n_truncated:
             print(
                 f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
@@ -723,7 +724,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
             cut_log(run / log, number - 1)  # an earlier start may have logged this round
-        is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
+        is_best = log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
             copy_model(Path(model), run / "best_by_gold")
 
@@ -849,8 +850,8 @@ def main(args: Args) -> None:
     data = load_data(args, tokenizer, accelerator)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
-        preference.check(args)
-        gold.check(args)
+        check_preference(args)
+        check_gold(args, args.prompts_per_round * args.samples_per_prompt, accelerator)
         use_vllm = wants_vllm(args.rollout)
         sampler = "vLLM" if use_vllm else "transformers"
         accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
@@ -859,7 +860,7 @@ def main(args: Args) -> None:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
-        gold.try_judge(args, start.run)
+        try_judge(args, start.run)
     if args.dry_run:
         return
     run = start_run(start)

@@ -90,16 +90,16 @@ from rlmt.sampler import (
     share_of,
     wants_vllm,
 )
-from rlmt.vllm import Server
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-import rewards
 from utils import THINK_FORMATS, fail
-from rewards import dense, gold, shaping, unsupervised
+from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
+from rewards.shaping import pass_at_k
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of other papers
@@ -122,22 +122,16 @@ class Args(RLArgs):
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
-    vllm_server_url: str = ""
-    """A vLLM server on other GPUs samples, see rlmt/vllm.py. Empty: vLLM shares the GPUs that train.
-    --key-env names the key of a server that was started with --api-key."""
     importance_correction: Literal["none", "token_truncate"] = "none"
     """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
     The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
+    See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
-    its own name: brief.limit=50."""
-    normalise: Literal["none", "group", "batch"] = "none"
-    """Standardises each weighted reward before they are added: in its group (GDPO, which also has
-    --scale-rewards batch) or in the step."""
+    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
+    brief.limit=50."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -150,8 +144,6 @@ class Args(RLArgs):
     format_margin: float = 1.0
     """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest reward
     of its group."""
-    reward_tokens_per_batch: int = 0
-    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -246,7 +238,7 @@ def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor
     counted = []
     for verdict, reward in zip(verdicts, rewards_P_G.flatten().tolist(), strict=True):
         counted.append(None if math.isnan(reward) else verdict)
-    advantages = shaping.pass_at_k(counted, rewards_P_G.size(1), k)
+    advantages = pass_at_k(counted, rewards_P_G.size(1), k)
     advantages = [0.0 if advantage is None else advantage for advantage in advantages]
     return torch.tensor(advantages, device=rewards_P_G.device).view_as(rewards_P_G)
 
@@ -403,9 +395,11 @@ def set_advantages(
         completion.advantages = [advantage] * len(completion.ids)
 
     metrics = {}
+    if dense_rewards:
+        from rewards.dense import add_advantages
     for source in dense_rewards:
         divided = args.scale_rewards in ("group", "batch")  # by the spread of their group, in both cases
-        dense.add_advantages(source, completions, args.group_size, scale=divided)
+        add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
 
@@ -493,17 +487,8 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
             f"above 1; {CISPO_CAP} is usual"
         )
-    if args.vllm_server_url and not torch.cuda.is_available():
-        fail(
-            "--vllm-server-url: the server gets its weights over NCCL, which needs a GPU; use --rollout vllm"
-        )
-    if args.dynamic_sampling and args.normalise == "batch":
-        fail(
-            "--normalise batch with --dynamic-sampling: the groups that are sampled again would be standardised by "
-            "themselves, not over the step; use --normalise group"
-        )
     unused = {}  # flags, and why they would do nothing
-    if not args.vllm_server_url and not wants_vllm(args.rollout):
+    if not wants_vllm(args.rollout):
         unused["--importance-correction"] = "without --rollout vllm"
     if args.updates_per_rollout == 1:
         unused["--epsilon"] = unused["--epsilon-high"] = (
@@ -512,16 +497,9 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     if args.loss_type == "cispo":
         unused["--epsilon"] = "with --loss-type cispo"
     # with the reward `process` it still divides that one's advantages
-    if args.pass_at_k and "process" not in rewards.reward_names(args):
+    if args.pass_at_k and "process" not in reward_names(args):
         unused["--scale-rewards"] = "with --pass-at-k"
     refuse_unused(unused)
-
-
-def announce(args: Args, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what samples, on how many processes, and how often a judge of --gold will be asked."""
-    samples_by = args.vllm_server_url or ("vLLM" if use_vllm else "transformers")
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
-    gold.announce_judge(args, args.prompts_per_step * args.group_size, accelerator)
 
 
 def main(args: Args) -> None:
@@ -531,19 +509,16 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
-    use_vllm = not args.vllm_server_url and wants_vllm(args.rollout)
-    announce(args, use_vllm, accelerator)
+    use_vllm = wants_vllm(args.rollout)
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     has_reference = bool(args.beta)
-    rewards.check(args)
-    dense.check(args, has_reference)
-    memory = rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    check(args, prompts, accelerator)
+    check_gold(args, args.prompts_per_step * args.group_size, accelerator)
+    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
-    server = None
-    if args.vllm_server_url:  # exits with 2 if no server answers
-        server = Server(args.vllm_server_url, max_length, args.key_env)
-    rewards.try_judges(args, start.run)
+    try_judges(args, start.run, accelerator)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)
@@ -555,7 +530,13 @@ def main(args: Args) -> None:
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = dense.load(args, run.checkpoint, reference, tokenizer, accelerator)  # some of them learn
+    dense_rewards = []
+    if set(DENSE) & set(reward_names(args)):
+        from rewards.dense import load_dense
+
+        dense_rewards = load_dense(
+            args, run.checkpoint, reference, tokenizer, accelerator
+        )  # some of them learn
     learners = {"model": learner}  # by their names in a checkpoint
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
@@ -571,9 +552,8 @@ def main(args: Args) -> None:
         tokenizer,
         sampling,
         use_vllm=use_vllm,
-        server=server,
         in_process=True,  # `sync` gives it the policy
-        max_length=max_length,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
         vllm_memory=args.vllm_memory,
         sleeps=args.vllm_sleep,
         dtype=args.dtype,
@@ -583,12 +563,14 @@ def main(args: Args) -> None:
         FormatGuard(args).check,
     ]  # of weights that differ, and of completions that teach nothing
     collapse = None
-    if rewards.UNSUPERVISED & set(rewards.reward_names(args)):
-        collapse = unsupervised.Collapse(run.folder, args.group_size)
+    if UNSUPERVISED & set(reward_names(args)):
+        from rewards.unsupervised import Collapse
+
+        collapse = Collapse(run.folder, args.group_size)
         checks.append(collapse.check)
 
     def measure(step: int) -> bool:
-        return gold.measure_held_out(held_out, sampler, scorer, model, run.folder, step)
+        return measure_held_out(held_out, sampler, scorer, model, run.folder, step)
 
     # --- the loop
     with training(
@@ -615,7 +597,7 @@ def main(args: Args) -> None:
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)
             check_any_reward(rewards_P_G)
-            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.metrics()
+            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.pop_truncated()
             flat_P = is_flat(rewards_P_G)
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
             train.timer.end("reward")

@@ -96,9 +96,9 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
-import rewards
 from utils import fail
-from rewards import dense, gold, unsupervised
+from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
@@ -125,13 +125,11 @@ class Args(RLArgs):
     The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
+    See rewards/__init__.py."""
     reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
-    its own name: brief.limit=50."""
-    normalise: Literal["none", "batch"] = "none"
-    """batch: standardises each weighted reward within the step, before they are added."""
+    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
+    brief.limit=50."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -143,8 +141,6 @@ class Args(RLArgs):
     text [NULL], any other as it is."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
-    reward_tokens_per_batch: int = 0
-    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -530,15 +526,14 @@ def main(args: Args) -> None:
     critic_path = find_critic(args, tokenizer)
     samples_by = "vLLM" if use_vllm else "transformers"
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
-    gold.announce_judge(args, args.prompts_per_step, accelerator)
     has_reference = args.kl != "none"
-    rewards.check(args)
-    dense.check(args, has_reference)
-    memory = rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    check(args, prompts, accelerator)
+    check_gold(args, args.prompts_per_step, accelerator)
+    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
-    rewards.try_judges(args, start.run)
+    try_judges(args, start.run, accelerator)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)
@@ -551,7 +546,13 @@ def main(args: Args) -> None:
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = dense.load(args, run.checkpoint, reference, tokenizer, accelerator)  # some of them learn
+    dense_rewards = []
+    if set(DENSE) & set(reward_names(args)):
+        from rewards.dense import load_dense
+
+        dense_rewards = load_dense(
+            args, run.checkpoint, reference, tokenizer, accelerator
+        )  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
@@ -564,12 +565,14 @@ def main(args: Args) -> None:
         FormatGuard(args).check,
     ]  # of weights that differ, and of completions that teach nothing
     collapse = None
-    if rewards.UNSUPERVISED & set(rewards.reward_names(args)):
-        collapse = unsupervised.Collapse(run.folder, args.prompts_per_step)
+    if UNSUPERVISED & set(reward_names(args)):
+        from rewards.unsupervised import Collapse
+
+        collapse = Collapse(run.folder, args.prompts_per_step)
         checks.append(collapse.check)
 
     def measure(step: int) -> bool:
-        return gold.measure_held_out(held_out, sampler, scorer, model, run.folder, step)
+        return measure_held_out(held_out, sampler, scorer, model, run.folder, step)
 
     # --- the loop
     pad_token_id = tokenizer.pad_token_id
@@ -595,7 +598,7 @@ def main(args: Args) -> None:
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = gather_rewards(completions, accelerator)
             check_any_reward(rewards_P)
-            metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
+            metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
             train.timer.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values

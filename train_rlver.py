@@ -323,7 +323,7 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
         reward = max(0.0, emotion / 100)
     return Conversation(
         id=talk.user["id"],
-        messages=talk.user["prompt"],
+        messages=talk.user["messages"],
         prompt_ids=talk.user["prompt_ids"],
         ids=talk.ids,
         text=tokenizer.decode(talk.ids),
@@ -502,12 +502,12 @@ def simulator_setting(args: Args) -> dict:
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the users {id, profile, prompt, prompt_ids}; exits with 2 if they cannot be trained with."""
+    """Reads the users {id, profile, messages, prompt_ids}; exits with 2 if they cannot be trained with."""
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
         prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
@@ -517,7 +517,7 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
         )
     if len(users) < args.prompts_per_step:
         fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
-    check_turns(tokenizer, users[0]["prompt"], args.think_format)
+    check_turns(tokenizer, users[0]["messages"], args.think_format)
     return users
 
 

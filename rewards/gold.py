@@ -16,29 +16,25 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
-from rlmt.watchdog import beat
 from utils import or_fail
 from rewards.judged import judge_mark
 from rewards.preference import RewardModel
 
 
-def check(args) -> None:
-    """Exits with 2 if `load_gold` could not load `args.gold`. It may be empty."""
+def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
+    """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be empty.
+
+    `n_completions`: those of a step, or of a round of DPO.
+    """
     if args.gold.startswith("judge:"):
         _judge_endpoint(args, Path())
+        accelerator.print(
+            f"--gold: its judge is asked about every training completion, {n_completions} calls per step"
+        )
     elif ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold:
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
-
-
-def announce_judge(args, n_completions: int, accelerator: Accelerator) -> None:
-    """Prints how often a judge of --gold will be asked, where a step has `n_completions`."""
-    if args.gold.startswith("judge:"):
-        accelerator.print(
-            f"--gold: its judge is asked about every training completion, {n_completions} calls a step, "
-            f"{args.steps * n_completions} in all"
-        )
 
 
 def try_judge(args, run: Path) -> None:
@@ -73,9 +69,8 @@ def _function_as_gold(function):
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         values = []
         for messages, response in zip(prompts, responses, strict=True):
-            beat()
             value = function(messages, response)
-            if isinstance(value, numbers.Real):  # scorer.set_gold refuses anything else
+            if isinstance(value, numbers.Real):  # scorer.gold_of refuses anything else
                 value = float(value)
             values.append(value)
         return values

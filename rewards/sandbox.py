@@ -30,6 +30,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from accelerate import PartialState
+
+from utils import or_fail
+
 BARRIERS = {  # strongest first; Debian's packages are bubblewrap and util-linux
     "bwrap": "bwrap: no network, no other process, files read-only and only those of Python and /usr",
     "unshare": "unshare: no network, no other process; files as the user id allows",
@@ -388,3 +392,15 @@ def run(
     """
     barrier, own_user = strongest()
     return _run(program, barrier, own_user, timeout, memory_mb, processes, file_mb)
+
+
+def announce_barrier() -> None:
+    """Prints what bounds the programs of a policy on this machine; exits with 2 if root could run none safely."""
+    barrier, own_user = or_fail(strongest)
+    PartialState().print(f"programs run behind {describe(barrier, own_user)}")
+    if barrier == "none":
+        PartialState().print(
+            "WARNING: programs that the policy writes can use this machine's network and read every file that "
+            f"{'all users' if own_user else 'you'} may read. Install bubblewrap (apt install bubblewrap); in a "
+            "container it also needs the right to make namespaces"
+        )

@@ -456,6 +456,20 @@ def instructions(
     return verified_values(rows, shares, value, no_eos)
 
 
+def _check_instructions(prompt: dict) -> None:
+    """Exits with 2 if NLTK's data is missing, or a prompt has an instruction that no checker knows."""
+    from benchmarks import ifbench, ifeval
+
+    task = {"key": prompt["id"]} | prompt
+    if ifbench.CHECKERS.keys() >= set(prompt["instruction_id_list"]):
+        ifeval.check_ifbench([task])
+    else:
+        ifeval.check_ifeval([task])
+
+
+instructions.read_field = _check_instructions  # rewards.check tries it on every prompt
+
+
 def _says_nothing(name: str, row: dict) -> bool:
     """Whether an instruction is about the language of a response that has no letter, such as "1".
 

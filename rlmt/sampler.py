@@ -70,6 +70,8 @@ class Completion:
     """See utils.split_thinking."""
     cut_off: bool
     n_thinking_tokens: int
+    prompt: dict = field(default_factory=dict)
+    """The prompt's row, with whatever fields verifiers read."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Each part's value, None where there is none."""
     contributions: dict[str, float | None] = field(default_factory=dict)
@@ -145,13 +147,13 @@ def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
     """Decodes a sample and splits it into thinking and response.
 
-    `prompt`: {id, prompt: messages, prompt_ids}.
+    `prompt`: a row of data.load_prompts.
     """
     text = text_of(tokenizer, sample)
     parts = split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
-        messages=prompt["prompt"],
+        messages=prompt["messages"],
         prompt_ids=prompt["prompt_ids"],
         ids=sample.ids,
         text=text,
@@ -161,6 +163,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
         cut_off=not sample.finished,
         n_thinking_tokens=len(tokenizer(parts.thinking, add_special_tokens=False)["input_ids"]),
         sampler_logprobs=sample.logprobs,
+        prompt=prompt,
     )
 
 
@@ -537,7 +540,7 @@ def sample_completions(
     think_format: str,
     when_ended: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
-    """Samples a completion of each prompt {id, prompt, prompt_ids}; calls `when_ended` with each as it ends."""
+    """Samples a completion of each prompt, a row of data.load_prompts; calls `when_ended` with each as it ends."""
     completions = [None] * len(prompts)
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
         completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
