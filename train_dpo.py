@@ -890,25 +890,9 @@ def main(args: Args) -> None:
 
 # --- presets: rows of table 3, and small runs
 
-PAPER = {"reward_on": "response"}  # equation 3
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
+    # the defaults of Args are table 6's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    "paper": {"reward_on": "response"},  # equation 3
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "rollout": "vllm",
         "reward_on": "response",
@@ -945,7 +929,7 @@ PRESETS: dict[str, dict] = {
     },
 }
 # the one deviation that has a flag
-RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
+RELEASED = {"paper": {"min_valid": 4}}
 
 
 if __name__ == "__main__":

@@ -660,18 +660,6 @@ PAPER = {
     "on_bad_format": "score",  # released configs, strict mode off
     "vllm_memory": 0.4,  # beside policy, reference and reward model of 8B on 8 GPUs of 80 GB, 20 % stay free
 }
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {
-    **PAPER,
-    "think_format": "zero_think",
-    "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
-}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
-SKYWORK_V2 = {**PAPER, "reward_model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B"}
-ARMORM = {**PAPER, "rewards": ("examples/armorm.py:armorm:1",)}
 VERIFIED = {
     "prompts": "data/verifiable.jsonl",
     "rewards": ("math:1",),
@@ -701,45 +689,16 @@ ONE_CARD = {
     "learning_rate": 1e-5,
     "vllm_memory": 0.4,
 }
-CARD_24GB = {**ONE_CARD, "prompts_per_step": 32, "max_completion_tokens": 2048}
-CARD_80GB = {**ONE_CARD, "micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
-    # The defaults of Args are table 7's. A preset without `model` does not choose one, whatever its name says: give
-    # --model, the SFT run of that name
-    "table1/llama3.1-8b-rlmt": PAPER,
-    "table1/llama3.1-8b-rlhf": PAPER | RLHF,
-    "table1/qwen2.5-7b-rlmt": PAPER,
-    "table1/qwen2.5-7b-rlhf": PAPER | RLHF,
-    "table1/llama3.1-8b-instruct-rlmt": INSTRUCT,
-    "table1/llama3.1-8b-instruct-rlhf": INSTRUCT | RLHF,
-    "table1/qwen2.5-7b-instruct-rlmt": INSTRUCT,
-    "table1/qwen2.5-7b-instruct-rlhf": INSTRUCT | RLHF,
-    "table1/llama3.1-8b-rlmt-zero": LLAMA_ZERO,
-    "table1/llama3.1-8b-rlhf-zero": LLAMA_ZERO | ZERO_RLHF,
-    "table1/qwen2.5-7b-rlmt-zero": QWEN_ZERO,
-    "table1/qwen2.5-7b-rlhf-zero": QWEN_ZERO | ZERO_RLHF,
-    "table4/llama3.1-8b-rlmt-ultrafeedback": {**PAPER, "prompts": "data/ultrafeedback.jsonl"},
-    "table4/llama3.1-8b-rlmt-tulu3": {**PAPER, "prompts": "data/tulu3_random.jsonl"},
-    "table4/llama3.1-8b-rlmt-gpt4.1mini": PAPER,
-    "table4/llama3.1-8b-rlhf-gpt4.1mini": PAPER | RLHF,
-    "table4/llama3.1-8b-rlmt-skywork-v2": SKYWORK_V2,
-    "table4/llama3.1-8b-rlhf-skywork-v2": SKYWORK_V2 | RLHF,
-    "table4/llama3.1-8b-rlmt-armorm": ARMORM,
-    "table4/llama3.1-8b-rlhf-armorm": ARMORM | RLHF,
-    # needs no SFT: OpenThinker thinks already
-    "table9/openthinker2-7b-rlmt": {**PAPER, "model": "open-thoughts/OpenThinker2-7B"},
-    "24gb/qwen2.5-0.5b-rlmt": CARD_24GB,
-    "24gb/qwen2.5-0.5b-rlhf": CARD_24GB | RLHF,
-    "24gb/qwen2.5-1.5b-rlmt": CARD_24GB,
-    "24gb/qwen2.5-1.5b-rlhf": CARD_24GB | RLHF,
-    "24gb/llama3.2-1b-rlmt": CARD_24GB,
-    "24gb/llama3.2-1b-rlhf": CARD_24GB | RLHF,
-    "80gb/qwen2.5-0.5b-rlmt": CARD_80GB,
-    "80gb/qwen2.5-0.5b-rlhf": CARD_80GB | RLHF,
-    "80gb/qwen2.5-1.5b-rlmt": CARD_80GB,
-    "80gb/qwen2.5-1.5b-rlhf": CARD_80GB | RLHF,
-    "80gb/llama3.2-1b-rlmt": CARD_80GB,
-    "80gb/llama3.2-1b-rlhf": CARD_80GB | RLHF,
+    # The defaults of Args are table 7's. Rows of tables 1, 4 and 9 add --model, --think-format and what else they change:
+    # experiments/table*.sh
+    "paper": PAPER,
+    # of instruct models: the released configs are strict; table 7, footnote
+    "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
+    # of base models; the instruction of a Zero format needs room, as released
+    "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
+    "24gb": {**ONE_CARD, "prompts_per_step": 32, "max_completion_tokens": 2048},
+    "80gb": {**ONE_CARD, "micro_batch_tokens": 32768},
     # runs of other papers; what they leave open is as in VERIFIED and Args
     "rlvr/tulu3.1": {  # from its model card
         **VERIFIED,
@@ -757,7 +716,7 @@ PRESETS: dict[str, dict] = {
     # 2503.14476, whose model has 32B. Its dynamic sampling compares right and wrong alone, ours whole rewards
     "rlvr/dapo": {
         **VERIFIED,
-        "rewards": ("math:2", "overlong:soft"),  # 2 and 0 give the advantages of its 1 and -1
+        "rewards": ("math:2", "overlong:1"),  # 2 and 0 give the advantages of its 1 and -1
         "reward_args": ("overlong.buffer=4096",),
         "max_completion_tokens": 20480,
         "prompts_per_step": 512,
@@ -863,27 +822,8 @@ PRESETS: dict[str, dict] = {
 # 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
 # checkpoint.
 RELEASED = {}
-for _name in PRESETS:
-    if _name.startswith("table"):
-        RELEASED[_name] = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
-# this config saves every 50 steps
-RELEASED["table1/qwen2.5-7b-rlmt-zero"] |= {"steps": 150, "save_steps": 50}
-# Three rows have another batch and sampling than the row they are compared with, so these pairs differ in
-# more than thinking. Two epochs are 116 steps of 128 prompts; the checkpoints are 45, 90 and 116, the end.
-for _name in (
-    "table1/llama3.1-8b-instruct-rlmt",
-    "table1/qwen2.5-7b-instruct-rlmt",
-    "table1/qwen2.5-7b-rlhf",
-):
-    RELEASED[_name] |= {
-        "prompts_per_step": 128,
-        "updates_per_rollout": 2,
-        "steps": 116,
-        "temperature": 0.8,
-        "top_p": 0.95,
-    }
-for _name in ("table4/llama3.1-8b-rlmt-armorm", "table4/llama3.1-8b-rlhf-armorm"):
-    RELEASED[_name] |= {"learning_rate": 3e-7}  # of the archived run; the others in table 4 have 1e-6
+for _name in ("paper", "paper-instruct", "paper-zero"):
+    RELEASED[_name] = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
 
 
 if __name__ == "__main__":

@@ -665,30 +665,13 @@ PAPER = {
     "on_bad_format": "score",  # released configs, strict mode off
     "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {
-    **PAPER,
-    "think_format": "zero_think",
-    "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
-}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-ppo": PAPER,
-    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
-    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
+    # the defaults of Args are table 7's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    "paper": PAPER,
+    # of instruct models: the released configs are strict; table 7, footnote
+    "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
+    # of base models; the instruction of a Zero format needs room, as released
+    "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
     # 2411.15124, its math alone; it also decays both rates, gives -10 to a completion that is cut off, and clips values at
     # 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
@@ -734,15 +717,15 @@ PRESETS: dict[str, dict] = {
 # --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
 # "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
 # (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {}
-for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
-    RELEASED[_name] = {
+RELEASED = {
+    "paper": {
         "kl": "none",
         "entropy_coef": 1e-3,
         "max_prompt_tokens": 896,
         "steps": 110,
         "save_steps": 55,
     }
+}
 
 
 if __name__ == "__main__":

@@ -492,8 +492,8 @@ def main(args: Args) -> None:
 
 ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
 PRESETS: dict[str, dict] = {
-    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
-    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
+    "24gb": {**ONE_CARD, "optim": "adamw_8bit"},
+    "80gb": {**ONE_CARD, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
         "max_length": 384,
