@@ -15,7 +15,7 @@ it online.
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py \\
-        --preset table3/llama3.1-8b-rlmt-dpo --model results/<sft run>/model              # 8 GPUs, a paper row
+        --preset paper --model results/<sft run>/model                                   # 8 GPUs, as the paper
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 

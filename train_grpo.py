@@ -20,7 +20,7 @@ that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
-        --preset table1/llama3.1-8b-rlmt --model results/<sft run>/model                      # 8 GPUs, a row
+        --preset paper --model results/<sft run>/model                                  # 8 GPUs, as the paper
 
 Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. Equation 4 has A = r - mean(r), and a mean over completions of the means over their tokens. By default we

@@ -19,7 +19,7 @@ also leave out the user's turns.
     python train_ppo.py --model results/sft-think/model --lora-r 64 \\
         --learning-rate 1e-5 --critic-learning-rate 1e-4                                     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
-        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
+        --preset paper --model results/<sft run>/model                                  # 8 GPUs, as the paper
 
 Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
@@ -593,7 +593,7 @@ def main(args: Args) -> None:
             train.timer.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,
-            # floors and --normalise compare within the whole step
+            # floors compare within the whole step
             scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = gather_rewards(completions, accelerator)

@@ -7,7 +7,7 @@ trains on ordinary rows of prompt and answer.
     python train_sft_warmstart.py --preset toy                                                # CPU, minutes
     python train_sft_warmstart.py --lora-r 64 --learning-rate 4e-5                            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
-        --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
+        --model meta-llama/Llama-3.1-8B                                               # 8 GPUs, as the paper
 
 Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
 would have fewer rows than --batch-size. `--packing` changes no loss: it lays the rows of a micro-batch end to end

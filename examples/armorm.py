@@ -2,8 +2,8 @@
 
     python -m examples.armorm               # scores the example of the model card, as a check; 15 GB of weights
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
-        --preset table4/llama3.1-8b-rlmt-armorm --model results/sft-think/model \\
-        --prompts data/wildchat_if.jsonl --out results/rlmt-armorm      # --rewards examples/armorm.py:armorm:1
+        --preset paper --rewards examples/armorm.py:armorm:1 --model results/sft-think/model \\
+        --out results/rlmt-armorm
 
 The model comes with code for its head, which is not run here. A Llama trunk gives hidden states h:
 

@@ -19,7 +19,7 @@ FIELDS = VERIFIERS | {"bleu": "references"}
 
 
 def fields_of(options: dict[str, dict]) -> dict[str, str]:
-    """Returns FIELDS, with those rewards that need a field by their options (command_line.reward_options)."""
+    """Returns FIELDS, with those rewards that need a field by their options: {reward: {option: value}}."""
     if options.get("pairwise", {}).get("against") == "reference":
         return FIELDS | {"pairwise": "reference"}
     return FIELDS

@@ -139,7 +139,7 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
 def rl_gib(args, reward_options: dict[str, dict], use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic.
 
-    `reward_options`: the options of each reward in --rewards, from rewards.reward_options.
+    `reward_options`: {name: {option: value}} of the rewards in --rewards.
     """
     parts = policies_gib(args, use_vllm, has_reference)
     if "preference" in reward_options:

@@ -23,7 +23,6 @@ from chat_server import ask_for
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import trait_judging, wildbench
 from rlmt import model as policy
-import rewards
 from rewards import judged, shaping
 from rewards import simulated_user as simulator
 from rewards import verified as rewards_verified
@@ -633,17 +632,6 @@ def test_a_teacher_s_reply(reply, reasoning):
 
 
 # --- rewards
-
-words = st.lists(
-    st.builds(
-        "{}:{}".format,
-        st.sampled_from([*rewards.KNOWN, "combine", "", "os"]),
-        st.sampled_from(["1", "0", "-2.5", "gate", "veto", "soft", "nan", "inf", "1e999", "", "x"]),
-    )
-    | anything,
-    max_size=4,
-)
-
 
 finite = st.floats(-1e6, 1e6)
 

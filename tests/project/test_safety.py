@@ -366,7 +366,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
     ],
 )
 def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
-    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}"), ("--vllm-server-url", url)):
+    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
         monkeypatch.setattr(sys, "argv", ["train_grpo.py", flag, value, "--out", str(tmp_path / "run")])
         told = exits(runs.parse_args, train_grpo.Args, train_grpo.PRESETS)
         assert told.startswith(f"error: {flag}: do not write a user, password or key") and KEY not in told

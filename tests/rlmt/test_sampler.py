@@ -598,7 +598,7 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
 def test_a_sample_becomes_a_completion(tokenizer):
     text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
     ids = templates.encode_completion(tokenizer, text)
-    prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
+    prompt = {"id": "p", "messages": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
     whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
     assert (whole.text, whole.status) == (text, "ok")
     assert (whole.thinking, whole.response) == ("Budget 12.", "You get 1 dish.")

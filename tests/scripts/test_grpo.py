@@ -282,7 +282,7 @@ def test_the_released_loss_is_a_mean_over_completions_by_hand():
 
 def test_the_gradient_as_released_is_that_of_single_completions_averaged():
     """Policy loss, KL and entropy bonus, in micro-batches of several completions, against a loop over completions."""
-    released = train_grpo.RELEASED["table1/llama3.1-8b-rlmt"]
+    released = train_grpo.RELEASED["paper"]
     args = train_grpo.Args(
         loss_type=released["loss_type"],
         entropy_coef=0.1,
@@ -571,15 +571,6 @@ def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_promp
 # --- arguments
 
 
-def test_what_a_run_announces(capsys):
-    """The calls of a judge that measures gold, as they cost money."""
-    args = train_grpo.Args(prompts_per_step=4, group_size=2, steps=3, rewards=("math:1",), gold="judge:m")
-    train_grpo.announce(args, False, policy.start_accelerator())
-    assert "8 calls a step, 24 in all" in capsys.readouterr().out
-    train_grpo.announce(train_grpo.Args(gold="gold.py:f"), False, policy.start_accelerator())
-    assert "calls" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -597,16 +588,11 @@ def test_what_a_run_announces(capsys):
         (["--reward-model", "data"], "data is neither a model folder"),
         (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
         (["--gold", "nowhere.py:f"], "is not file.py:function"),
-        (["--pass-at-k", "16"], "--pass-at-k 16 must be from 1 to --group-size"),
+        (["--pass-at-k", "16"], "--pass-at-k 16 must be at most --group-size"),
         (["--pass-at-k", "2", "--scale-rewards", "none"], "--scale-rewards does nothing with --pass-at-k"),
         (
             ["--importance-correction", "token_truncate"],
             "--importance-correction does nothing without --rollout vllm",
-        ),
-        (["--vllm-server-url", "http://localhost:8000"], "which needs a GPU"),
-        (
-            ["--vllm-server-url", "http://me:secret@host:8000"],
-            "do not write a user, password or key into a URL",
         ),
     ],
 )

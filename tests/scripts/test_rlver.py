@@ -41,7 +41,7 @@ def toy_tokenizer():
 def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
     dialogue = simulated_user.start(PROFILE, setting)
     prompt = simulated_user.chat_messages(dialogue)
-    user = {"id": "p", "prompt": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
+    user = {"id": "p", "messages": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
     return train_rlver.Talk(user, dialogue)
 
 
@@ -125,7 +125,7 @@ def test_replies_may_have_any_think_format(think_format):
     templates.prepare_tokenizer(tokenizer, think_format, "chatml")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
-    train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
+    train_rlver.check_turns(tokenizer, talk.user["messages"], think_format)
     reply = utils.join_thinking("Hello", "Hello!", think_format)
     ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
     if not utils.THINK_FORMATS[think_format].stop:
@@ -165,7 +165,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     for profile in toy_users.profiles(16, 0, "train"):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
         prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
     sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
     sampler.sync(policy.Policy(model, 0.7))
