@@ -1,12 +1,12 @@
 """Creative Writing v3: a judge marks each piece by a list of criteria; the mean of the marks, of 100.
 
-An item without marks is left out, as in the official tool; in `overall_paper` it counts 0. The official tool asks again
-for answers under 500 characters and then leaves them out; here they are judged.
+An item that is invalid is left out, as in the official tool; in `overall_paper` it counts as what the paper's code makes
+of it, 0 without any mark. The official tool asks again for answers under 500 characters and then leaves them out; here they
+are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
-of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the
-criteria, as in a reply that was cut off before its scores, the reply is invalid here; `overall_paper` has it,
-as the paper's code does.
+of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark of the last
+criterion was cut off before its end: it is invalid here, and counted as `n_incomplete`.
 """
 
 import re
@@ -24,6 +24,7 @@ from benchmarks.scoring import (
     mean,
     task_means,
 )
+from benchmarks.shared import said
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
@@ -41,15 +42,10 @@ ITERATIONS = (1, 2, 3)
 HIGHEST_MARK = 20
 JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
 WORDS_KEPT = 3200  # of a piece that the judge reads, in the paper
-NO_CRITERION = "no mark of a known criterion"
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
 # --- 1. data
-
-
-def item_id(title: str, iteration: int) -> str:
-    return f"{title} ({iteration})"
 
 
 def load_tasks(data: Path) -> list[dict]:
@@ -64,7 +60,7 @@ def load_tasks(data: Path) -> list[dict]:
         for iteration in ITERATIONS:
             seed = prompt["seed_modifiers"][iteration - 1]
             task = {
-                "id": item_id(title, iteration),
+                "id": f"{title} ({iteration})",
                 "title": title,
                 "iteration": iteration,
                 "unfilled": prompt["writing_prompt"],
@@ -134,10 +130,14 @@ def parse_marks(text: str) -> dict[str, float]:
 
 
 def read_marks(text: str, criteria: list[str]) -> dict[str, float]:
-    """Returns the marks in a judge's reply. Raises ValueError if there are none, or none of the criteria."""
+    """Returns the marks in a judge's reply. Raises ValueError if there are none, or not one of the last criterion.
+
+    A judge may leave out a criterion that does not apply, as that of dialogue in a piece without any.
+    """
     marks = parse_marks(without_markdown(text))
-    if marks.keys().isdisjoint(criteria):
-        raise ValueError(NO_CRITERION)
+    if criteria[-1] not in marks:
+        n_known = len(marks.keys() & set(criteria))
+        raise ValueError(f"incomplete: {n_known} of {len(criteria)} marks, and none of {criteria[-1]!r}")
     return marks
 
 
@@ -146,7 +146,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
     return {
         "title": task["title"],
         "iteration": task["iteration"],
-        "judge_text": replies["judge_text"].text,
+        "judge_text": said(replies["judge_text"]),
     }
 
 
@@ -183,7 +183,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     for line, row in enumerate(rows, 1):
         title = get_field(row, f"{source}:{line}", "title")
         iteration = get_field(row, f"{source}:{line}", "iteration", kind=int)
-        row["id"] = item_id(title, iteration)
+        row["id"] = f"{title} ({iteration})"
     tasks = load_tasks(data)
     results = match_rows(rows, tasks, KEYS, source)
 
@@ -193,14 +193,11 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
         paper_scores.append(0.0)
         try:
-            marks = parse_marks(without_markdown(text))
-            values = mark_values(marks, set(negative))
+            values = mark_values(parse_marks(without_markdown(text)), set(negative))
+            paper_scores[-1] = 5 * mean(values)
+            marks = read_marks(text, criteria)
         except ValueError as error:
-            result["invalid"] = str(error)
-            continue
-        paper_scores[-1] = 5 * mean(values)
-        if marks.keys().isdisjoint(criteria):
-            result["invalid"] = NO_CRITERION
+            result.setdefault("invalid", str(error))
             continue
         result["score"] = 5 * mean(values)
         result["shown"] = shown(values)
@@ -225,6 +222,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             "overall": task_means(scores, titles),
             "overall_paper": task_means(paper_scores, all_titles),
         },
+        "n_incomplete": sum("incomplete" in str(result.get("invalid")) for result in results),
         "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
         **count_rows(results, tasks),
     }
