@@ -387,7 +387,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
             requests.append(shared.judge_request(args, messages))
         codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
     for place, dialogue in enumerate(readable):
-        if codes[place] and len(codes[place]) != simulated_user.count_replies(dialogue):
+        if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
             codes[place] = None
     scores["strategies"] = count_failures(codes)
     if is_reliable(args, scores["strategies"]):
