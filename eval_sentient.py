@@ -40,8 +40,8 @@ If a simulator behind an endpoint gave no reply, as in an outage, the run ends w
 Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
 `--dry-run` makes the same checks.
 
-Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
-dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
+Writes results/<run>/: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
+turn, and read by --resume), also with the suffix _held_out; simulator.jsonl and
 simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and judged.jsonl
 (what it says of each dialogue); with --from-dialogues next to --out. Adds lines to results/runs.csv.
 """
@@ -57,6 +57,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
+from rlmt.data import read_log, write_jsonl
 from rlmt.endpoint import Endpoint, call_timeout, try_endpoint, was_refused
 from rlmt.run import check_run, load_function, parse_args, start_run
 from rlmt.sampler import Sampler, Sampling, text_of, wants_vllm
@@ -239,12 +240,14 @@ def talk(
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
-    Appends every step to `path`. If the file exists, continues after its last complete line.
+    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that failed again.
     """
     setting = args.setting()
-    dialogues = [simulated_user.start(profile, setting) for profile in profiles]
-    sentient.restore(dialogues, path)
-    saved = {dialogue["id"]: sentient.progress(dialogue) for dialogue in dialogues}
+    dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
+    for dialogue in dialogues:
+        if dialogue["ended"] == "simulator_failed":
+            dialogue["ended"] = ""
+            del dialogue["error"]
 
     # batches and seeds follow from the numbers of the dialogues, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
@@ -261,9 +264,9 @@ def talk(
                     due[number] = dialogue
             if due:
                 model_turns(args, due, turn, generate)
-                sentient.save_progress(dialogues, saved, path)
+                write_jsonl(path, dialogues)
         simulated_user.user_turns(dialogues, setting, user)
-        sentient.save_progress(dialogues, saved, path)
+        write_jsonl(path, dialogues)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
         emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
@@ -303,6 +306,10 @@ def simulators(args: Args) -> dict[str, tuple[str, str]]:
     if args.held_out_simulator:
         named["simulator_held_out"] = (args.held_out_simulator, args.held_out_simulator_url)
     return named
+
+
+def suffix_of(role: str) -> str:
+    return role.removeprefix("simulator")
 
 
 def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
@@ -366,19 +373,14 @@ def check(args: Args) -> list[dict]:
     for role in simulators(args):
         load_user(args, role, Path())  # exits with 2 without a key or function
     sentient.check_judge(args)
-    if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
-        fail("--held-out-simulator is the first simulator; name another one")
     if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
         fail("--ask-thinking asks for a <think> block, which the user would hear; add --think-format think")
-    if args.keep_thinking and shared.think_format(args) == "channels":
-        fail("--keep-thinking: templates with channels take no earlier thinking; leave it out")
 
-    profiles = simulated_user.read_profiles(args.profiles)
-    if args.limit:
-        profiles = profiles[: args.limit]
+    profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
     shared.check_model(args)
-    if not args.model_url:
-        check_first_prompts(args, profiles)
+    if not args.model_url:  # the first prompts must leave room for a reply
+        dialogues = [simulated_user.start(profile, args.setting()) for profile in profiles]
+        shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
     return profiles
 
 
@@ -393,25 +395,6 @@ def with_trained_context(args: Args) -> Args:
         if context[name] != getattr(args, name):
             print(f"{args.model} was trained with {name}: so it is evaluated")
     return dataclasses.replace(args, **context)
-
-
-def check_first_prompts(args: Args, profiles: list[dict]) -> None:
-    """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
-    conversations = []
-    for profile in profiles:
-        dialogue = simulated_user.start(profile, args.setting())
-        conversations.append(simulated_user.chat_messages(dialogue, args.ask_thinking))
-    shared.check_prompts(args, conversations)
-
-
-def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> list[dict]:
-    """Talks with one simulator, and writes the dialogues."""
-    suffix = role.removeprefix("simulator")
-    dialogues = talk(args, profiles, load_user(args, role, run), generate, run / f"turns{suffix}.jsonl")
-    lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
-    # a reply may hold half of a surrogate pair; as \udXXX it is valid JSON
-    (run / f"dialogues{suffix}.jsonl").write_text("".join(lines), errors="backslashreplace")
-    return dialogues
 
 
 def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
@@ -472,13 +455,14 @@ def main(args: Args) -> None:
     results = {}
     with load_model(args, run) as generate:
         for role in simulators(args):
-            dialogues[role] = hold_dialogues(args, role, profiles, generate, run)
+            path = run / f"dialogues{suffix_of(role)}.jsonl"
+            dialogues[role] = talk(args, profiles, load_user(args, role, run), generate, path)
             results[role] = score_dialogues(args, role, profiles, dialogues[role])
 
     # --- judge: the model is freed by now, as a local judge needs its memory
     if args.judge:
         for role, result in results.items():
-            result |= sentient.judge(args, dialogues[role], run, role.removeprefix("simulator"))
+            result |= sentient.judge(args, dialogues[role], run, suffix_of(role))
 
     # --- save
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting()}

@@ -202,7 +202,6 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         result["score"] = 5 * mean(values)
         result["shown"] = shown(values)
         result["marks"] = marks
-        result["unknown"] = sorted(marks.keys() - set(criteria))
         values_of_iteration[row["iteration"]] += values
 
     scores = []
@@ -223,6 +222,5 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             "overall_paper": task_means(paper_scores, all_titles),
         },
         "n_incomplete": sum("incomplete" in str(result.get("invalid")) for result in results),
-        "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
         **count_rows(results, tasks),
     }

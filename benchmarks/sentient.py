@@ -1,4 +1,4 @@
-"""Sentient: stored dialogues and their scores, the progress of a run, and what a judge finds in the replies.
+"""Sentient: stored dialogues, their scores, and what a judge finds in the replies.
 
 A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
 
@@ -30,7 +30,7 @@ from benchmarks import shared
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
 from benchmarks.scoring import bootstrap, mean, read_object, task_means
 from rewards import simulated_user
-from rlmt.data import append_jsonl, read_log, read_rows
+from rlmt.data import read_rows, write_jsonl
 from rlmt.run import load_function
 from utils import fail, or_fail
 
@@ -99,44 +99,7 @@ def emotion_curve(dialogues: list[dict]) -> list[float]:
     return [mean(at_turn) for at_turn in zip(*curves, strict=True)]
 
 
-# --- 2. the progress of a run
-
-
-def progress(dialogue: dict) -> tuple[int, str]:
-    """Returns what changes with every turn, and when the dialogue ends."""
-    return len(dialogue["history"]), dialogue["ended"]
-
-
-def restore(dialogues: list[dict], path: Path) -> None:
-    """Brings dialogues to where an earlier start left them; `path` may not exist."""
-    by_id = {dialogue["id"]: dialogue for dialogue in dialogues}
-    for step in read_log(path):
-        for row in step["dialogues"]:
-            dialogue = by_id[row["id"]]
-            new_turns = row.pop("history")
-            dialogue.update(row)
-            dialogue["history"] += new_turns
-
-
-def save_progress(dialogues: list[dict], saved: dict[str, tuple[int, str]], path: Path) -> None:
-    """Appends one line with what is new in the dialogues since `saved`, and updates `saved`.
-
-    A failure of the simulator is not saved, so that --resume asks it again.
-    """
-    rows = []
-    for dialogue in dialogues:
-        n_saved_turns, _ = saved[dialogue["id"]]
-        if progress(dialogue) == saved[dialogue["id"]] or dialogue["ended"] == "simulator_failed":
-            continue
-        row = {key: value for key, value in dialogue.items() if key != "profile"}
-        row["history"] = dialogue["history"][n_saved_turns:]
-        rows.append(row)
-        saved[dialogue["id"]] = progress(dialogue)
-    if rows:
-        append_jsonl(path, [{"dialogues": rows}])
-
-
-# --- 3. strategies
+# --- 2. strategies
 
 GROUPS = {
     "A": "Praise",
@@ -252,7 +215,7 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
     return scores
 
 
-# --- 4. capabilities
+# --- 3. capabilities
 
 CAPABILITIES = {
     "Empathic Depth": (
@@ -346,7 +309,7 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
     return scores
 
 
-# --- 5. judging
+# --- 4. judging
 
 
 def check_judge(args) -> None:
@@ -408,9 +371,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
         for row, marks_of_dialogue in zip(rows, marks, strict=True):
             row["capabilities"] = marks_of_dialogue
 
-    path = run / f"judged{suffix}.jsonl"
-    path.unlink(missing_ok=True)
-    append_jsonl(path, rows)
+    write_jsonl(run / f"judged{suffix}.jsonl", rows)
     return scores
 
 

@@ -339,12 +339,9 @@ def score_verdicts(
         "n_skipped": sum(protocol == "official" and lacks_text(row, mode) for row in rows),
         **score_groups(judged, mode),
     }
-    if n_invalid and protocol == "paper":
-        numbers["note"] = f"{n_invalid} unreadable verdicts count as the worst one (--protocol paper)"
     if mode == "reward":
         values_of_judged = [value for _, value in judged]
         numbers |= {side: values_of_judged.count(value) for side, value in SIDES.items()}
-        numbers["flip_rate"] = flip_rate(rows, margin)
         references = [row.get("reference") for row, _ in scored]
         if len(set(references)) > 1:  # the official mixture is the mean over references
             by_reference = task_means(values, references)
@@ -397,20 +394,6 @@ def macro_average(groups: dict[str, float]) -> float:
     """Returns the weighted mean of the five groups' scores, the official board's task-macro score."""
     weights = [weight for weight, _ in GROUPS.values()]
     return float(np.average([groups[group] for group in GROUPS], weights=weights))
-
-
-def flip_rate(rows: list[dict], margin: int) -> float | None:
-    """Returns the share of pairs of answers whose two orders disagree; None without pairs.
-
-    A winner in one order and a tie in the other are a disagreement too.
-    """
-    winners = {}  # by pair and side
-    for row in rows:
-        value = value_or_none(row, "reward", margin)
-        if value is not None:
-            pair = (row["id"], row.get("reference"))
-            winners.setdefault(pair, {})[row["model_is"]] = np.sign(value)
-    return mean(sides["A"] != sides["B"] for sides in winners.values() if len(sides) == 2)
 
 
 # --- 4. a judge program instead of a model
