@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from chat_server import ask_for
 
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
-from benchmarks import scoring, trait_judging, wildbench
+from benchmarks import scoring, traits, wildbench
 from rlmt import model as policy
 import rewards
 from rewards import judged, scorer, shaping
@@ -309,9 +309,9 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
         assert mark <= 20 and name in reply
     assert isinstance(verified.last_json_object(reply), dict | list | None)
-    for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
+    for verdict in read(traits.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
-    read(trait_judging.read_traits, reply, 5)
+    read(traits.read_traits, reply, 5)
 
 
 @given(
