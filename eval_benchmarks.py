@@ -58,7 +58,7 @@ import tyro
 
 from benchmarks import creativewriting3, reward_model, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
-from benchmarks.judge_template import describe_wording, read_template
+from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.scoring import for_summary, index_row, row_key
 from benchmarks.table import BENCHMARKS
 from utils import fail
@@ -92,7 +92,7 @@ class Args(JudgeFlags, AnswerFlags):
 def check_args(args: Args) -> None:
     """Exits with 2 for arguments that do not fit the benchmark."""
     benchmark = BENCHMARKS[args.name]
-    is_judged = benchmark.judge_requests is not None
+    is_judged = benchmark.judge_options is not None
     if is_judged and (not args.judge or ".py:" in args.judge):
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if not is_judged and (args.judge or args.template):
@@ -152,9 +152,15 @@ def judge_template_for(args: Args, task: dict) -> str:
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    template = judge_template_for(args, task)
-    make = BENCHMARKS[args.name].judge_requests
-    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
+    benchmark = BENCHMARKS[args.name]
+    template = judge_template_for(args, task) or benchmark.judge_template(task, args.protocol)
+    options = dict(benchmark.judge_options[args.protocol])
+    if args.judge_max_tokens and "logprobs" not in options:
+        options["max_tokens"] = args.judge_max_tokens
+    requests = {}
+    for name, fields in benchmark.judge_fields(task, answer, Path(args.data), args.protocol).items():
+        requests[name] = {"messages": fill_messages(template, fields)} | options
+    return requests
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:

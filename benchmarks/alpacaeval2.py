@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     bootstrap,
     count_rows,
@@ -41,7 +41,10 @@ PLACEHOLDERS = {  # the names in the templates of alpaca_eval, and in those of t
     "paper": Placeholders(("instruction", "model_output", "reference")),
 }
 WORDS_KEPT = 2000  # of each text that the judge reads, in the paper
-JUDGE_MAX_TOKENS = 128  # of a ranking as JSON
+JUDGE_OPTIONS = {
+    "official": {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5},
+    "paper": {"temperature": 0.0, "max_tokens": 128, "response_format": {"type": "json_object"}},
+}
 REFITS = 200  # of an interval
 
 
@@ -73,38 +76,22 @@ def model_side(instruction: str) -> str:
     return "AB"[first_byte % 2]
 
 
-def judge_requests(
-    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
-) -> dict[str, dict]:
-    """Returns the one request about an answer, by the field of the scored row that takes the reply."""
+def judge_template(task: dict, protocol: str) -> str:
+    return TEMPLATES[protocol]
+
+
+def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str, dict]:
+    """Returns what the judge is shown, by the field of the scored row that takes its reply."""
     texts = [task["instruction"], answer, task["output"]]
     if model_side(task["instruction"]) == "B":
         texts = [task["instruction"], task["output"], answer]
-    if protocol == "paper":
-        texts = [shorten(text, WORDS_KEPT) for text in texts]
-    fields = dict(zip(PLACEHOLDERS[protocol].needed, texts))
-    messages = fill_messages(template or TEMPLATES[protocol], fields)
-
-    if protocol == "paper":
-        request = {
-            "messages": messages,
-            "temperature": 0.0,
-            "max_tokens": max_tokens or JUDGE_MAX_TOKENS,
-            "response_format": {"type": "json_object"},
-        }
-        return {"judge_text": request}
-
-    request = {
-        "messages": messages,
-        "temperature": 1.0,
-        "max_tokens": 1,
-        "logprobs": True,
-        "top_logprobs": 5,
-    }
-    return {"preference": request}
+    names = PLACEHOLDERS[protocol].needed
+    if protocol == "official":
+        return {"preference": dict(zip(names, texts))}
+    return {"judge_text": dict(zip(names, (shorten(text, WORDS_KEPT) for text in texts)))}
 
 
-def parse_ranking(text: str) -> str:
+def parse_reply(text: str) -> str:
     """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none.
 
     As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.
@@ -221,7 +208,7 @@ def row_preference(row: dict, where: str) -> float:
     if get_field(row, where, "output_2") is None:
         raise ValueError("no output_2")
     if "judge_text" in row:
-        winner = parse_ranking(get_field(row, where, "judge_text") or "")
+        winner = parse_reply(get_field(row, where, "judge_text") or "")
         return 1.0 + (winner == get_field(row, where, "model_is"))
     preference = get_field(row, where, "preference", kind=(int, float))
     if preference == 0:  # the official tool's mark of a draw

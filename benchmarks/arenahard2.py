@@ -24,7 +24,7 @@ import numpy as np
 
 from rlmt.data import read_rows
 from utils import fail
-from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
 from benchmarks.shared import said
 
@@ -51,8 +51,12 @@ TEMPLATES = {  # of the judge, by category
     "creative_writing": "<|im_start|>system\nYou compare two assistants' pieces of creative writing. Judge imagination, voice "
     "and how well each does what was asked." + _VERDICT_AND_GAME,
 }
-PLACEHOLDERS = Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B"))  # the names in the official template
-JUDGE_MAX_TOKENS = {"official": 16000, "paper": 3072}
+JUDGE_OPTIONS = {
+    "official": {"temperature": 0.0, "max_tokens": 16000},
+    "paper": {"temperature": 0.0, "max_tokens": 3072},
+}
+# the names in the official template
+PLACEHOLDERS = dict.fromkeys(JUDGE_OPTIONS, Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B")))
 STYLE = ("token_len", "header_count", "list_count", "bold_count")
 BASELINES = {  # the model whose answers the tested one's are compared with, by category
     "hard_prompt": "o3-mini-2025-01-31",
@@ -122,24 +126,21 @@ def check(tasks: list[dict], data: Path) -> None:
 # --- 2. the judge
 
 
-def judge_requests(
-    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
-) -> dict[str, dict]:
-    """Returns the requests of both games, by the field of the scored row that takes the reply."""
-    template = template or TEMPLATES.get(task["category"], TEMPLATES["hard_prompt"])
-    baseline = task["baseline"]["answer"]
-    requests = {}
-    for game, (answer_a, answer_b) in zip(GAMES, [(baseline, answer), (answer, baseline)]):
-        fields = {"QUESTION": task["prompt"], "ANSWER_A": answer_a, "ANSWER_B": answer_b}
-        requests[game] = {
-            "messages": fill_messages(template, fields),
-            "temperature": 0.0,
-            "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
-        }
-    return requests
+def judge_template(task: dict, protocol: str) -> str:
+    return TEMPLATES.get(task["category"], TEMPLATES["hard_prompt"])
 
 
-def parse_verdict(text: str) -> str:
+def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str, dict]:
+    """Returns what the judge is shown in both games, by the field of the scored row that takes its reply."""
+    fields = {}
+    answers = [task["baseline"]["answer"], answer]
+    for game in GAMES:
+        fields[game] = {"QUESTION": task["prompt"], "ANSWER_A": answers[0], "ANSWER_B": answers[1]}
+        answers.reverse()
+    return fields
+
+
+def parse_reply(text: str) -> str:
     """Returns a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
 
     Case does not matter. Raises ValueError if there is none.
@@ -317,7 +318,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             result["style"] = style_features(row["model_metadata"], baseline)
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
-                result[game] = parse_verdict(text or "")
+                result[game] = parse_reply(text or "")
             except ValueError as error:
                 result[game] = None
                 result.setdefault("invalid", f"{game}: {error}")

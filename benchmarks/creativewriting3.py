@@ -14,7 +14,7 @@ from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     bootstrap,
     count_rows,
@@ -34,13 +34,19 @@ TEMPLATE = (  # of the judge
     "for each of these, with the name exactly as it is here and without markdown:\n{$mark_lines}\n\n"
     "Lower is better in: {$lower_is_better_criteria}."
 )
-PLACEHOLDERS = Placeholders(  # all but `mark_lines` are names in the official template
-    needed=("writing_prompt", "test_model_response"),
-    optional=("creative_writing_criteria", "lower_is_better_criteria", "mark_lines"),
+JUDGE_OPTIONS = {
+    "official": {"temperature": 0.0, "max_tokens": 1000},
+    "paper": {"temperature": 0.0, "max_tokens": 2048},
+}
+PLACEHOLDERS = dict.fromkeys(  # all but `mark_lines` are names in the official template
+    JUDGE_OPTIONS,
+    Placeholders(
+        needed=("writing_prompt", "test_model_response"),
+        optional=("creative_writing_criteria", "lower_is_better_criteria", "mark_lines"),
+    ),
 )
 ITERATIONS = (1, 2, 3)
 HIGHEST_MARK = 20
-JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
 WORDS_KEPT = 3200  # of a piece that the judge reads, in the paper
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
@@ -78,10 +84,12 @@ def load_criteria(data: Path) -> tuple[list[str], list[str]]:
 # --- 2. the judge
 
 
-def judge_requests(
-    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
-) -> dict[str, dict]:
-    """Returns the one request about a piece, by the field of the scored row that takes the reply."""
+def judge_template(task: dict, protocol: str) -> str:
+    return TEMPLATE
+
+
+def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str, dict]:
+    """Returns what the judge is shown, by the field of the scored row that takes its reply."""
     criteria, negative = load_criteria(data)
     prompt = task["prompt"]
     if protocol == "paper":
@@ -94,12 +102,7 @@ def judge_requests(
         "mark_lines": "\n".join(f"{name}: mark" for name in criteria),
         "lower_is_better_criteria": ", ".join(negative),
     }
-    request = {
-        "messages": fill_messages(template or TEMPLATE, fields),
-        "temperature": 0.0,
-        "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
-    }
-    return {"judge_text": request}
+    return {"judge_text": fields}
 
 
 def first_words(text: str, n: int) -> str:
@@ -129,7 +132,7 @@ def parse_marks(text: str) -> dict[str, float]:
     return marks
 
 
-def read_marks(text: str, criteria: list[str]) -> dict[str, float]:
+def parse_reply(text: str, criteria: list[str]) -> dict[str, float]:
     """Returns the marks in a judge's reply. Raises ValueError if there are none, or not one of the last criterion.
 
     A judge may leave out a criterion that does not apply, as that of dialogue in a piece without any.
@@ -195,7 +198,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         try:
             values = mark_values(parse_marks(without_markdown(text)), set(negative))
             paper_scores[-1] = 5 * mean(values)
-            marks = read_marks(text, criteria)
+            marks = parse_reply(text, criteria)
         except ValueError as error:
             result.setdefault("invalid", str(error))
             continue

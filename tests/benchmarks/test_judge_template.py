@@ -96,14 +96,14 @@ def as_the_authors_fill(template: str, fields: dict[str, str]) -> str:
 def test_the_authors_template_of_alpacaeval(tmp_path):
     text = of_the_authors(f"{DATA_FILES}/alpacaeval2/eval_template.score")
     (tmp_path / "t").write_text(text)
-    template = read_template(str(tmp_path / "t"), alpacaeval2.PLACEHOLDERS["paper"])
+    args = eval_benchmarks.Args(name="alpacaeval2", protocol="paper", template=str(tmp_path / "t"))
     task = TASK | {"output": "base"}
     sides = set()
     for word in range(20):
         task["instruction"] = f"Say {word} in {{braces}}."
         side = alpacaeval2.model_side(task["instruction"])
         first, second = ("ours", "base") if side == "A" else ("base", "ours")
-        request = alpacaeval2.judge_requests(task, "ours", Path(), "paper", 0, template)["judge_text"]
+        request = eval_benchmarks.requests_about(args, task, "ours")["judge_text"]
         fields = {"instruction": task["instruction"], "model_output": first, "reference": second}
         assert request["messages"] == [{"role": "user", "content": as_the_authors_fill(text, fields)}]
         assert (request["max_tokens"], request["temperature"]) == (128, 0.0)
@@ -121,11 +121,10 @@ def test_the_authors_template_of_creative_writing(tmp_path):
         "creative_writing_prompts_v3.json",
     ):
         (tmp_path / name).write_text(of_the_authors(f"{folder}/{name}"))
-    template = read_template(str(tmp_path / "t"), creativewriting3.PLACEHOLDERS)
+    flags = {"data": str(tmp_path), "protocol": "paper", "template": str(tmp_path / "t")}
+    args = eval_benchmarks.Args(name="creativewriting3", **flags)
     task = creativewriting3.load_tasks(tmp_path)[0]
-    request = creativewriting3.judge_requests(task, "A {piece}.", tmp_path, "paper", 0, template)[
-        "judge_text"
-    ]
+    request = eval_benchmarks.requests_about(args, task, "A {piece}.")["judge_text"]
 
     criteria, negative = creativewriting3.load_criteria(tmp_path)
     expected = text.format(

@@ -194,9 +194,9 @@ def test_alpacaeval2_reads_official_and_partial_rows(tmp_path):
 def test_parse_alpacaeval2(text, winner):
     if winner is None:
         with pytest.raises(ValueError):
-            alpacaeval2.parse_ranking(text)
+            alpacaeval2.parse_reply(text)
     else:
-        assert alpacaeval2.parse_ranking(text) == winner
+        assert alpacaeval2.parse_reply(text) == winner
 
 
 # --- Arena-Hard v2
@@ -318,9 +318,9 @@ def test_each_category_of_arenahard2_has_its_own_baseline(tmp_path):
 def test_parse_arenahard2(text, label):
     if label is None:
         with pytest.raises(ValueError):
-            arenahard2.parse_verdict(text)
+            arenahard2.parse_reply(text)
     else:
-        assert arenahard2.parse_verdict(text) == label
+        assert arenahard2.parse_reply(text) == label
 
 
 def test_arenahard2_style_is_that_of_the_published_answers():
@@ -407,7 +407,7 @@ def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creati
     row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
     out = score("creativewriting3", [row], creative, creative)
     assert (out["overall"], out["overall_paper"]) == (65, 65)
-    assert creativewriting3.read_marks(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
+    assert creativewriting3.parse_reply(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
 
 
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
@@ -440,9 +440,8 @@ def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(betwee
     task = creativewriting3.load_tasks(creative)[0]
     shown = {}
     for protocol in ("official", "paper"):
-        template = "{$writing_prompt}|{$test_model_response}"
-        request = creativewriting3.judge_requests(task, piece, creative, protocol, 0, template)["judge_text"]
-        shown[protocol] = request["messages"][0]["content"].split("|")
+        fields = creativewriting3.judge_fields(task, piece, creative, protocol)["judge_text"]
+        shown[protocol] = [fields["writing_prompt"], fields["test_model_response"]]
     assert shown["official"] == ["On a.", piece]
     prompt, kept = shown["paper"]
     assert (
@@ -458,7 +457,7 @@ def test_an_echo_of_what_was_asked_is_no_verdict():
     with pytest.raises(ValueError):
         creativewriting3.parse_marks(judge)
     with pytest.raises(ValueError):
-        alpacaeval2.parse_ranking(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
+        alpacaeval2.parse_reply(alpacaeval2.TEMPLATES["paper"].rpartition("JSON: ")[2])
 
 
 @pytest.fixture

@@ -302,8 +302,8 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert isinstance(found, dict)
         assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
         assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
-    assert read(alpacaeval2.parse_ranking, reply) in (None, "A", "B")
-    if (verdict := read(arenahard2.parse_verdict, reply)) is not None:
+    assert read(alpacaeval2.parse_reply, reply) in (None, "A", "B")
+    if (verdict := read(arenahard2.parse_reply, reply)) is not None:
         assert verdict in arenahard2.VERDICTS
         assert f"[{verdict}]" in reply.upper() or reply.upper().strip() == verdict
     for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
@@ -332,7 +332,7 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
         judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
-    assert arenahard2.parse_verdict(f"{before}[[A>B]]{after}") == "A>B"
+    assert arenahard2.parse_reply(f"{before}[[A>B]]{after}") == "A>B"
 
 
 @given(no_marks, st.sampled_from(["A", "a++", "A+ ", "tie", "A=B=C", "", None, 1, ["A+"]]), noise)
