@@ -448,13 +448,6 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, exits, 
     assert not (tmp_path / "run").exists()
 
 
-def test_setting_of_the_flags():
-    assert eval_sentient.Args().setting() == sim.SAGE
-    assert eval_sentient.Args(protocol="rlver").setting() == sim.RLVER
-    args = eval_sentient.Args(start=0, low=5, turns=3, user="challenging", seed=4)
-    assert args.setting() == sim.SAGE | {"start": 0, "low": 5, "turns": 3, "kind": "challenging", "seed": 4}
-
-
 def test_a_model_gets_the_context_that_it_was_trained_in(tmp_path):
     """Training with RLVER keeps earlier thinking in the context, SFT does not; a flag adds what no file says."""
     file = tmp_path / "think_format.json"

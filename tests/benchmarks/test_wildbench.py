@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import eval_wildbench
-from benchmarks import local_judge, scoring, shared, wildbench
+from benchmarks import scoring, wildbench
 from benchmarks.judge_template import fill_messages
 from rlmt.data import read_log
 
@@ -495,16 +495,3 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch, tmp_pa
         weights.write_text(content)
         hashes |= {of(mode="program", judge=f"{program}:judge"), of(judge=f"local:{weights.parent}")}
     assert len(hashes) == 4
-
-
-def test_a_think_format_that_is_not_the_models_is_refused(tmp_path, exits):
-    (tmp_path / "think_format.json").write_text('{"think_format": "think"}')
-    args = eval_wildbench.Args(model=str(tmp_path), think_format="plain")
-    assert "was trained to the format 'think', not 'plain'" in exits(shared.think_format, args)
-
-
-def test_a_request_that_is_too_long_for_a_local_judge_is_one_invalid_row(local_judge_folder, exits):
-    judge = str(local_judge_folder)  # its context has 512 tokens
-    refused = local_judge.refuse_long(judge, {"long": [0] * 505, "short": [0] * 504}, 8)
-    assert list(refused) == ["long"] and "--judge-max-tokens 8 are more than the 512" in refused["long"].error
-    assert "use another judge" in exits(local_judge.refuse_long, judge, {"long": [0] * 505}, 8)
